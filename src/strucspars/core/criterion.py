@@ -1,0 +1,61 @@
+"""How many groups a layer can bear: the norm kept by every level, and the largest that keeps enough (Sec. 3.4)."""
+
+import numpy as np
+import numpy.typing as npt
+
+from strucspars.core.arrays import FloatArray
+from strucspars.core.hierarchy import block_sums, max_group_level, num_groups
+from strucspars.core.importance import checked_importance
+
+
+def kept_norm_by_level(permuted_importance: npt.ArrayLike) -> FloatArray:
+    """Fraction of the norm that U_g keeps, `sum(S' * U_g) / sum(S)`, for the levels 1, 2, ... in one pass (Sec. 3.4).
+
+    Never rising, 1.0 at level 1, and exactly 1.0 wherever everything outside the groups is zero; so also for a layer
+    that is all zero.
+
+    Args:
+        permuted_importance: S' = `S[out_perm][:, in_perm]`, `(C_out, C_in)`.
+
+    Returns: `(max_group_level,)`; entry `g - 1` belongs to level `g`.
+
+    >>> kept_norm_by_level([[3.0, 1.0], [0.0, 4.0]])
+    array([1.   , 0.875])
+    """
+    matrix = checked_importance(permuted_importance, name="permuted_importance")
+    levels = max_group_level(*matrix.shape)
+    # From fine to coarse: summing 2 x 2 blocks of groups halves the number of groups.
+    sums = block_sums(matrix, num_groups(levels))
+    lost_by_halving = np.zeros(levels)
+    for level in range(levels, 1, -1):
+        pairs = sums.reshape(len(sums) // 2, 2, len(sums) // 2, 2)
+        siblings = np.arange(len(sums) // 2)
+        lost_by_halving[level - 1] = pairs[siblings, 0, siblings, 1].sum() + pairs[siblings, 1, siblings, 0].sum()
+        sums = pairs.sum(axis=(1, 3))
+    total = float(sums.sum())
+    # What is lost, not what is kept, is added up: zeros outside the groups then give exactly 1.
+    lost = lost_by_halving.cumsum() / (total if total > 0 else 1.0)
+    return np.maximum(1 - lost, 0.0)
+
+
+def largest_group_level(permuted_importance: npt.ArrayLike, min_kept_norm: float = 0.9) -> int:
+    """Largest level that keeps at least the fraction `min_kept_norm` of the norm: `max {g : S' (x) U_g >= p sum(S)}`.
+
+    The threshold p of Sec. 3.4, as a kept fraction. Level 1 keeps everything, so there is always an answer; the top
+    level can be reached.
+
+    >>> largest_group_level([[3.0, 1.0], [0.0, 4.0]]), largest_group_level([[3.0, 1.0], [0.0, 4.0]], min_kept_norm=0.8)
+    (1, 2)
+    """
+    return level_keeping(kept_norm_by_level(permuted_importance), min_kept_norm)
+
+
+def level_keeping(kept_norm: npt.ArrayLike, min_kept_norm: float) -> int:
+    """The same, from the kept norms of the levels 1, 2, ...
+
+    >>> level_keeping([1.0, 0.95, 0.8], min_kept_norm=0.9)
+    2
+    """
+    if not 0 <= min_kept_norm <= 1:
+        raise ValueError(f"min_kept_norm is a kept fraction and must lie in [0, 1], got {min_kept_norm!r}")
+    return int(np.count_nonzero(np.asarray(kept_norm) >= min_kept_norm))

@@ -1,0 +1,120 @@
+"""The fast solver: annealed bisection finds a start, exact half-steps over 32 groups finish it, the leaves come last.
+
+The first halvings, up to 32 groups, are the trunk: at the paper's decay they carry all but 1/32 of the cost. The
+channels inside each of the 32 blocks are then ordered by further bisection: the leaves.
+"""
+
+import numpy as np
+
+from strucspars.core.alternation import alternate
+from strucspars.core.arrays import FloatArray, IntArray
+from strucspars.core.bisection import BisectionEffort, Float32Array, bisect_blocks
+from strucspars.core.connectivity import Connectivity, connection_cost
+from strucspars.core.hierarchy import block_sums
+from strucspars.core.permutation import read_only
+from strucspars.core.transport import assign_by_group_cycles
+
+TRUNK_GROUPS = 32
+TRUNK_EFFORT = BisectionEffort(starts=16, annealing_steps=(24, 16, 10))
+# Up to 64 x 64 channels, more starts cost next to nothing, and there are few enough optima to see them all.
+SMALL_LAYER = 64 * 64
+SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(24, 16, 10))
+LEAF_EFFORT = BisectionEffort(starts=2, annealing_steps=(4,))
+
+
+def search_from_scratch(
+    importance: FloatArray, penalty: FloatArray, *, generator: np.random.Generator, max_sweeps: int
+) -> Connectivity:
+    """Cold search for the orders that minimise `sum(S[P][:, Q] * R)`. Never worse than the identity order.
+
+    Args:
+        importance: S, `(C_out, C_in)`.
+        penalty: R between the finest groups, `(G, G)`, as `group_penalty` gives it.
+        generator: the source of the random starts.
+        max_sweeps: limit on the alternation.
+    """
+    trunk_halvings = _halvings(min(len(penalty), TRUNK_GROUPS))
+    effort = SMALL_LAYER_EFFORT if importance.size <= SMALL_LAYER else TRUNK_EFFORT
+    orders = bisect_blocks(_scaled(importance)[None], trunk_halvings, effort=effort, generator=generator)
+    found = _polish(importance, penalty, orders.rows[0], orders.columns[0], generator, max_sweeps)
+    out_channels, in_channels = importance.shape
+    return _cheaper(found, importance, penalty, np.arange(out_channels), np.arange(in_channels))
+
+
+def refresh(
+    importance: FloatArray,
+    penalty: FloatArray,
+    *,
+    out_perm: IntArray,
+    in_perm: IntArray,
+    generator: np.random.Generator,
+    max_sweeps: int,
+) -> Connectivity:
+    """Warm search from given orders: no random starts for the trunk. Never worse than its start."""
+    found = _polish(importance, penalty, out_perm, in_perm, generator, max_sweeps)
+    return _cheaper(found, importance, penalty, out_perm, in_perm)
+
+
+def _polish(
+    importance: FloatArray,
+    penalty: FloatArray,
+    out_perm: IntArray,
+    in_perm: IntArray,
+    generator: np.random.Generator,
+    max_sweeps: int,
+) -> Connectivity:
+    """Exact alternation over the trunk's groups, then bisection inside each of them."""
+    groups_per_block = max(1, len(penalty) // TRUNK_GROUPS)
+    trunk_penalty = penalty[::groups_per_block, ::groups_per_block]
+    leaf_penalty = penalty[:groups_per_block, :groups_per_block]
+    trunk = alternate(
+        importance,
+        trunk_penalty,
+        out_perm=out_perm,
+        in_perm=in_perm,
+        assign=assign_by_group_cycles,
+        max_sweeps=max_sweeps,
+    )
+    if groups_per_block == 1:
+        return trunk
+    num_blocks = len(trunk_penalty)
+    rows, columns = trunk.out_perm.reshape(num_blocks, -1), trunk.in_perm.reshape(num_blocks, -1)
+    rows, columns, leaf_cost = _order_leaves(importance, leaf_penalty, rows, columns, generator)
+    cost = trunk.cost + leaf_cost
+    return Connectivity(read_only(rows.ravel()), read_only(columns.ravel()), cost, trunk.sweeps, trunk.converged)
+
+
+def _order_leaves(
+    importance: FloatArray, penalty: FloatArray, rows: IntArray, columns: IntArray, generator: np.random.Generator
+) -> tuple[IntArray, IntArray, float]:
+    """Orders inside the trunk's groups, `(B, n)` and `(B, m)`, and their cost; a block changes only where that pays."""
+    blocks = importance[rows[:, :, None], columns[:, None, :]]
+    orders = bisect_blocks(_scaled(blocks), _halvings(len(penalty)), effort=LEAF_EFFORT, generator=generator)
+    reordered = np.take_along_axis(blocks, orders.rows[:, :, None], axis=1)
+    reordered = np.take_along_axis(reordered, orders.columns[:, None, :], axis=2)
+    old_cost = (block_sums(blocks, len(penalty)) * penalty).sum(axis=(1, 2))
+    new_cost = (block_sums(reordered, len(penalty)) * penalty).sum(axis=(1, 2))
+    better = (new_cost < old_cost)[:, None]
+    rows = np.where(better, np.take_along_axis(rows, orders.rows, axis=1), rows)
+    columns = np.where(better, np.take_along_axis(columns, orders.columns, axis=1), columns)
+    return rows, columns, float(np.minimum(old_cost, new_cost).sum())
+
+
+def _cheaper(
+    found: Connectivity, importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_perm: IntArray
+) -> Connectivity:
+    """The found orders or the given ones. What pays in the trunk can, rarely, cost more in the leaves."""
+    cost = connection_cost(importance, out_perm, in_perm, penalty)
+    if found.cost <= cost:
+        return found
+    return Connectivity(read_only(out_perm), read_only(in_perm), cost, found.sweeps, found.converged)
+
+
+def _halvings(groups: int) -> int:
+    return groups.bit_length() - 1
+
+
+def _scaled(importance: FloatArray) -> Float32Array:
+    """Single precision with the largest entry 1: tiny or huge weights neither underflow nor overflow."""
+    largest = importance.max()
+    return (importance / largest if largest > 0 else importance).astype(np.float32)

@@ -1,0 +1,128 @@
+"""Nested halvings of the channels: group levels, R_g and U_g (Sec. 3.2 to 3.4, Appendix A).
+
+A layer with `C_out x C_in` channels, `gcd(C_out, C_in) = 2**u * odd`, can be halved `u` times on both sides. Group
+level `g` from 1 to `u + 1` means `2**(g - 1)` groups. Two channels of the same finest block are interchangeable:
+whatever depends on the hierarchy is therefore a small matrix over *groups*, spread over the channels only at the end.
+"""
+
+import math
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from strucspars.core.arrays import BoolArray, FloatArray, is_whole_number
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def num_groups(group_level: int) -> int:
+    """Number of groups (cardinality) of a group level: `2**(g - 1)` (Sec. 3.3).
+
+    >>> [num_groups(group_level) for group_level in (1, 2, 3)]
+    [1, 2, 4]
+    """
+    if not is_whole_number(group_level) or group_level < 1:
+        raise ValueError(f"group_level must be a whole number from 1 on (1 means one group), got {group_level!r}")
+    return 1 << (int(group_level) - 1)
+
+
+def max_group_level(out_channels: int, in_channels: int) -> int:
+    """Largest group level of a layer: `u + 1` with `gcd(C_out, C_in) = 2**u * odd` (Appendix A).
+
+    An odd width allows one group only, so its largest level is 1.
+
+    >>> max_group_level(256, 64), max_group_level(96, 40), max_group_level(64, 3)
+    (7, 4, 1)
+    """
+    for name, width in (("out_channels", out_channels), ("in_channels", in_channels)):
+        if not is_whole_number(width) or width < 1:
+            raise ValueError(f"{name} must be a whole number from 1 on, got {width!r}")
+    divisor = math.gcd(int(out_channels), int(in_channels))
+    power_of_two = divisor & -divisor
+    return power_of_two.bit_length()
+
+
+def group_penalty(halvings: int, *, decay: float = 0.5) -> FloatArray:
+    """Cost between the `2**halvings` finest groups: `decay**(k - 1)` where halving `k` is the first to separate them.
+
+    The first halving separates the groups whose highest bit differs, the second those whose next bit differs, ...
+
+    Returns: symmetric `(2**halvings, 2**halvings)` matrix, zero on the diagonal.
+
+    >>> group_penalty(2)
+    array([[0. , 0.5, 1. , 1. ],
+           [0.5, 0. , 1. , 1. ],
+           [1. , 1. , 0. , 0.5],
+           [1. , 1. , 0.5, 0. ]])
+    """
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay must lie in (0, 1], got {decay!r}; the paper uses 0.5")
+    group = np.arange(1 << halvings)
+    # frexp's exponent of an integer is its bit length: the highest differing bit names the separating halving.
+    highest_differing_bit = np.frexp(group[:, None] ^ group[None, :])[1]
+    return np.where(highest_differing_bit == 0, 0.0, float(decay) ** (halvings - highest_differing_bit))
+
+
+def penalty_matrix(
+    out_channels: int, in_channels: int, group_level: int | None = None, *, decay: float = 0.5
+) -> FloatArray:
+    """Structured regularisation matrix R_g: the off-diagonal blocks of the first `g` halvings (Sec. 3.3, Appendix A).
+
+    `group_level=None` gives the cost matrix R of Sec. 3.2 with all `u` halvings. Level 1 already penalises the first
+    off-diagonal blocks; at the top levels `u` and `u + 1` there is nothing further to halve and `R_g = R`.
+
+    Returns: `(out_channels, in_channels)`, in the permuted channel order.
+
+    >>> penalty_matrix(4, 4, group_level=1)
+    array([[0., 0., 1., 1.],
+           [0., 0., 1., 1.],
+           [1., 1., 0., 0.],
+           [1., 1., 0., 0.]])
+    """
+    halvings = max_group_level(out_channels, in_channels) - 1
+    if group_level is not None:
+        halvings = min(checked_group_level(group_level, out_channels, in_channels), halvings)
+    return _spread_over_channels(group_penalty(halvings, decay=decay), out_channels, in_channels)
+
+
+def connection_mask(out_channels: int, in_channels: int, group_level: int) -> BoolArray:
+    """Relationship matrix U_g: the connections that `2**(g - 1)` equal diagonal blocks keep (Sec. 3.4).
+
+    Returns: boolean `(out_channels, in_channels)`, in the permuted channel order.
+
+    >>> connection_mask(2, 4, group_level=2).astype(int)
+    array([[1, 1, 0, 0],
+           [0, 0, 1, 1]])
+    """
+    groups = num_groups(checked_group_level(group_level, out_channels, in_channels))
+    return _spread_over_channels(np.eye(groups, dtype=np.bool_), out_channels, in_channels)
+
+
+def block_sums(matrices: FloatArray, groups: int) -> FloatArray:
+    """Sums over the `groups x groups` equal blocks of a matrix, or of each matrix of a stack.
+
+    >>> block_sums(np.ones((4, 6)), 2)
+    array([[6., 6.],
+           [6., 6.]])
+    """
+    *stack, rows, columns = matrices.shape
+    blocks = matrices.reshape(*stack, groups, rows // groups, groups, columns // groups)
+    sums: FloatArray = blocks.sum(axis=(-3, -1))
+    return sums
+
+
+def checked_group_level(group_level: int, out_channels: int, in_channels: int) -> int:
+    """The level as a plain int, or a `ValueError` that names the layer's limit."""
+    limit = max_group_level(out_channels, in_channels)
+    if num_groups(group_level) > num_groups(limit):
+        raise ValueError(
+            f"group_level must lie in 1..{limit} for a {out_channels} x {in_channels} layer "
+            f"(at most {num_groups(limit)} groups), got {group_level}; lower it or leave the layer out"
+        )
+    return int(group_level)
+
+
+def _spread_over_channels(by_group: npt.NDArray[Scalar], out_channels: int, in_channels: int) -> npt.NDArray[Scalar]:
+    groups = len(by_group)
+    return by_group.repeat(out_channels // groups, axis=0).repeat(in_channels // groups, axis=1)

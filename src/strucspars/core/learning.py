@@ -1,0 +1,120 @@
+"""Learning connectivity: minimise S' (x) R over the orders of output and input channels (Sec. 3.2)."""
+
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from strucspars.core import hierarchy
+from strucspars.core.alternation import alternate
+from strucspars.core.arrays import IntArray, is_whole_number
+from strucspars.core.connectivity import Connectivity
+from strucspars.core.fast_search import refresh, search_from_scratch
+from strucspars.core.importance import checked_importance
+from strucspars.core.permutation import checked_permutation
+from strucspars.core.transport import assign_by_group_cycles, assign_by_network_simplex, assign_by_positions
+
+Method = Literal["fast", "paper", "paper-pot"]
+Start = Connectivity | tuple[npt.ArrayLike, npt.ArrayLike]
+
+
+def learn_permutations(
+    importance: npt.ArrayLike,
+    method: Method = "fast",
+    *,
+    decay: float = 0.5,
+    max_group_level: int | None = None,
+    start: Start | None = None,
+    seed: int = 0,
+    max_sweeps: int = 100,
+) -> Connectivity:
+    """Minimise `sum(S[P][:, Q] * R)` over row orders P and column orders Q (Sec. 3.2).
+
+    Every method is a local search: the result is never worse than its start, and not always the global optimum.
+
+    Args:
+        importance: S, finite and non-negative, `(C_out, C_in)`.
+        method: `"fast"` seeds the alternation by annealed bisection and solves its half-steps over groups. `"paper"`
+            alternates N x N assignment problems (scipy) from the identity. `"paper-pot"` does the same with the network
+            simplex of the package POT, as the authors' code does.
+        decay: ratio of the costs of successive halvings, in (0, 1].
+        max_group_level: deepest level to prepare for; R then has only the halvings that lead to it. None: all.
+        start: a `Connectivity` or a pair `(out_perm, in_perm)` to improve on. With `"fast"` this is a warm refresh:
+            exact half-steps only, so that channels change their group only where it pays.
+        seed: decides the random starts of `"fast"`.
+        max_sweeps: limit on the pairs of half-steps.
+
+    Differs from the paper: `"fast"`, the default, searches the same optimum better and faster; see
+    `docs/decisions/0006-solver.md`.
+
+    >>> checkerboard = np.tile([[0.0, 1.0], [1.0, 0.0]], (4, 4))
+    >>> learned = learn_permutations(checkerboard, max_group_level=2)
+    >>> learned.cost
+    0.0
+    >>> checkerboard[learned.out_perm][:, learned.in_perm][:, :4].sum(axis=1)
+    array([4., 4., 4., 4., 0., 0., 0., 0.])
+    """
+    matrix = checked_importance(importance)
+    halvings = hierarchy.max_group_level(*matrix.shape) - 1
+    if max_group_level is not None:
+        halvings = hierarchy.checked_group_level(max_group_level, *matrix.shape) - 1
+    penalty = hierarchy.group_penalty(halvings, decay=decay)
+    _check_at_least("max_sweeps", max_sweeps, 1)
+    _check_at_least("seed", seed, 0)
+    out_perm, in_perm = _checked_start(start, matrix.shape)
+    if method == "fast":
+        generator = np.random.default_rng(seed)
+        if start is None:
+            return search_from_scratch(matrix, penalty, generator=generator, max_sweeps=max_sweeps)
+        return refresh(matrix, penalty, out_perm=out_perm, in_perm=in_perm, generator=generator, max_sweeps=max_sweeps)
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
+    assign = assign_by_positions if method == "paper" else assign_by_network_simplex
+    return alternate(matrix, penalty, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
+
+
+def refine_at_level(
+    importance: npt.ArrayLike, start: Start, *, group_level: int, max_sweeps: int = 100
+) -> Connectivity:
+    """Raise the norm kept at one group level and forget all others: minimise `sum(S[P][:, Q] * (1 - U_g))`.
+
+    For use once the levels are decided, when the hierarchy that R rewards has done its work. Never lowers the kept norm
+    of `start`. The `cost` of the result is the norm that falls outside the groups.
+
+    >>> importance = np.random.default_rng(0).random((32, 32))
+    >>> learned = learn_permutations(importance)
+    >>> outside = ~hierarchy.connection_mask(32, 32, group_level=3)
+    >>> dropped = (importance[learned.out_perm][:, learned.in_perm] * outside).sum()
+    >>> bool(refine_at_level(importance, learned, group_level=3).cost <= dropped)
+    True
+    """
+    matrix = checked_importance(importance)
+    groups = hierarchy.num_groups(hierarchy.checked_group_level(group_level, *matrix.shape))
+    _check_at_least("max_sweeps", max_sweeps, 1)
+    out_perm, in_perm = _checked_start(start, matrix.shape)
+    return alternate(
+        matrix,
+        1 - np.eye(groups),
+        out_perm=out_perm,
+        in_perm=in_perm,
+        assign=assign_by_group_cycles,
+        max_sweeps=max_sweeps,
+    )
+
+
+def _checked_start(start: Start | None, shape: tuple[int, ...]) -> tuple[IntArray, IntArray]:
+    if start is None:
+        return np.arange(shape[0]), np.arange(shape[1])
+    if isinstance(start, Connectivity):
+        start = (start.out_perm, start.in_perm)
+    if not isinstance(start, tuple) or len(start) != 2:
+        raise ValueError(f"start must be a Connectivity or a pair (out_perm, in_perm), got {type(start).__name__}")
+    return (
+        checked_permutation(start[0], shape[0], name="start's out_perm"),
+        checked_permutation(start[1], shape[1], name="start's in_perm"),
+    )
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if not is_whole_number(value) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")

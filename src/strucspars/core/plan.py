@@ -1,0 +1,199 @@
+"""The outcome of sparse training, and all that conversion needs: which layer gets how many groups, in which order."""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from strucspars._version import __version__
+from strucspars.core.arrays import IntArray, is_whole_number
+from strucspars.core.budget import Budget
+from strucspars.core.hierarchy import checked_group_level, num_groups
+from strucspars.core.permutation import checked_permutation
+
+FORMAT = "strucspars-plan"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPlan:
+    """Grouping of one layer.
+
+    Attributes:
+        group_level: level g, that is `2**(g - 1)` groups.
+        out_perm: order of the output channels, `perm[new] = old`, read-only.
+        in_perm: order of the input channels, likewise.
+        weight_shape: shape of the dense weight, `(C_out, C_in, *kernel)`.
+    """
+
+    group_level: int
+    out_perm: IntArray
+    in_perm: IntArray
+    weight_shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.weight_shape)
+        if not 2 <= len(shape) <= 5 or not all(is_whole_number(width) and width >= 1 for width in shape):
+            raise ValueError(f"weight_shape must be (out, in, *kernel) in positive whole numbers, got {shape}")
+        out_channels, in_channels = shape[:2]
+        level = checked_group_level(self.group_level, out_channels, in_channels)
+        object.__setattr__(self, "weight_shape", shape)
+        object.__setattr__(self, "group_level", level)
+        object.__setattr__(self, "out_perm", checked_permutation(self.out_perm, out_channels, name="out_perm"))
+        object.__setattr__(self, "in_perm", checked_permutation(self.in_perm, in_channels, name="in_perm"))
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of the level."""
+        return num_groups(self.group_level)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LayerPlan):
+            return NotImplemented
+        return (
+            self.group_level == other.group_level
+            and self.weight_shape == other.weight_shape
+            and np.array_equal(self.out_perm, other.out_perm)
+            and np.array_equal(self.in_perm, other.in_perm)
+        )
+
+
+@dataclass(frozen=True)
+class GroupingPlan:
+    """A whole network's grouping. The only thing that passes from training to conversion, file and report.
+
+    Attributes:
+        layers: layer name to its grouping, in network order.
+        budget: what the target counts, `"params"` or `"macs"`.
+        target: removed fraction that was asked for; None for levels chosen by hand.
+        min_kept_norm: threshold that met the target; None likewise.
+        removed_param_fraction: fraction of all the network's parameters that the plan removes.
+        removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
+        strucspars_version: version that made the plan.
+
+    >>> layer = LayerPlan(group_level=2, out_perm=np.array([1, 0]), in_perm=np.array([0, 1]), weight_shape=(2, 2, 3, 3))
+    >>> plan = GroupingPlan({"conv": layer}, target=0.4, min_kept_norm=0.9, removed_param_fraction=0.5)
+    >>> GroupingPlan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    layers: Mapping[str, LayerPlan]
+    budget: Budget = "params"
+    target: float | None = None
+    min_kept_norm: float | None = None
+    removed_param_fraction: float = 0.0
+    removed_mac_fraction: float | None = None
+    strucspars_version: str = __version__
+
+    def __post_init__(self) -> None:
+        for name, layer in self.layers.items():
+            if not isinstance(name, str) or not isinstance(layer, LayerPlan):
+                raise ValueError(f"layers must map names to LayerPlan, got {name!r}: {type(layer).__name__}")
+        object.__setattr__(self, "layers", dict(self.layers))
+        if self.budget not in get_args(Budget):
+            raise ValueError(f"budget must be 'params' or 'macs', got {self.budget!r}")
+        _check_fraction("removed_param_fraction", self.removed_param_fraction)
+        for field in ("target", "min_kept_norm", "removed_mac_fraction"):
+            if getattr(self, field) is not None:
+                _check_fraction(field, getattr(self, field))
+        if not isinstance(self.strucspars_version, str):
+            raise ValueError(f"strucspars_version must be a text, got {self.strucspars_version!r}")
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        fields = {name: getattr(self, name) for name in PLAN_FIELDS}
+        layers = {
+            name: {
+                "group_level": layer.group_level,
+                "weight_shape": layer.weight_shape,
+                "out_perm": layer.out_perm.tolist(),
+                "in_perm": layer.in_perm.tolist(),
+            }
+            for name, layer in self.layers.items()
+        }
+        return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **fields, "layers": layers})
+
+    @classmethod
+    def from_json(cls, text: str) -> "GroupingPlan":
+        """Read a plan and check all of it; a file that is damaged, foreign or newer is a `ValueError`."""
+        document = _parse_object(text)
+        if document.get("format") != FORMAT:
+            raise ValueError(f"not a grouping plan: its 'format' is {document.get('format')!r}, expected {FORMAT!r}")
+        version = document.get("format_version")
+        if not is_whole_number(version) or version < 1:
+            raise ValueError(f"grouping plan has no usable 'format_version': {version!r}")
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"grouping plan has format version {version}, written by strucspars "
+                f"{document.get('strucspars_version')!r}; this is {__version__}, which reads up to version "
+                f"{FORMAT_VERSION}: upgrade strucspars"
+            )
+        _check_keys("grouping plan", document, ("format", "format_version", *PLAN_FIELDS, "layers"))
+        if not isinstance(document["layers"], dict):
+            raise ValueError(f"grouping plan: 'layers' must be an object, got {type(document['layers']).__name__}")
+        layers = {name: _layer_from_json(name, entry) for name, entry in document["layers"].items()}
+        return cls(layers, **{name: document[name] for name in PLAN_FIELDS})
+
+    def check_matches(self, weight_shapes: Mapping[str, Sequence[int]]) -> None:
+        """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
+        for name, layer in self.layers.items():
+            if name not in weight_shapes:
+                near = difflib.get_close_matches(name, weight_shapes, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"layer {name!r} of the plan is not in the network{hint}")
+            shape = tuple(weight_shapes[name])
+            if shape != layer.weight_shape:
+                raise ValueError(
+                    f"layer {name!r}: its weight is {shape}, but the plan was made for {layer.weight_shape}; "
+                    "build the network that the plan belongs to"
+                )
+
+
+PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name != "layers")
+
+
+def _layer_from_json(name: str, entry: Any) -> LayerPlan:
+    _check_keys(f"layer {name!r}", entry, ("group_level", "weight_shape", "out_perm", "in_perm"))
+    for field in ("weight_shape", "out_perm", "in_perm"):
+        if not isinstance(entry[field], list) or not all(is_whole_number(value) for value in entry[field]):
+            raise ValueError(f"layer {name!r}: {field} must be a list of whole numbers")
+    try:
+        return LayerPlan(**entry)
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from error
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    def refuse_constant(constant: str) -> None:
+        raise ValueError(f"{constant} is not a number")
+
+    def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            raise ValueError("a name stands twice in one object")
+        return entries
+
+    try:
+        document = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_repeats)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"grouping plan is not valid JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ValueError(f"grouping plan must be a JSON object, got {type(document).__name__}")
+    return document
+
+
+def _check_keys(where: str, entry: Any, expected: Sequence[str]) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} must be an object, got {type(entry).__name__}")
+    missing, unknown = set(expected) - set(entry), set(entry) - set(expected)
+    if missing or unknown:
+        raise ValueError(f"{where}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+
+
+def _check_fraction(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a fraction in [0, 1], got {value!r}")

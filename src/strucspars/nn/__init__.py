@@ -1,0 +1,1 @@
+"""PyTorch meets the core: tensors in, arrays and plans out."""

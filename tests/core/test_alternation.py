@@ -1,0 +1,75 @@
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strucspars.core.alternation import alternate
+from strucspars.core.arrays import FloatArray
+from strucspars.core.connectivity import Connectivity, connection_cost
+from strucspars.core.hierarchy import group_penalty, penalty_matrix
+from strucspars.core.transport import AssignToGroups, assign_by_group_cycles, assign_by_positions
+
+EXACT_SOLVERS = pytest.mark.parametrize("assign", [assign_by_group_cycles, assign_by_positions])
+
+
+def from_identity(importance: FloatArray, halvings: int, assign: AssignToGroups, max_sweeps: int = 100) -> Connectivity:
+    out_channels, in_channels = importance.shape
+    return alternate(
+        importance,
+        group_penalty(halvings),
+        out_perm=np.arange(out_channels),
+        in_perm=np.arange(in_channels),
+        assign=assign,
+        max_sweeps=max_sweeps,
+    )
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_cost_in_groups_equals_the_sum_over_channels(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    importance = generator.random((8, 24))
+    out_perm, in_perm = generator.permutation(8), generator.permutation(24)
+    expected = (importance[out_perm][:, in_perm] * penalty_matrix(8, 24)).sum()
+    assert connection_cost(importance, out_perm, in_perm, group_penalty(3)) == pytest.approx(expected)
+
+
+@EXACT_SOLVERS
+def test_the_first_half_step_is_exact(assign: AssignToGroups) -> None:
+    importance = np.random.default_rng(1).random((6, 4))
+    one_sweep = from_identity(importance, 1, assign, max_sweeps=1)
+    penalty = penalty_matrix(6, 4)
+    best_rows = min((importance[list(rows)] * penalty).sum() for rows in permutations(range(6)))
+    rows_only = (importance[one_sweep.out_perm] * penalty).sum()
+    assert rows_only == pytest.approx(best_rows)
+
+
+@EXACT_SOLVERS
+def test_the_end_is_optimal_in_rows_and_in_columns(assign: AssignToGroups) -> None:
+    for seed in range(5):
+        importance = np.random.default_rng(seed).random((4, 6))
+        end = from_identity(importance, 1, assign)
+        assert end.converged
+        penalty = penalty_matrix(4, 6)
+        by_rows = min((importance[list(rows)][:, end.in_perm] * penalty).sum() for rows in permutations(range(4)))
+        by_columns = min((importance[end.out_perm][:, list(cols)] * penalty).sum() for cols in permutations(range(6)))
+        assert end.cost == pytest.approx(by_rows)
+        assert end.cost == pytest.approx(by_columns)
+
+
+@EXACT_SOLVERS
+def test_the_cost_never_rises_from_sweep_to_sweep(assign: AssignToGroups) -> None:
+    importance = np.random.default_rng(3).random((32, 64))
+    end = from_identity(importance, 5, assign)
+    assert end.sweeps > 2
+    costs = [from_identity(importance, 5, assign, max_sweeps=limit).cost for limit in range(1, end.sweeps + 1)]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] == end.cost
+
+
+def test_the_sweep_limit_is_reported_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    limited = from_identity(np.random.default_rng(3).random((32, 64)), 5, assign_by_group_cycles, max_sweeps=1)
+    assert not limited.converged
+    assert limited.sweeps == 1
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strucspars.core.importance import checked_importance, importance_matrix
+
+
+@given(st.integers(0, 3), st.sampled_from(["l1", "l2"]))
+def test_importance_is_the_norm_of_each_kernel(kernel_axes: int, norm: str) -> None:
+    weight = np.random.default_rng(kernel_axes).standard_normal((3, 4, *[2] * kernel_axes))
+    matrix = importance_matrix(weight, norm)  # type: ignore[arg-type]  # sampled as plain text
+    assert matrix.shape == (3, 4)
+    assert matrix.dtype == np.float64
+    for j in range(3):
+        for i in range(4):
+            expected = np.linalg.norm(np.atleast_1d(weight[j, i]).ravel(), ord=int(norm[1]))
+            np.testing.assert_allclose(matrix[j, i], expected)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (0, 4), (2, 2, 2, 2, 2, 2), (4, 4, 0, 3)])
+def test_a_weight_of_the_wrong_shape_is_named(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="2 to 5 axes, got shape"):
+        importance_matrix(np.ones(shape))
+
+
+def test_an_unknown_norm_is_named() -> None:
+    with pytest.raises(ValueError, match="norm must be 'l1' or 'l2', got 'max'"):
+        importance_matrix(np.ones((2, 2)), "max")  # type: ignore[arg-type]  # the bad value is the point
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_refused(bad: float) -> None:
+    weight = np.ones((2, 2, 3, 3))
+    weight[1, 0, 2, 2] = bad
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        importance_matrix(weight)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "complaint"),
+    [
+        ([1.0, 2.0], "non-empty"),
+        (np.ones((0, 4)), "non-empty"),
+        ([[1.0, np.nan]], "NaN, infinite"),
+        ([[1.0, np.inf]], "NaN, infinite"),
+        ([[np.inf, -np.inf]], "NaN, infinite"),
+        ([[1e308, 1e308]], "overflowing"),
+        ([[1.0, -0.5]], "must not be negative, got -0.5"),
+    ],
+)
+def test_a_bad_importance_is_refused(matrix: object, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        checked_importance(matrix)  # type: ignore[arg-type]  # assorted bad input

@@ -1,0 +1,233 @@
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.testing import assert_array_equal
+
+from strucspars.core.arrays import FloatArray
+from strucspars.core.connectivity import Connectivity
+from strucspars.core.criterion import kept_norm_by_level, largest_group_level
+from strucspars.core.hierarchy import connection_mask, max_group_level, num_groups, penalty_matrix
+from strucspars.core.learning import Method, learn_permutations, refine_at_level
+
+METHODS: list[Method] = ["fast", "paper", "paper-pot"]
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> Method:
+    if request.param == "paper-pot":
+        pytest.importorskip("ot", reason="POT is not installed")
+    chosen: Method = request.param
+    return chosen
+
+
+def permuted(importance: FloatArray, learned: Connectivity) -> FloatArray:
+    return importance[learned.out_perm][:, learned.in_perm]
+
+
+def full_cost(importance: FloatArray, learned: Connectivity, decay: float = 0.5) -> float:
+    return float((permuted(importance, learned) * penalty_matrix(*importance.shape, decay=decay)).sum())
+
+
+def planted_blocks(width: int, groups: int, signal: float, seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Noise with stronger hidden diagonal blocks, shuffled; and the hidden block of every row and column."""
+    generator = np.random.default_rng(seed)
+    block = np.arange(width) * groups // width
+    importance = np.abs(generator.standard_normal((width, width, 9))).sum(axis=2)
+    importance *= 1 + signal * np.equal.outer(block, block)
+    rows, columns = generator.permutation(width), generator.permutation(width)
+    return importance[rows][:, columns], block[rows], block[columns]
+
+
+def test_the_reported_cost_is_the_papers_metric(method: Method) -> None:
+    importance = np.random.default_rng(0).random((64, 192))  # 64 groups: deeper than the fast solver's trunk
+    for decay in (0.5, 0.3, 1.0):
+        learned = learn_permutations(importance, method, decay=decay)
+        assert learned.converged
+        assert learned.cost == pytest.approx(full_cost(importance, learned, decay), rel=1e-12)
+        assert learned.cost < (importance * penalty_matrix(64, 192, decay=decay)).sum()
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(st.integers(1, 12), st.integers(1, 12)).flatmap(
+        lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 1.0]) | st.floats(0, 1e6))
+    ),
+    st.sampled_from(["fast", "paper"]),
+)
+def test_any_matrix_gives_permutations_no_worse_than_the_identity(importance: FloatArray, method: Method) -> None:
+    learned = learn_permutations(importance, method)
+    assert_array_equal(np.sort(learned.out_perm), np.arange(importance.shape[0]))
+    assert_array_equal(np.sort(learned.in_perm), np.arange(importance.shape[1]))
+    identity_cost = float((importance * penalty_matrix(*importance.shape)).sum())
+    assert learned.cost <= identity_cost * (1 + 1e-12)
+    assert learned.cost == pytest.approx(full_cost(importance, learned), rel=1e-9, abs=1e-9 * importance.sum())
+
+
+def test_the_fast_solver_comes_near_the_global_optimum_of_small_layers() -> None:
+    penalty = penalty_matrix(4, 4)
+    orders = [list(order) for order in permutations(range(4))]
+    shares = []
+    for seed in range(40):
+        importance = np.random.default_rng(seed).random((4, 4))
+        best = min((importance[rows][:, columns] * penalty).sum() for rows in orders for columns in orders)
+        random_order = importance.sum() * penalty.mean()
+        learned = learn_permutations(importance)
+        assert learned.cost >= best * (1 - 1e-12)
+        shares.append((random_order - learned.cost) / (random_order - best))
+    assert np.mean(shares) > 0.98
+
+
+def test_the_fast_solver_beats_the_papers_on_noise() -> None:
+    fast, paper = 0.0, 0.0
+    for seed, shape in enumerate([(64, 64), (256, 64), (64, 256), (128, 128), (96, 160)]):
+        importance = np.abs(np.random.default_rng(seed).standard_normal(shape))
+        expected = penalty_matrix(*shape).mean()  # what a random order costs per unit of norm
+        fast += expected - learn_permutations(importance).cost / importance.sum()
+        paper += expected - learn_permutations(importance, "paper").cost / importance.sum()
+    assert fast > 1.1 * paper > 0
+
+
+@pytest.mark.parametrize("signal", [2.0, 4.0])
+def test_planted_blocks_are_recovered_exactly(signal: float) -> None:
+    importance, row_block, column_block = planted_blocks(256, 8, signal, seed=7)
+    learned = learn_permutations(importance)
+    rows = row_block[learned.out_perm].reshape(8, -1)
+    columns = column_block[learned.in_perm].reshape(8, -1)
+    assert_array_equal(rows, np.broadcast_to(rows[:, :1], rows.shape))
+    assert_array_equal(columns, np.broadcast_to(rows[:, :1], columns.shape))
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (96, 40), (256, 128)])
+def test_a_refresh_is_never_worse_than_its_start(shape: tuple[int, int], method: Method) -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        importance = generator.random(shape)
+        start = generator.permutation(shape[0]), generator.permutation(shape[1])
+        start_cost = (importance[start[0]][:, start[1]] * penalty_matrix(*shape)).sum()
+        refreshed = learn_permutations(importance, method, start=start)
+        assert refreshed.cost < start_cost
+        again = learn_permutations(importance, method, start=refreshed)
+        assert again.cost <= refreshed.cost
+
+
+def test_a_refresh_of_unchanged_weights_keeps_every_group() -> None:
+    importance = np.random.default_rng(0).random((64, 32))
+    learned = learn_permutations(importance)
+    refreshed = learn_permutations(importance, start=learned)
+    assert_array_equal(refreshed.out_perm, learned.out_perm)
+    assert_array_equal(refreshed.in_perm, learned.in_perm)
+    assert refreshed.sweeps == 1
+
+
+def test_a_refresh_that_pays_only_in_the_trunk_returns_its_start() -> None:
+    # Rows 0 and 64 could swap for a little less cost between the trunk's blocks, but the leaves would lose far more.
+    found = learn_permutations(np.random.default_rng(5).random((128, 128)))
+    importance = np.zeros((128, 128))
+    importance[found.out_perm, found.in_perm] = 1.0
+    refreshed = learn_permutations(importance, start=found)
+    assert refreshed.cost == 0.0
+
+
+def test_the_fast_solver_is_deterministic_for_a_seed() -> None:
+    importance = np.random.default_rng(0).random((128, 128))
+    first, second, other = (learn_permutations(importance, seed=seed) for seed in (3, 3, 4))
+    assert_array_equal(first.out_perm, second.out_perm)
+    assert_array_equal(first.in_perm, second.in_perm)
+    assert first.cost == second.cost != other.cost
+
+
+def test_the_callers_arrays_are_left_alone_and_the_result_is_locked(method: Method) -> None:
+    importance = np.random.default_rng(0).random((8, 8))
+    start = np.arange(8)[::-1].copy(), np.arange(8)
+    before = importance.copy()
+    learned = learn_permutations(importance, method, start=start)
+    assert_array_equal(importance, before)
+    assert_array_equal(start[0], np.arange(8)[::-1])
+    assert start[0].flags.writeable
+    assert not learned.out_perm.flags.writeable
+    assert not learned.in_perm.flags.writeable
+
+
+def test_a_depth_limit_forgets_the_deeper_halvings(method: Method) -> None:
+    importance = np.random.default_rng(0).random((32, 32))
+    learned = learn_permutations(importance, method, max_group_level=2)
+    outside = ~connection_mask(32, 32, 2)
+    assert learned.cost == pytest.approx((permuted(importance, learned) * outside).sum())
+    assert learn_permutations(importance, method, max_group_level=1).cost == 0.0
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 8), (7, 64), (64, 3)])
+def test_a_layer_of_odd_width_keeps_its_order(shape: tuple[int, int], method: Method) -> None:
+    learned = learn_permutations(np.random.default_rng(0).random(shape), method)
+    assert_array_equal(learned.out_perm, np.arange(shape[0]))
+    assert_array_equal(learned.in_perm, np.arange(shape[1]))
+    assert learned.cost == 0.0
+    assert learned.converged
+
+
+@pytest.mark.parametrize("matrix", [np.zeros((16, 8)), np.ones((16, 8)), np.eye(64), np.tril(np.ones((64, 64)))])
+def test_zero_constant_and_tied_matrices_give_a_valid_result(matrix: FloatArray, method: Method) -> None:
+    learned = learn_permutations(matrix, method)
+    assert learned.converged
+    assert learned.cost == pytest.approx(full_cost(matrix, learned))
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e300])
+def test_the_scale_of_the_weights_does_not_matter(scale: float) -> None:
+    importance = np.random.default_rng(0).random((64, 64))
+    learned = learn_permutations(importance * scale)
+    assert full_cost(importance, learned) == pytest.approx(learn_permutations(importance).cost, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (64, 16), (96, 160)])
+def test_refining_at_a_level_never_lowers_the_kept_norm(shape: tuple[int, int]) -> None:
+    importance = np.random.default_rng(0).random(shape)
+    learned = learn_permutations(importance)
+    gained = 0.0
+    for level in range(1, max_group_level(*shape) + 1):
+        refined = refine_at_level(importance, learned, group_level=level)
+        before = kept_norm_by_level(permuted(importance, learned))[level - 1]
+        after = kept_norm_by_level(permuted(importance, refined))[level - 1]
+        assert after >= before
+        assert refined.cost == pytest.approx((1 - after) * importance.sum())
+        assert largest_group_level(permuted(importance, refined), min_kept_norm=before) >= level
+        gained += after - before
+    assert gained > 0
+    assert num_groups(level) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"method": "best"}, "method must be one of fast, paper, paper-pot, got 'best'"),
+        ({"decay": 0.0}, r"decay must lie in \(0, 1\], got 0.0"),
+        ({"decay": 1.5}, r"decay must lie in \(0, 1\]"),
+        ({"max_group_level": 9}, r"group_level must lie in 1\.\.3 for a 4 x 8 layer"),
+        ({"max_group_level": 0}, "group_level must be a whole number"),
+        ({"start": ([0, 1, 2, 2], range(8))}, "start's out_perm is not a permutation"),
+        ({"start": (range(4), range(7))}, "start's in_perm must list 8 channels"),
+        ({"start": [0, 1, 2, 3]}, "start must be a Connectivity or a pair"),
+        ({"seed": -1}, "seed must be a whole number from 0 on, got -1"),
+        ({"max_sweeps": 0}, "max_sweeps must be a whole number from 1 on, got 0"),
+    ],
+)
+def test_a_bad_option_is_named_with_its_limits(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        learn_permutations(np.ones((4, 8)), **options)  # type: ignore[arg-type]  # assorted bad input
+
+
+@pytest.mark.parametrize("importance", [[1.0, 2.0], [[np.nan, 1.0]], [[-1.0, 1.0]], [[]]])
+def test_a_bad_importance_is_refused(importance: list[object]) -> None:
+    with pytest.raises(ValueError, match="importance"):
+        learn_permutations(importance)
+    with pytest.raises(ValueError, match="importance"):
+        refine_at_level(importance, ([0], [0]), group_level=1)
+
+
+def test_refining_at_an_impossible_level_names_the_limit() -> None:
+    with pytest.raises(ValueError, match=r"1\.\.3 for a 4 x 8 layer"):
+        refine_at_level(np.ones((4, 8)), (range(4), range(8)), group_level=4)
