@@ -124,12 +124,15 @@ def test_a_refresh_of_unchanged_weights_keeps_every_group() -> None:
 
 
 def test_a_refresh_that_pays_only_in_the_trunk_returns_its_start() -> None:
-    # Rows 0 and 64 could swap for a little less cost between the trunk's blocks, but the leaves would lose far more.
-    found = learn_permutations(np.random.default_rng(5).random((128, 128)))
-    importance = np.zeros((128, 128))
-    importance[found.out_perm, found.in_perm] = 1.0
-    refreshed = learn_permutations(importance, start=found)
-    assert refreshed.cost == 0.0
+    # Orders that are optimal over all 64 groups: what 32 groups still gain, the leaves mostly lose again.
+    returned_starts = 0
+    for seed in range(8):
+        importance = np.random.default_rng(seed).random((64, 64))
+        start = learn_permutations(importance, "paper")
+        refreshed = learn_permutations(importance, start=start)
+        assert refreshed.cost <= start.cost
+        returned_starts += refreshed.cost == start.cost
+    assert 0 < returned_starts < 8
 
 
 def test_the_fast_solver_is_deterministic_for_a_seed() -> None:

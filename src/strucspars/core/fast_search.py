@@ -1,7 +1,7 @@
 """The fast solver: annealed bisection finds a start, exact half-steps over 32 groups finish it, the leaves come last.
 
-The first halvings, up to 32 groups, are the trunk: at the paper's decay they carry all but 1/32 of the cost. The
-channels inside each of the 32 blocks are then ordered by further bisection: the leaves.
+The halvings that cost more than 1/32 of the first are the trunk: at the paper's decay the first five, 32 groups. The
+channels inside each trunk group are then ordered by further bisection alone: the leaves.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from strucspars.core.hierarchy import block_sums
 from strucspars.core.permutation import read_only
 from strucspars.core.transport import assign_by_group_cycles
 
-TRUNK_GROUPS = 32
+LEAF_PENALTY = 1 / 32
 TRUNK_EFFORT = BisectionEffort(starts=16, annealing_steps=(24, 16, 10))
 # Up to 64 x 64 channels, more starts cost next to nothing, and there are few enough optima to see them all.
 SMALL_LAYER = 64 * 64
@@ -33,7 +33,7 @@ def search_from_scratch(
         generator: the source of the random starts.
         max_sweeps: limit on the alternation.
     """
-    trunk_halvings = _halvings(min(len(penalty), TRUNK_GROUPS))
+    trunk_halvings = _halvings(len(penalty) // _leaf_groups(penalty))
     effort = SMALL_LAYER_EFFORT if importance.size <= SMALL_LAYER else TRUNK_EFFORT
     orders = bisect_blocks(_scaled(importance)[None], trunk_halvings, effort=effort, generator=generator)
     found = _polish(importance, penalty, orders.rows[0], orders.columns[0], generator, max_sweeps)
@@ -64,9 +64,9 @@ def _polish(
     max_sweeps: int,
 ) -> Connectivity:
     """Exact alternation over the trunk's groups, then bisection inside each of them."""
-    groups_per_block = max(1, len(penalty) // TRUNK_GROUPS)
-    trunk_penalty = penalty[::groups_per_block, ::groups_per_block]
-    leaf_penalty = penalty[:groups_per_block, :groups_per_block]
+    leaf_groups = _leaf_groups(penalty)
+    trunk_penalty = penalty[::leaf_groups, ::leaf_groups]
+    leaf_penalty = penalty[:leaf_groups, :leaf_groups]
     trunk = alternate(
         importance,
         trunk_penalty,
@@ -75,7 +75,7 @@ def _polish(
         assign=assign_by_group_cycles,
         max_sweeps=max_sweeps,
     )
-    if groups_per_block == 1:
+    if leaf_groups == 1:
         return trunk
     num_blocks = len(trunk_penalty)
     rows, columns = trunk.out_perm.reshape(num_blocks, -1), trunk.in_perm.reshape(num_blocks, -1)
@@ -108,6 +108,11 @@ def _cheaper(
     if found.cost <= cost:
         return found
     return Connectivity(read_only(out_perm), read_only(in_perm), cost, found.sweeps, found.converged)
+
+
+def _leaf_groups(penalty: FloatArray) -> int:
+    """How many of the finest groups one trunk group holds. Their separation from the first one costs little."""
+    return int(np.count_nonzero(penalty[0] <= LEAF_PENALTY))
 
 
 def _halvings(groups: int) -> int:
