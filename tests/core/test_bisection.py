@@ -46,8 +46,6 @@ def test_blocks_without_structure_get_a_valid_order() -> None:
 
 
 def test_no_halving_leaves_everything_in_place() -> None:
-    orders = bisect_blocks(
-        np.ones((2, 3, 5), dtype=np.float32), 0, effort=EFFORT, generator=np.random.default_rng(0)
-    )
+    orders = bisect_blocks(np.ones((2, 3, 5), dtype=np.float32), 0, effort=EFFORT, generator=np.random.default_rng(0))
     assert_array_equal(orders.rows, np.tile(np.arange(3), (2, 1)))
     assert_array_equal(orders.columns, np.tile(np.arange(5), (2, 1)))

@@ -40,7 +40,10 @@ def slow_penalty(out_channels: int, in_channels: int, level: float, decay: float
 def slow_mask(out_channels: int, in_channels: int, groups: int) -> FloatArray:
     """Eq. (2): output `j` of group n sees the inputs of group n."""
     return np.array(
-        [[j * groups // out_channels == i * groups // in_channels for i in range(in_channels)] for j in range(out_channels)]
+        [
+            [j * groups // out_channels == i * groups // in_channels for i in range(in_channels)]
+            for j in range(out_channels)
+        ]
     )
 
 

@@ -1,0 +1,73 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.testing import assert_allclose, assert_array_equal
+
+from strucspars.core.arrays import FloatArray
+from strucspars.core.criterion import kept_norm_by_level, largest_group_level, level_keeping
+from strucspars.core.hierarchy import connection_mask, max_group_level
+
+matrices = st.tuples(st.sampled_from([1, 2, 3, 4, 8, 12]), st.sampled_from([1, 2, 4, 6, 16])).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 1.0]) | st.floats(1e-3, 1e3))
+)
+
+
+@given(matrices)
+def test_kept_norms_are_those_of_the_masks(importance: FloatArray) -> None:
+    kept = kept_norm_by_level(importance)
+    assert len(kept) == max_group_level(*importance.shape)
+    total = importance.sum()
+    for level, fraction in enumerate(kept, start=1):
+        expected = (importance * connection_mask(*importance.shape, level)).sum() / total if total > 0 else 1.0
+        assert_allclose(fraction, expected, atol=1e-12)
+
+
+@given(matrices)
+def test_kept_norms_start_at_one_and_never_rise(importance: FloatArray) -> None:
+    kept = kept_norm_by_level(importance)
+    assert kept[0] == 1.0
+    assert (np.diff(kept) <= 0).all()
+    assert kept[-1] >= 0.0
+
+
+@given(matrices, st.floats(0, 1))
+def test_the_largest_level_satisfies_the_papers_equation(importance: FloatArray, threshold: float) -> None:
+    kept = kept_norm_by_level(importance)
+    level = largest_group_level(importance, min_kept_norm=threshold)
+    satisfying = [candidate for candidate in range(1, len(kept) + 1) if kept[candidate - 1] >= threshold]
+    assert level == max(satisfying)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
+def test_exactly_grouped_weights_keep_everything_even_at_threshold_one(level: int) -> None:
+    grouped = np.random.default_rng(level).random((48, 16)) * connection_mask(48, 16, level)
+    assert_array_equal(kept_norm_by_level(grouped)[:level], np.ones(level))
+    assert largest_group_level(grouped, min_kept_norm=1.0) == level
+
+
+def test_the_top_level_is_reached() -> None:
+    assert largest_group_level(np.eye(64)) == 7
+
+
+def test_an_all_zero_layer_is_at_the_top_level() -> None:
+    assert largest_group_level(np.zeros((8, 16))) == 4
+    assert_array_equal(kept_norm_by_level(np.zeros((8, 16))), np.ones(4))
+
+
+def test_an_odd_layer_is_at_level_one() -> None:
+    assert largest_group_level(np.ones((7, 64))) == 1
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, math.nan])
+def test_a_bad_threshold_is_named(threshold: float) -> None:
+    with pytest.raises(ValueError, match=r"min_kept_norm is a kept fraction and must lie in \[0, 1\]"):
+        level_keeping([1.0], threshold)
+
+
+def test_a_bad_matrix_is_named() -> None:
+    with pytest.raises(ValueError, match="permuted_importance must not be negative"):
+        kept_norm_by_level([[1.0, -1.0]])

@@ -1,0 +1,149 @@
+import copy
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strucspars.core.hierarchy import max_group_level
+from strucspars.core.plan import FORMAT_VERSION, GroupingPlan, LayerPlan
+
+
+def random_layer(seed: int, shape: tuple[int, ...] = (8, 4, 3, 3)) -> LayerPlan:
+    generator = np.random.default_rng(seed)
+    level = int(generator.integers(1, max_group_level(*shape[:2]) + 1))
+    return LayerPlan(level, generator.permutation(shape[0]), generator.permutation(shape[1]), shape)
+
+
+def random_plan(seed: int = 0) -> GroupingPlan:
+    layers = {"layer1.0.conv1": random_layer(seed), "layer1.0.conv2": random_layer(seed + 1, (24, 16))}
+    return GroupingPlan(layers, "macs", 0.35, 0.91, removed_param_fraction=0.36, removed_mac_fraction=0.3)
+
+
+def tampered(**changes: object) -> str:
+    """A good plan's JSON with some top-level entries replaced; `...` removes the entry."""
+    document = json.loads(random_plan().to_json()) | changes
+    return json.dumps({key: value for key, value in document.items() if value is not ...})
+
+
+def tampered_layer(**changes: object) -> str:
+    document = json.loads(random_plan().to_json())
+    layer = document["layers"]["layer1.0.conv1"] | changes
+    document["layers"]["layer1.0.conv1"] = {key: value for key, value in layer.items() if value is not ...}
+    return json.dumps(document)
+
+
+@given(st.integers(0, 2**32 - 2), st.text(max_size=20), st.none() | st.floats(0, 1))
+def test_a_plan_survives_json(seed: int, name: str, target: float | None) -> None:
+    plan = GroupingPlan({name: random_layer(seed)}, target=target)
+    restored = GroupingPlan.from_json(plan.to_json())
+    assert restored == plan
+    assert restored.to_json() == plan.to_json()
+
+
+def test_layers_keep_the_networks_order() -> None:
+    plan = GroupingPlan({name: random_layer(0) for name in ("z", "a", "m")})
+    assert list(GroupingPlan.from_json(plan.to_json()).layers) == ["z", "a", "m"]
+
+
+def test_plans_that_differ_are_not_equal() -> None:
+    assert random_plan(0) == random_plan(0)
+    assert random_plan(0) != random_plan(5)
+    assert random_layer(0) != "layer"
+
+
+def test_a_plan_can_be_copied_and_sent_to_other_processes() -> None:
+    plan = random_plan()
+    assert copy.deepcopy(plan) == plan
+    assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+def test_the_callers_arrays_and_mapping_are_copied() -> None:
+    out_perm = np.array([1, 0])
+    layers = {"conv": LayerPlan(2, out_perm, np.array([0, 1]), (2, 2))}
+    plan = GroupingPlan(layers)
+    out_perm[:] = 0
+    layers.clear()
+    assert plan.layers["conv"].out_perm.tolist() == [1, 0]
+    assert plan.layers["conv"].num_groups == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "must be a JSON object, got list"),
+        ('{"format": "other"}', "its 'format' is 'other'"),
+        ("{}", "its 'format' is None"),
+        ('{"format": "strucspars-plan", "format": "strucspars-plan"}', "a name stands twice"),
+        (tampered(format_version=...), "no usable 'format_version': None"),
+        (tampered(format_version="1"), "no usable 'format_version': '1'"),
+        (tampered(format_version=FORMAT_VERSION + 1, strucspars_version="9.9"), "written by strucspars '9.9'.*upgrade"),
+        (tampered(layers=...), r"missing \['layers'\]"),
+        (tampered(colour="red"), r"unknown \['colour'\]"),
+        (tampered(layers=[1, 2]), "'layers' must be an object, got list"),
+        (tampered(budget="flops"), "budget must be 'params' or 'macs', got 'flops'"),
+        (tampered(target=1.5), r"target must be a fraction in \[0, 1\], got 1.5"),
+        (tampered(target="0.5"), "target must be a fraction"),
+        (tampered(target=True), "target must be a fraction"),
+        (tampered(removed_param_fraction=None), "removed_param_fraction must be a fraction"),
+        (tampered(target=float("nan")), "NaN is not a number"),
+        (tampered(target=0.25).replace("0.25", "1e999"), "target must be a fraction"),
+        (tampered(strucspars_version=1), "strucspars_version must be a text"),
+        (tampered(layers={"conv": 3}), "layer 'conv' must be an object, got int"),
+        (tampered_layer(in_perm=...), r"layer 'layer1.0.conv1': missing \['in_perm'\]"),
+        (tampered_layer(colour=1), r"layer 'layer1.0.conv1': missing \[\], unknown \['colour'\]"),
+        (tampered_layer(out_perm="01"), "layer 'layer1.0.conv1': out_perm must be a list of whole numbers"),
+        (tampered_layer(out_perm=[0, 1, 2, 3, 4, 5, 6, True]), "out_perm must be a list of whole numbers"),
+        (tampered_layer(out_perm=[0] * 8), "layer 'layer1.0.conv1': out_perm is not a permutation"),
+        (tampered_layer(in_perm=[0, 1]), "layer 'layer1.0.conv1': in_perm must list 4 channels"),
+        (tampered_layer(group_level=4), r"layer 'layer1.0.conv1': group_level must lie in 1\.\.3 for a 8 x 4 layer"),
+        (tampered_layer(group_level=0), "layer 'layer1.0.conv1': group_level must be a whole number"),
+        (tampered_layer(group_level=10**9), "group_level must lie in"),
+        (tampered_layer(weight_shape=[8]), r"weight_shape must be \(out, in, \*kernel\)"),
+        (tampered_layer(weight_shape=[8, 0, 3, 3]), "weight_shape must be"),
+        (tampered_layer(weight_shape=[10**12, 10**12]), "out_perm must list 1000000000000 channels"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_reason(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        GroupingPlan.from_json(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_any_other_json_is_refused_as_a_bad_value(document: Any) -> None:
+    with pytest.raises(ValueError, match="grouping plan"):
+        GroupingPlan.from_json(json.dumps(document))
+
+
+@given(st.data())
+def test_a_truncated_file_is_refused(data: st.DataObject) -> None:
+    text = random_plan().to_json()
+    with pytest.raises(ValueError, match="not valid JSON"):
+        GroupingPlan.from_json(text[: data.draw(st.integers(0, len(text) - 1))])
+
+
+def test_a_plan_matches_only_its_network() -> None:
+    plan = random_plan()
+    shapes = {name: layer.weight_shape for name, layer in plan.layers.items()}
+    plan.check_matches(shapes | {"fc": (10, 4)})
+    with pytest.raises(ValueError, match=r"layer 'layer1.0.conv2': its weight is \(8, 16\).* made for \(24, 16\)"):
+        plan.check_matches(shapes | {"layer1.0.conv2": (8, 16)})
+    shapes["layer1.0.convolution2"] = shapes.pop("layer1.0.conv2")
+    with pytest.raises(ValueError, match=r"'layer1\.0\.conv2' .* not in the network; did you mean 'layer1\.0\.conv"):
+        plan.check_matches(shapes)
+
+
+def test_a_mapping_of_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="layers must map names to LayerPlan, got 'conv': dict"):
+        GroupingPlan({"conv": {}})  # type: ignore[dict-item]  # the bad value is the point

@@ -1,0 +1,39 @@
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+
+import strucspars as ss
+from strucspars.core.importance import importance_matrix as importance_of_array
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize(
+    "layer", [torch.nn.Linear(6, 4), torch.nn.Conv1d(6, 4, 3), torch.nn.Conv2d(6, 4, 3), torch.nn.Conv3d(6, 4, 3)]
+)
+def test_a_parameter_gives_the_importance_of_its_values(layer: torch.nn.Module, norm: str) -> None:
+    weight = layer.weight
+    assert isinstance(weight, torch.nn.Parameter)
+    expected = importance_of_array(weight.detach().double().numpy(), norm)  # type: ignore[arg-type]  # plain text
+    assert_array_equal(ss.importance_matrix(weight, norm), expected)  # type: ignore[arg-type]  # plain text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_every_precision_is_taken(dtype: torch.dtype) -> None:
+    weight = torch.ones(4, 2, 3, 3, dtype=dtype)
+    assert_array_equal(ss.importance_matrix(weight), np.full((4, 2), 9.0))
+
+
+def test_plain_numbers_are_taken() -> None:
+    assert_array_equal(ss.importance_matrix([[1.0, -2.0]]), [[1.0, 2.0]])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_a_weight_on_the_gpu_is_taken() -> None:
+    weight = torch.randn(8, 4, 3, 3, device="cuda")
+    assert_array_equal(ss.importance_matrix(weight), ss.importance_matrix(weight.cpu()))
+
+
+def test_a_nan_weight_is_refused() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        ss.importance_matrix(torch.full((2, 2, 1, 1), float("nan")))
