@@ -21,8 +21,10 @@ def test_kept_norms_are_those_of_the_masks(importance: FloatArray) -> None:
     kept = kept_norm_by_level(importance)
     assert len(kept) == max_group_level(*importance.shape)
     total = importance.sum()
+    out_channels, in_channels = importance.shape
     for level, fraction in enumerate(kept, start=1):
-        expected = (importance * connection_mask(*importance.shape, level)).sum() / total if total > 0 else 1.0
+        mask = connection_mask(out_channels, in_channels, level)
+        expected = (importance * mask).sum() / total if total > 0 else 1.0
         assert_allclose(fraction, expected, atol=1e-12)
 
 

@@ -1,13 +1,14 @@
 from itertools import permutations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_array_equal
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.arrays import FloatArray, IntArray
 from strucspars.core.connectivity import Connectivity
 from strucspars.core.criterion import kept_norm_by_level, largest_group_level
 from strucspars.core.hierarchy import connection_mask, max_group_level, num_groups, penalty_matrix
@@ -32,7 +33,7 @@ def full_cost(importance: FloatArray, learned: Connectivity, decay: float = 0.5)
     return float((permuted(importance, learned) * penalty_matrix(*importance.shape, decay=decay)).sum())
 
 
-def planted_blocks(width: int, groups: int, signal: float, seed: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+def planted_blocks(width: int, groups: int, signal: float, seed: int) -> tuple[FloatArray, IntArray, IntArray]:
     """Noise with stronger hidden diagonal blocks, shuffled; and the hidden block of every row and column."""
     generator = np.random.default_rng(seed)
     block = np.arange(width) * groups // width
@@ -224,7 +225,7 @@ def test_a_bad_option_is_named_with_its_limits(options: dict[str, object], compl
 
 
 @pytest.mark.parametrize("importance", [[1.0, 2.0], [[np.nan, 1.0]], [[-1.0, 1.0]], [[]]])
-def test_a_bad_importance_is_refused(importance: list[object]) -> None:
+def test_a_bad_importance_is_refused(importance: npt.ArrayLike) -> None:
     with pytest.raises(ValueError, match="importance"):
         learn_permutations(importance)
     with pytest.raises(ValueError, match="importance"):

@@ -1,4 +1,5 @@
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,6 @@ def test_a_checked_permutation_is_a_locked_copy() -> None:
         ([0, 1, 10**30], "whole numbers, got object"),
     ],
 )
-def test_what_is_no_permutation_is_refused(values: list[object], complaint: str) -> None:
+def test_what_is_no_permutation_is_refused(values: npt.ArrayLike, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         checked_permutation(values, 3, name="out_perm")

@@ -56,7 +56,7 @@ def next_lambda(schedule: LambdaSchedule, state: LambdaState, removed_fraction: 
     If it is not, lambda rises by a step; if the target is exceeded, it falls by one, never below 0.
 
     Differs from the paper: sparsity is the removed fraction (the formula there gives the kept one), and lambda is not
-    raised above the target; see `docs/decisions/0001-sparsity.md`.
+    raised above the target; see `docs/decisions/0007-lambda.md`.
 
     >>> schedule = LambdaSchedule(target=0.5, epochs=10, lambda_step=0.1, warmup_epochs=0)
     >>> state = next_lambda(schedule, LambdaState(), removed_fraction=0.0)  # lags: raise

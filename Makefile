@@ -1,0 +1,50 @@
+# Two commands for everyone: `make demo` and `make test`. Both need python3 (3.11 or newer) and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+# The exact versions we test with; hatchling comes first because the package is built in this environment.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help demo test lint format types imports unit-tests bench clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+demo: $(INSTALLED) ## study the layers of a ResNet-50 and plan its groups, about half a minute
+	$(BIN)/python examples/resnet50_study.py --out demo-output
+
+test: lint types imports unit-tests ## everything that CI checks
+	@echo "All checks passed."
+
+lint: $(INSTALLED) ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED) ## rewrite the files in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(INSTALLED) ## static types
+	$(BIN)/mypy
+
+imports: $(INSTALLED) ## import contracts: one direction, no torch in the core
+	$(BIN)/lint-imports --quiet
+
+unit-tests: $(INSTALLED) ## tests, docstring and README examples
+	$(BIN)/pytest
+
+bench: $(INSTALLED) ## the solver against the original method, about 15 minutes on one core
+	$(BIN)/python benchmarks/permutations.py
+
+clean: ## remove the environment and everything generated
+	rm -rf $(VENV) demo-output build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(INSTALLED): pyproject.toml constraints.txt Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "strucspars needs Python 3.11 or newer; run make PYTHON=/path/to/python3.11")'
+	@echo "Creating $(VENV) and installing strucspars with its development tools (a few minutes the first time) ..."
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "python3 cannot create a virtual environment; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,65 @@
+"""What is built and shipped: the wheel, its contents and the public names."""
+
+import doctest
+import importlib
+import inspect
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+import strucspars as ss
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+
+
+def files_below(folder: Path) -> set[str]:
+    return {
+        path.relative_to(folder).as_posix()
+        for path in (folder / "strucspars").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_installs_every_file_into_an_empty_environment(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("strucspars-*.whl")
+    environment = tmp_path / "environment"
+    venv.create(environment, with_pip=True)
+    (python,) = [*environment.glob("bin/python"), *environment.glob("Scripts/python.exe")]
+    subprocess.run([python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", str(wheel)], check=True)
+    question = (
+        "import sysconfig, importlib.metadata as m; print(sysconfig.get_path('purelib'), m.version('strucspars'))"
+    )
+    answer = subprocess.run([python, "-c", question], check=True, capture_output=True, text=True).stdout.split()
+    assert answer[1] == ss.__version__
+    installed = files_below(Path(answer[0]))
+    assert installed == files_below(SOURCE)
+    assert {"strucspars/py.typed", "strucspars/core/learning.py"} <= installed
+
+
+def test_public_names_are_listed_once_and_in_order() -> None:
+    assert sorted(set(ss.__all__)) == sorted(ss.__all__)
+    public = {name for name, value in vars(ss).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert public == set(ss.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("name", [name for name in ss.__all__ if inspect.isfunction(getattr(ss, name))])
+def test_every_public_function_shows_an_example_that_runs(name: str) -> None:
+    function = getattr(ss, name)
+    module = importlib.import_module(function.__module__)
+    (example,) = doctest.DocTestFinder(recurse=False).find(function, name, module=module)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_the_core_runs_where_torch_is_missing() -> None:
+    blocked = "import sys; sys.modules['torch'] = None; sys.modules['strucspars'] = type(sys)('strucspars')"
+    package = f"sys.modules['strucspars'].__path__ = [{str(SOURCE / 'strucspars')!r}]"
+    use = "from strucspars.core.learning import learn_permutations; print(learn_permutations([[1, 0], [0, 1]]).cost)"
+    command = [sys.executable, "-c", f"{blocked}; {package}; {use}"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "0.0\n"
