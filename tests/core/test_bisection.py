@@ -6,7 +6,7 @@ from numpy.testing import assert_array_equal
 from strucspars.core.bisection import BisectionEffort, Float32Array, bisect_blocks
 from strucspars.core.criterion import kept_norm_by_level
 
-EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 10))
+EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 10), rounded_steps=3)
 
 
 def best_balanced_split(block: Float32Array) -> float:

@@ -21,16 +21,24 @@ Float32Array = npt.NDArray[np.float32]
 
 # Inverse temperature in units of the spectral scale: near 1 the symmetry breaks, by 3 most signs have settled.
 FIRST_BETA, LAST_BETA = 1.0, 3.0
-ROUNDED_STEPS = 4
-FROZEN = 0.05
+# A scale this small saturates tanh: the step is one of signs from the start.
+FROZEN = np.float32(0.05)
+POWER_ITERATIONS = 3
 
 
 @dataclass(frozen=True)
 class BisectionEffort:
-    """How long to search: random starts per block, and annealing steps at the first, second, ... halving."""
+    """How long to search.
+
+    Attributes:
+        starts: random starts per block.
+        annealing_steps: steps with tanh at the first, second, ... halving.
+        rounded_steps: steps with signs after that.
+    """
 
     starts: int
     annealing_steps: tuple[int, ...]
+    rounded_steps: int
 
     def steps_at(self, halving: int) -> int:
         """Annealing steps of a halving; the last entry holds for all deeper ones."""
@@ -60,7 +68,7 @@ def bisect_blocks(
     rows = np.tile(np.arange(num_rows), (count, 1))
     columns = np.tile(np.arange(num_columns), (count, 1))
     for halving in range(halvings):
-        row_signs, column_signs = _split(blocks, effort.starts, effort.steps_at(halving), generator)
+        row_signs, column_signs = _split(blocks, effort, halving, generator)
         row_order = np.argsort(-row_signs, axis=1, kind="stable")
         column_order = np.argsort(-column_signs, axis=1, kind="stable")
         rows = np.take_along_axis(rows, row_order, axis=1).reshape(2 * len(rows), -1)
@@ -80,21 +88,21 @@ def _halves(blocks: Float32Array, row_order: IntArray, column_order: IntArray) -
 
 
 def _split(
-    blocks: Float32Array, starts: int, annealing_steps: int, generator: np.random.Generator
+    blocks: Float32Array, effort: BisectionEffort, halving: int, generator: np.random.Generator
 ) -> tuple[Float32Array, Float32Array]:
     """Balanced signs of rows `(B, n)` and columns `(B, m)` with a large `x' A y` for each block A."""
     # Balanced signs do not see row and column means; the annealing would chase them.
     centred = blocks - blocks.mean(axis=2, keepdims=True)
     centred -= centred.mean(axis=1, keepdims=True)
     transposed = centred.swapaxes(1, 2)
-    columns = generator.standard_normal((len(blocks), starts, blocks.shape[2]), dtype=np.float32)
-    row_gain, column_gain = _mean_field_gains(centred, columns[:, :1], starts)
+    columns = generator.standard_normal((len(blocks), effort.starts, blocks.shape[2]), dtype=np.float32)
+    row_gain, column_gain = _mean_field_gains(centred, columns[:, :1], effort.starts)
     columns = np.tanh(columns)
-    for beta in np.linspace(FIRST_BETA, LAST_BETA, annealing_steps, dtype=np.float32):
+    for beta in np.linspace(FIRST_BETA, LAST_BETA, effort.steps_at(halving), dtype=np.float32):
         rows = np.tanh((beta * row_gain) * (columns @ transposed))
         columns = np.tanh((beta * column_gain) * (rows @ centred))
     columns = _balanced_signs(columns)
-    for _ in range(ROUNDED_STEPS):
+    for _ in range(effort.rounded_steps):
         rows = _balanced_signs(columns @ transposed)
         column_scores = rows @ centred
         columns = _balanced_signs(column_scores)
@@ -111,18 +119,24 @@ def _mean_field_gains(centred: Float32Array, probe: Float32Array, starts: int) -
     small blocks the annealed starts all end in one place, and only the frozen ones see others.
     """
     _, num_rows, num_columns = centred.shape
-    for _ in range(4):  # Power iterations; a rough value is enough.
+    deviation = np.sqrt(np.square(centred).mean(axis=(1, 2), keepdims=True))
+    scale = (deviation * np.float32(np.sqrt(num_rows) + np.sqrt(num_columns))).repeat(starts, axis=1)
+    scale[:, 3::4] *= FROZEN
+    if starts > 2:
+        scale[:, 2::4] = _largest_singular_value(centred, probe)
+    scale = _nonzero(scale)
+    aspect = np.float32(np.sqrt(num_rows / num_columns))
+    return aspect / scale, np.float32(1) / (aspect * scale)
+
+
+def _largest_singular_value(centred: Float32Array, probe: Float32Array) -> Float32Array:
+    """Of every block, `(B, 1, 1)`, by power iteration from the probes `(B, 1, m)`; a rough value is enough."""
+    for _ in range(POWER_ITERATIONS):
         left = _unit_length(probe @ centred.swapaxes(1, 2))
         right = left @ centred
         probe = _unit_length(right)
-    singular_value = np.linalg.norm(right, axis=2, keepdims=True)
-    deviation = np.sqrt(np.square(centred).mean(axis=(1, 2), keepdims=True))
-    noise_value = deviation * (np.sqrt(num_rows) + np.sqrt(num_columns))
-    kind_of_start = np.arange(starts)[:, None] % 4
-    scale = np.choose(kind_of_start, (noise_value, noise_value, singular_value, FROZEN * noise_value))
-    scale = _nonzero(scale.astype(np.float32))
-    aspect = np.float32(np.sqrt(num_rows / num_columns))
-    return aspect / scale, np.float32(1) / (aspect * scale)
+    value: Float32Array = np.linalg.norm(right, axis=2, keepdims=True)
+    return value
 
 
 def _unit_length(vectors: Float32Array) -> Float32Array:

@@ -15,11 +15,11 @@ from strucspars.core.permutation import read_only
 from strucspars.core.transport import assign_by_group_cycles
 
 LEAF_PENALTY = 1 / 32
-TRUNK_EFFORT = BisectionEffort(starts=16, annealing_steps=(24, 16, 10))
+TRUNK_EFFORT = BisectionEffort(starts=16, annealing_steps=(20, 12, 8), rounded_steps=2)
 # Up to 64 x 64 channels, more starts cost next to nothing, and there are few enough optima to see them all.
 SMALL_LAYER = 64 * 64
-SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(24, 16, 10))
-LEAF_EFFORT = BisectionEffort(starts=2, annealing_steps=(4,))
+SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 12, 8), rounded_steps=3)
+LEAF_EFFORT = BisectionEffort(starts=2, annealing_steps=(2,), rounded_steps=1)
 
 
 def search_from_scratch(

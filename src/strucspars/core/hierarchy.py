@@ -46,7 +46,7 @@ def max_group_level(out_channels: int, in_channels: int) -> int:
 def group_penalty(halvings: int, *, decay: float = 0.5) -> FloatArray:
     """Cost between the `2**halvings` finest groups: `decay**(k - 1)` where halving `k` is the first to separate them.
 
-    The first halving separates the groups whose highest bit differs, the second those whose next bit differs, ...
+    Each halving puts two copies of the finer hierarchy, `decay` times cheaper, on the diagonal and 1 beside them.
 
     Returns: symmetric `(2**halvings, 2**halvings)` matrix, zero on the diagonal.
 
@@ -58,10 +58,13 @@ def group_penalty(halvings: int, *, decay: float = 0.5) -> FloatArray:
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay must lie in (0, 1], got {decay!r}; the paper uses 0.5")
-    group = np.arange(1 << halvings)
-    # frexp's exponent of an integer is its bit length: the highest differing bit names the separating halving.
-    highest_differing_bit = np.frexp(group[:, None] ^ group[None, :])[1]
-    return np.where(highest_differing_bit == 0, 0.0, float(decay) ** (halvings - highest_differing_bit))
+    penalty = np.zeros((1, 1))
+    for _ in range(halvings):
+        half = len(penalty)
+        halved = np.ones((2 * half, 2 * half))
+        halved[:half, :half] = halved[half:, half:] = decay * penalty
+        penalty = halved
+    return penalty
 
 
 def penalty_matrix(
