@@ -322,8 +322,8 @@ def summary_table(report: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        f"Measured by `{environment['command']}` on one core of an {environment['hardware']['cpu']}; ours is the median "
-        f"(least to most) of {settings['repeats']} runs, the original ran once.",
+        f"Measured by `{environment['command']}` on one core of an {environment['hardware']['cpu']}; ours is the "
+        f"median (least to most) of {settings['repeats']} runs, the original ran once.",
     ]
     return "\n".join(lines)
 
