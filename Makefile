@@ -30,7 +30,7 @@ types: $(INSTALLED) ## static types
 	$(BIN)/mypy
 
 imports: $(INSTALLED) ## import contracts: one direction, no torch in the core
-	$(BIN)/lint-imports --quiet
+	$(BIN)/lint-imports --no-logo
 
 unit-tests: $(INSTALLED) ## tests, docstring and README examples
 	$(BIN)/pytest
