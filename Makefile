@@ -10,9 +10,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## study the layers of a ResNet-50 and plan its groups, about half a minute
+demo: $(INSTALLED) ## study the layers of a ResNet-50 and plan its groups, a few seconds once installed
 	$(BIN)/python examples/resnet50_study.py --out demo-output
 
 test: lint types imports unit-tests ## everything that CI checks
@@ -35,7 +35,7 @@ imports: $(INSTALLED) ## import contracts: one direction, no torch in the core
 unit-tests: $(INSTALLED) ## tests, docstring and README examples
 	$(BIN)/pytest
 
-bench: $(INSTALLED) ## the solver against the original method, about 15 minutes on one core
+bench: $(INSTALLED) ## the solver against the original method, about 10 minutes on one core
 	$(BIN)/python benchmarks/permutations.py
 
 clean: ## remove the environment and everything generated

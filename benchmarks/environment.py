@@ -22,10 +22,15 @@ def describe(packages: Sequence[str]) -> dict[str, object]:
 
 
 def _commit() -> str:
-    """The commit that was measured, with a mark where the tree held uncommitted changes besides the results."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+changes", "--exclude=*"]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-    return outcome.stdout.strip() or "unknown"
+    """The commit that was measured, with a mark where the tree holds uncommitted changes, old results aside."""
+    commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
+    changes = _git("status", "--porcelain", "--", ".", ":(exclude)results")
+    return f"{commit}+changes" if changes else commit
+
+
+def _git(*arguments: str) -> str:
+    outcome = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+    return outcome.stdout.strip()
 
 
 def _cpu_model() -> str:

@@ -73,8 +73,15 @@ def plan_groups(model: torch.nn.Module, studies: list[Study], target: float) -> 
     for study in studies:
         level = found.group_levels[study.name]
         refined = ss.refine_at_level(study.importance, study.learned, group_level=level)
-        layers[study.name] = ss.LayerPlan(level, refined.out_perm, refined.in_perm, study.weight_shape)
-    return ss.GroupingPlan(layers, "params", target, found.min_kept_norm, removed_param_fraction=found.removed_fraction)
+        layers[study.name] = ss.LayerPlan(
+            group_level=level,
+            out_perm=refined.out_perm,
+            in_perm=refined.in_perm,
+            weight_shape=study.weight_shape,
+        )
+    return ss.GroupingPlan(
+        layers, target=target, min_kept_norm=found.min_kept_norm, removed_param_fraction=found.removed_fraction
+    )
 
 
 def kept_fraction(studies: list[Study], plan: ss.GroupingPlan) -> float:

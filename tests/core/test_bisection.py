@@ -3,7 +3,7 @@ from itertools import combinations
 import numpy as np
 from numpy.testing import assert_array_equal
 
-from strucspars.core.bisection import BisectionEffort, Float32Array, bisect_blocks
+from strucspars.core.bisection import PRESENT_ORDER, BisectionEffort, Float32Array, bisect_blocks
 from strucspars.core.criterion import kept_norm_by_level
 
 EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 10), rounded_steps=3)
@@ -49,3 +49,11 @@ def test_no_halving_leaves_everything_in_place() -> None:
     orders = bisect_blocks(np.ones((2, 3, 5), dtype=np.float32), 0, effort=EFFORT, generator=np.random.default_rng(0))
     assert_array_equal(orders.rows, np.tile(np.arange(3), (2, 1)))
     assert_array_equal(orders.columns, np.tile(np.arange(5), (2, 1)))
+
+
+def test_a_settled_order_stays_without_random_starts() -> None:
+    block_of = np.arange(16) // 4
+    blocks = np.equal.outer(block_of, block_of).astype(np.float32)[None]
+    orders = bisect_blocks(blocks, 2, effort=PRESENT_ORDER, generator=None)
+    assert_array_equal(orders.rows[0] // 4, block_of)
+    assert_array_equal(orders.columns[0] // 4, block_of)

@@ -4,19 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strucspars.core.budget import LayerBudget, removed_fraction, search_threshold
+from strucspars.core.criterion import level_keeping
 
 fractions = st.floats(0, 1).map(lambda value: round(value, 3))
 
 
 @st.composite
 def networks(draw: st.DrawFn) -> list[LayerBudget]:
-    layers = [LayerBudget("rest", draw(st.integers(1, 500)), draw(st.integers(0, 500)))]
+    layers = [LayerBudget("rest", draw(st.integers(1, 500)), macs=draw(st.integers(0, 500)))]
     for index in range(draw(st.integers(1, 6))):
         kept = (1.0, *sorted(draw(st.lists(fractions, max_size=4)), reverse=True))
         level = draw(st.none() | st.integers(1, len(kept)))
         option = draw(st.sampled_from(["fixed_level", "largest_level"]))
         params, macs = draw(st.integers(0, 5000)), draw(st.integers(0, 5000))
-        layers.append(LayerBudget(f"conv{index}", params, macs, kept, **{option: level}))
+        layers.append(LayerBudget(f"conv{index}", params, macs=macs, kept_norm=kept, **{option: level}))
     return layers
 
 
@@ -28,8 +29,11 @@ def removed_at(layers: list[LayerBudget], threshold: float) -> float:
 def test_the_threshold_is_the_largest_that_meets_the_target(layers: list[LayerBudget], target: float) -> None:
     reachable = removed_at(layers, 0.0)
     if reachable < target:
-        with pytest.raises(ValueError, match=f"with every layer at its largest level {reachable:.4f} of all params"):
+        with pytest.raises(ValueError, match="cannot be reached: with every layer at its largest level") as refusal:
             search_threshold(layers, target)
+        named = float(str(refusal.value).split("largest level, ")[1].split()[0])
+        assert reachable - 1e-4 < named <= reachable
+        assert search_threshold(layers, named).removed_fraction >= named
         return
     found = search_threshold(layers, target)
     assert found.removed_fraction >= target
@@ -41,11 +45,11 @@ def test_the_threshold_is_the_largest_that_meets_the_target(layers: list[LayerBu
 @given(networks(), fractions)
 def test_fixed_and_largest_levels_are_respected(layers: list[LayerBudget], threshold: float) -> None:
     for layer in layers:
-        level = layer.level_at(threshold)
+        free = level_keeping(layer.kept_norm, threshold)
         if layer.fixed_level is not None:
-            assert level == layer.fixed_level
-        if layer.largest_level is not None:
-            assert level <= layer.largest_level
+            assert layer.level_at(threshold) == layer.fixed_level
+        else:
+            assert layer.level_at(threshold) == min(free, layer.largest_level or free)
 
 
 def test_the_whole_network_is_the_denominator() -> None:
@@ -72,9 +76,9 @@ def test_target_zero_groups_only_what_loses_nothing() -> None:
     assert search_threshold(layers, 0.0).group_levels == {"a": 2, "b": 1}
 
 
-@pytest.mark.parametrize("target", [-0.1, 1.0, 35, float("nan")])
+@pytest.mark.parametrize("target", [-0.1, 1.0, 35, float("nan"), "0.5", None])
 def test_a_bad_target_is_named(target: float) -> None:
-    with pytest.raises(ValueError, match=r"target is the removed fraction of all params and must lie in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"target is a removed fraction and must lie in \[0, 1\)"):
         search_threshold([LayerBudget("conv", 10)], target)
 
 
@@ -87,15 +91,29 @@ def test_bad_layers_are_named() -> None:
         search_threshold([], 0.0)
     with pytest.raises(ValueError, match="budget must be 'params' or 'macs', got 'flops'"):
         search_threshold([LayerBudget("a", 1)], 0.0, "flops")  # type: ignore[arg-type]  # the bad value is the point
-    with pytest.raises(ValueError, match="layer 'a': params and macs must not be negative"):
-        LayerBudget("a", -1)
+    for params in (-1, 1.5, float("nan"), "3"):
+        with pytest.raises(ValueError, match="layer 'a': params must be a whole number from 0 on"):
+            LayerBudget("a", params)  # type: ignore[arg-type]  # assorted bad input
+    with pytest.raises(ValueError, match="layer 'a': macs must be a whole number from 0 on, got -1"):
+        LayerBudget("a", 1, macs=-1)
+    with pytest.raises(ValueError, match="layer 'a': give fixed_level or largest_level, not both"):
+        LayerBudget("a", 1, kept_norm=(1.0, 0.9), fixed_level=2, largest_level=1)
     with pytest.raises(ValueError, match=r"layer 'a': fixed_level must lie in 1\.\.2 \(at most 2 groups\), got 3"):
         LayerBudget("a", 1, kept_norm=(1.0, 0.9), fixed_level=3)
-    with pytest.raises(ValueError, match=r"layer 'a': largest_level must lie in 1\.\.1"):
+    with pytest.raises(ValueError, match="layer 'a': largest_level must be a whole number from 1 on, got 0"):
         LayerBudget("a", 1, largest_level=0)
 
 
-@pytest.mark.parametrize("kept", [(), (0.9,), (1.0, 0.5, 0.6), (1.0, -0.1), (1.0, float("nan"))])
+def test_levels_that_fit_no_layer_are_refused() -> None:
+    layers = [LayerBudget("conv", 10, kept_norm=(1.0, 0.9)), LayerBudget("fc", 10)]
+    with pytest.raises(ValueError, match="group_levels: there is no layer 'cnov'"):
+        removed_fraction(layers, {"cnov": 2})
+    with pytest.raises(ValueError, match=r"layer 'fc': group level must lie in 1\.\.1"):
+        removed_fraction(layers, {"fc": 2})
+    assert removed_fraction(layers, {}) == 0.0
+
+
+@pytest.mark.parametrize("kept", [(), (0.9,), (1.0, 0.5, 0.6), (1.0, -0.1), (1.0, float("nan")), 1.0, (1.0, "0.5")])
 def test_bad_kept_norms_are_named(kept: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match=r"layer 'a': kept_norm must start at 1.0 and never rise"):
+    with pytest.raises(ValueError, match=r"layer 'a': kept_norm must be a sequence from 1\.0 on that never rises"):
         LayerBudget("a", 1, kept_norm=kept)

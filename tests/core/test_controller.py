@@ -91,7 +91,9 @@ def test_the_default_step_shrinks_weights_as_much_as_the_papers_schedule(epochs:
         ("epochs", 2.5),
         ("lambda_step", 0.0),
         ("lambda_step", math.inf),
+        ("lambda_step", "2e-6"),
         ("warmup_epochs", -1),
+        ("warmup_epochs", 10),
     ],
 )
 def test_a_bad_schedule_is_named(field: str, value: float) -> None:
@@ -105,7 +107,26 @@ def test_a_bad_observation_is_named(fraction: float) -> None:
         next_lambda(SCHEDULE, LambdaState(), fraction)
 
 
-@pytest.mark.parametrize(("epochs", "steps", "lr"), [(0, 1, 0.1), (1, 0, 0.1), (1, 1, 0.0), (1, 1, math.nan)])
-def test_a_bad_schedule_for_the_default_step_is_named(epochs: int, steps: int, lr: float) -> None:
-    with pytest.raises(ValueError, match="need epochs, steps_per_epoch >= 1 and lr > 0"):
+@pytest.mark.parametrize(
+    ("epochs", "steps", "lr", "named"),
+    [
+        (0, 1, 0.1, "epochs"),
+        (math.nan, 1, 0.1, "epochs"),
+        (2.5, 1, 0.1, "epochs"),
+        (1, 0, 0.1, "steps_per_epoch"),
+        (1, 1, 0.0, "lr"),
+        (1, 1, 1e-320, "lr"),
+        (1, 1, math.nan, "lr"),
+    ],
+)
+def test_a_bad_schedule_for_the_default_step_is_named(epochs: int, steps: int, lr: float, named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named} must be"):
         default_lambda_step(epochs, steps_per_epoch=steps, lr=lr)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "value", "fraction"), [(-1, 0.0, 0.0), (0, math.nan, 0.0), (0, -1.0, 0.0), (0, 0.0, 7)]
+)
+def test_an_impossible_state_is_refused(epoch: int, value: float, fraction: float) -> None:
+    with pytest.raises(ValueError, match="must"):
+        LambdaState(epoch, value, fraction)

@@ -44,6 +44,12 @@ def test_the_largest_level_satisfies_the_papers_equation(importance: FloatArray,
     assert level == max(satisfying)
 
 
+@pytest.mark.parametrize("lost", range(1, 30))
+def test_a_level_that_keeps_exactly_the_threshold_is_taken(lost: int) -> None:
+    importance = [[1.0, lost], [0.0, 0.0]]
+    assert largest_group_level(importance, min_kept_norm=1 / (1 + lost)) == 2
+
+
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
 def test_exactly_grouped_weights_keep_everything_even_at_threshold_one(level: int) -> None:
     grouped = np.random.default_rng(level).random((48, 16)) * connection_mask(48, 16, level)
@@ -64,9 +70,9 @@ def test_an_odd_layer_is_at_level_one() -> None:
     assert largest_group_level(np.ones((7, 64))) == 1
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, math.nan])
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, math.nan, "0.9", None])
 def test_a_bad_threshold_is_named(threshold: float) -> None:
-    with pytest.raises(ValueError, match=r"min_kept_norm is a kept fraction and must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"min_kept_norm must lie in \[0, 1\]"):
         level_keeping([1.0], threshold)
 
 

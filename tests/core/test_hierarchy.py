@@ -125,7 +125,15 @@ def test_a_bad_width_is_named(width: object) -> None:
         max_group_level(8, width)  # type: ignore[arg-type]  # the bad type is the point
 
 
-@pytest.mark.parametrize("decay", [0.0, -0.5, 1.1, math.nan])
+def test_an_absurd_level_is_refused_before_it_fills_the_memory() -> None:
+    for level in (10**12, 10**30):
+        with pytest.raises(ValueError, match="group_level must be at most 64"):
+            num_groups(level)
+        with pytest.raises(ValueError, match=r"group_level must lie in 1\.\.4"):
+            connection_mask(8, 8, level)
+
+
+@pytest.mark.parametrize("decay", [0.0, -0.5, 1.1, math.nan, "0.5", None])
 def test_a_bad_decay_is_named(decay: float) -> None:
     with pytest.raises(ValueError, match=r"decay must lie in \(0, 1\]"):
         group_penalty(2, decay=decay)

@@ -33,8 +33,26 @@ def test_an_unknown_norm_is_named() -> None:
 def test_a_weight_that_is_not_finite_is_refused(bad: float) -> None:
     weight = np.ones((2, 2, 3, 3))
     weight[1, 0, 2, 2] = bad
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    with pytest.raises(ValueError, match="NaN, infinite"):
         importance_matrix(weight)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
+def test_the_scale_of_the_weights_only_scales_the_importance(scale: float, norm: str) -> None:
+    weight = np.random.default_rng(0).standard_normal((3, 4, 3, 3))
+    scaled = importance_matrix(weight * scale, norm)  # type: ignore[arg-type]  # plain text
+    np.testing.assert_allclose(scaled, importance_matrix(weight, norm) * scale)  # type: ignore[arg-type]  # plain text
+
+
+def test_an_all_zero_weight_has_no_importance() -> None:
+    assert not importance_matrix(np.zeros((2, 3, 3, 3)), "l2").any()
+
+
+@pytest.mark.parametrize("weight", [np.ones((2, 2), dtype=complex), [["a", "b"]], [[1.0], [1.0, 2.0]], None])
+def test_what_is_no_array_of_real_numbers_is_named(weight: object) -> None:
+    with pytest.raises(ValueError, match="weight must be"):
+        importance_matrix(weight)  # type: ignore[arg-type]  # assorted bad input
 
 
 @pytest.mark.parametrize(
@@ -42,10 +60,12 @@ def test_a_weight_that_is_not_finite_is_refused(bad: float) -> None:
     [
         ([1.0, 2.0], "non-empty"),
         (np.ones((0, 4)), "non-empty"),
-        ([[1.0, np.nan]], "NaN, infinite"),
-        ([[1.0, np.inf]], "NaN, infinite"),
-        ([[np.inf, -np.inf]], "NaN, infinite"),
-        ([[1e308, 1e308]], "overflowing"),
+        ([[1.0, np.nan]], r"must be finite .* got nan at \[0, 1\]"),
+        ([[1.0, 1.0], [np.inf, 1.0]], r"must be finite .* got inf at \[1, 0\]"),
+        ([[np.inf, -np.inf]], "must be finite"),
+        ([[1e308, 1e308]], "small enough to be added up"),
+        ([[1j, 2.0]], "real numbers"),
+        ("S", "importance must be"),
         ([[1.0, -0.5]], "must not be negative, got -0.5"),
     ],
 )

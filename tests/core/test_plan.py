@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,24 @@ from strucspars.core.plan import FORMAT_VERSION, GroupingPlan, LayerPlan
 def random_layer(seed: int, shape: tuple[int, ...] = (8, 4, 3, 3)) -> LayerPlan:
     generator = np.random.default_rng(seed)
     level = int(generator.integers(1, max_group_level(*shape[:2]) + 1))
-    return LayerPlan(level, generator.permutation(shape[0]), generator.permutation(shape[1]), shape)
+    return LayerPlan(
+        group_level=level,
+        out_perm=generator.permutation(shape[0]),
+        in_perm=generator.permutation(shape[1]),
+        weight_shape=shape,
+    )
 
 
 def random_plan(seed: int = 0) -> GroupingPlan:
     layers = {"layer1.0.conv1": random_layer(seed), "layer1.0.conv2": random_layer(seed + 1, (24, 16))}
-    return GroupingPlan(layers, "macs", 0.35, 0.91, removed_param_fraction=0.36, removed_mac_fraction=0.3)
+    return GroupingPlan(
+        layers,
+        budget="macs",
+        target=0.25,
+        min_kept_norm=0.91,
+        removed_param_fraction=0.36,
+        removed_mac_fraction=0.3,
+    )
 
 
 def tampered(**changes: object) -> str:
@@ -38,7 +51,7 @@ def tampered_layer(**changes: object) -> str:
 
 @given(st.integers(0, 2**32 - 2), st.text(max_size=20), st.none() | st.floats(0, 1))
 def test_a_plan_survives_json(seed: int, name: str, target: float | None) -> None:
-    plan = GroupingPlan({name: random_layer(seed)}, target=target)
+    plan = GroupingPlan({name: random_layer(seed)}, min_kept_norm=target, removed_param_fraction=0.5)
     restored = GroupingPlan.from_json(plan.to_json())
     assert restored == plan
     assert restored.to_json() == plan.to_json()
@@ -51,8 +64,24 @@ def test_layers_keep_the_networks_order() -> None:
 
 def test_plans_that_differ_are_not_equal() -> None:
     assert random_plan(0) == random_plan(0)
-    assert random_plan(0) != random_plan(5)
+    assert random_plan(0) != replace(random_plan(0), min_kept_norm=0.92)
     assert random_layer(0) != "layer"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group_level": 1},
+        {"out_perm": np.arange(8)},
+        {"in_perm": np.arange(4)},
+        {"weight_shape": (8, 4, 1, 1)},
+    ],
+)
+def test_layers_that_differ_in_one_field_are_not_equal(change: dict[str, Any]) -> None:
+    reversed_orders = {"out_perm": np.arange(8)[::-1], "in_perm": np.arange(4)[::-1]}
+    layer = LayerPlan(group_level=2, weight_shape=(8, 4, 3, 3), **reversed_orders)
+    assert layer == LayerPlan(group_level=2, weight_shape=(8, 4, 3, 3), **reversed_orders)
+    assert layer != replace(layer, **change)
 
 
 def test_a_plan_can_be_copied_and_sent_to_other_processes() -> None:
@@ -63,12 +92,22 @@ def test_a_plan_can_be_copied_and_sent_to_other_processes() -> None:
 
 def test_the_callers_arrays_and_mapping_are_copied() -> None:
     out_perm = np.array([1, 0])
-    layers = {"conv": LayerPlan(2, out_perm, np.array([0, 1]), (2, 2))}
+    layers = {"conv": LayerPlan(group_level=2, out_perm=out_perm, in_perm=np.array([0, 1]), weight_shape=(2, 2))}
     plan = GroupingPlan(layers)
     out_perm[:] = 0
     layers.clear()
     assert plan.layers["conv"].out_perm.tolist() == [1, 0]
     assert plan.layers["conv"].num_groups == 2
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        plan.layers["other"] = plan.layers["conv"]  # type: ignore[index]  # the attempt is the point
+
+
+def test_numpy_numbers_become_plain_ones() -> None:
+    numbers: dict[str, Any] = {"group_level": np.int64(2), "weight_shape": tuple(np.array([2, 2]))}
+    layer = LayerPlan(out_perm=np.array([1, 0]), in_perm=np.array([0, 1]), **numbers)
+    fractions: dict[str, Any] = {"target": np.float32(0.25), "removed_param_fraction": np.float64(0.5)}
+    plan = GroupingPlan({"conv": layer}, **fractions)
+    assert GroupingPlan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize(
@@ -88,12 +127,17 @@ def test_the_callers_arrays_and_mapping_are_copied() -> None:
         (tampered(colour="red"), r"unknown \['colour'\]"),
         (tampered(layers=[1, 2]), "'layers' must be an object, got list"),
         (tampered(budget="flops"), "budget must be 'params' or 'macs', got 'flops'"),
-        (tampered(target=1.5), r"target must be a fraction in \[0, 1\], got 1.5"),
-        (tampered(target="0.5"), "target must be a fraction"),
-        (tampered(target=True), "target must be a fraction"),
-        (tampered(removed_param_fraction=None), "removed_param_fraction must be a fraction"),
+        (tampered(target=1.5), r"target must lie in \[0, 1\], got 1.5"),
+        (tampered(target=1.0, removed_mac_fraction=1.0), r"target is a removed fraction and must lie in \[0, 1\)"),
+        (tampered(target="0.5"), "target must lie in"),
+        (tampered(target=True), "target must lie in"),
+        (tampered(target=0.31), r"target 0\.31 of all macs is not met: the plan removes 0\.3"),
+        (tampered(removed_mac_fraction=None), r"target 0\.25 of all macs is not met: the plan removes None"),
+        (tampered(removed_mac_fraction=-0.1), r"removed_mac_fraction must lie in"),
+        (tampered(min_kept_norm=1.1), r"min_kept_norm must lie in"),
+        (tampered(removed_param_fraction=None), "removed_param_fraction must lie in"),
         (tampered(target=float("nan")), "NaN is not a number"),
-        (tampered(target=0.25).replace("0.25", "1e999"), "target must be a fraction"),
+        (tampered(target=0.25).replace("0.25", "1e999"), "target must lie in"),
         (tampered(strucspars_version=1), "strucspars_version must be a text"),
         (tampered(layers={"conv": 3}), "layer 'conv' must be an object, got int"),
         (tampered_layer(in_perm=...), r"layer 'layer1.0.conv1': missing \['in_perm'\]"),
@@ -105,6 +149,7 @@ def test_the_callers_arrays_and_mapping_are_copied() -> None:
         (tampered_layer(group_level=4), r"layer 'layer1.0.conv1': group_level must lie in 1\.\.3 for a 8 x 4 layer"),
         (tampered_layer(group_level=0), "layer 'layer1.0.conv1': group_level must be a whole number"),
         (tampered_layer(group_level=10**9), "group_level must lie in"),
+        (tampered_layer(group_level=10**30), "group_level must lie in"),
         (tampered_layer(weight_shape=[8]), r"weight_shape must be \(out, in, \*kernel\)"),
         (tampered_layer(weight_shape=[8, 0, 3, 3]), "weight_shape must be"),
         (tampered_layer(weight_shape=[10**12, 10**12]), "out_perm must list 1000000000000 channels"),
@@ -147,3 +192,7 @@ def test_a_plan_matches_only_its_network() -> None:
 def test_a_mapping_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="layers must map names to LayerPlan, got 'conv': dict"):
         GroupingPlan({"conv": {}})  # type: ignore[dict-item]  # the bad value is the point
+    with pytest.raises(ValueError, match="layers must map names to LayerPlan, got list"):
+        GroupingPlan([random_layer(0)])  # type: ignore[arg-type]  # the bad value is the point
+    with pytest.raises(ValueError, match="not valid JSON"):
+        GroupingPlan.from_json(None)  # type: ignore[arg-type]  # the bad value is the point

@@ -34,6 +34,27 @@ def test_a_weight_on_the_gpu_is_taken() -> None:
     assert_array_equal(ss.importance_matrix(weight), ss.importance_matrix(weight.cpu()))
 
 
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.empty(2, 2, device="meta"),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, 2, dtype=torch.complex64),
+    ],
+)
+def test_a_tensor_without_dense_real_values_is_refused(weight: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="weight must hold real, dense values"):
+        ss.importance_matrix(weight)
+
+
+def test_orders_may_be_tensors_and_weights_must_be_made_importance_first() -> None:
+    weight = torch.nn.Parameter(torch.rand(4, 4))
+    learned = ss.learn_permutations(ss.importance_matrix(weight), start=(torch.arange(4), torch.arange(4)))
+    assert sorted(learned.out_perm) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="importance must be an array of real numbers, got Parameter"):
+        ss.learn_permutations(weight)  # type: ignore[arg-type]  # the bad value is the point
+
+
 def test_a_nan_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         ss.importance_matrix(torch.full((2, 2, 1, 1), float("nan")))

@@ -5,19 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from strucspars.core.arrays import FloatArray, IntArray
-from strucspars.core.connectivity import Connectivity
-from strucspars.core.permutation import read_only
 from strucspars.core.transport import AssignToGroups
 
-# Savings below this fraction of the whole norm are rounding, not progress.
-RELATIVE_PROGRESS = 1e-12
 
+@dataclass(frozen=True, eq=False)
+class Alternation:
+    """Where the alternation ended, after how many pairs of steps, and whether by itself."""
 
-@dataclass(frozen=True)
-class _HalfStep:
-    perm: IntArray
-    cost: float
-    saved: float
+    out_perm: IntArray
+    in_perm: IntArray
+    sweeps: int
+    converged: bool
 
 
 def alternate(
@@ -28,7 +26,7 @@ def alternate(
     in_perm: IntArray,
     assign: AssignToGroups,
     max_sweeps: int,
-) -> Connectivity:
+) -> Alternation:
     """Lower `sum(S[P][:, Q] * R)` by exact steps over P and Q in turn until neither can gain (Sec. 3.2).
 
     Every step is optimal for the other side's present order, so the cost never rises; the end is a partial optimum,
@@ -41,25 +39,25 @@ def alternate(
         assign: the exact solver of one half-step.
         max_sweeps: limit on the pairs of steps.
     """
-    progress = RELATIVE_PROGRESS * float(importance.sum())
     rows_first = (importance, importance.T)
     perms = [out_perm, in_perm]
     converged = False
     for half_step in range(2 * max_sweeps):
         side = half_step % 2
-        step = _half_step(rows_first[side], penalty, perm=perms[side], other_perm=perms[1 - side], assign=assign)
-        perms[side] = step.perm
+        better = _better_order(rows_first[side], penalty, perm=perms[side], other_perm=perms[1 - side], assign=assign)
         # The other side was just solved for this very order; if it stays, both are optimal.
-        converged = half_step > 0 and step.saved <= progress
+        converged = half_step > 0 and better is None
         if converged:
             break
-    return Connectivity(read_only(perms[0]), read_only(perms[1]), step.cost, half_step // 2 + 1, converged)
+        if better is not None:
+            perms[side] = better
+    return Alternation(perms[0], perms[1], sweeps=half_step // 2 + 1, converged=converged)
 
 
-def _half_step(
+def _better_order(
     importance: FloatArray, penalty: FloatArray, *, perm: IntArray, other_perm: IntArray, assign: AssignToGroups
-) -> _HalfStep:
-    """Best order of the rows of `importance` for a fixed order of its columns."""
+) -> IntArray | None:
+    """Best order of the rows of `importance` for a fixed order of its columns; None if the present one is as good."""
     channels, other_channels = importance.shape
     groups = len(penalty)
     penalty_of_other = np.empty((other_channels, groups))
@@ -67,8 +65,9 @@ def _half_step(
     cost = (importance @ penalty_of_other)[perm]
     order = assign(cost)
     group_of_place = np.arange(groups).repeat(channels // groups)
-    cost_before = float(cost[np.arange(channels), group_of_place].sum())
-    cost_after = float(cost[order, group_of_place].sum())
-    if cost_after >= cost_before:
-        return _HalfStep(perm, cost_before, saved=0.0)
-    return _HalfStep(perm[order], cost_after, saved=cost_before - cost_after)
+    # Only channels that change their group count: the others, however heavy, must not blur a small saving.
+    moved = np.flatnonzero(group_of_place[order] != group_of_place)
+    old_cost, new_cost = cost[order[moved], group_of_place[order[moved]]], cost[order[moved], group_of_place[moved]]
+    rounding = np.finfo(np.float64).eps * float(old_cost.sum() + new_cost.sum())
+    saved = float((old_cost - new_cost).sum())
+    return perm[order] if saved > rounding else None

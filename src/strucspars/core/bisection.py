@@ -1,4 +1,4 @@
-"""Good starting orders by recursive bisection: split both sides in two, then each half again, all blocks at once.
+"""Good orders by recursive bisection: split both sides in two, then each half again, all blocks at once.
 
 The alternation of Sec. 3.2 stops at the first partial optimum it meets, so its start decides what it finds. With
 `decay = 0.5` the cost is `m_1 - m_2 / 2 - m_3 / 4 - ...` where `m_g` is the norm kept at level `g`: the first split
@@ -6,7 +6,7 @@ counts most. So we maximise the kept norm level by level, from the top.
 
 One split of a block A asks for balanced signs x, y in {-1, +1} with the largest `x' A y`. Given y, the best x is the
 top half of the row scores `A y`: a matrix product. Annealed mean-field iterations, `x = tanh(beta * A y)` with rising
-`beta`, lead many random starts past poor optima before they are rounded to signs.
+`beta`, lead random starts past poor optima before they are rounded to signs.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ from strucspars.core.arrays import IntArray
 # Ranking sums of thousands of norms needs no more, and it halves the memory traffic that bounds the speed.
 Float32Array = npt.NDArray[np.float32]
 
-# Inverse temperature in units of the spectral scale: near 1 the symmetry breaks, by 3 most signs have settled.
+# Inverse temperature in units of the noise's spectral norm: near 1 the symmetry breaks, by 3 most signs have settled.
 FIRST_BETA, LAST_BETA = 1.0, 3.0
-# A scale this small saturates tanh: the step is one of signs from the start.
-FROZEN = np.float32(0.05)
-POWER_ITERATIONS = 3
+# Every fourth start is this much colder: its tanh is a sign from the first step on.
+FROZEN = np.float32(20)
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class BisectionEffort:
     Attributes:
         starts: random starts per block.
         annealing_steps: steps with tanh at the first, second, ... halving.
-        rounded_steps: steps with signs after that.
+        rounded_steps: steps with signs after that, at least one.
     """
 
     starts: int
@@ -45,6 +44,10 @@ class BisectionEffort:
         return self.annealing_steps[min(halving, len(self.annealing_steps) - 1)]
 
 
+# One step of signs from where the channels are.
+PRESENT_ORDER = BisectionEffort(starts=1, annealing_steps=(0,), rounded_steps=1)
+
+
 @dataclass(frozen=True)
 class BlockOrders:
     """Orders inside each block, `order[block, new] = old`: rows `(B, n)` and columns `(B, m)`."""
@@ -54,7 +57,7 @@ class BlockOrders:
 
 
 def bisect_blocks(
-    blocks: Float32Array, halvings: int, *, effort: BisectionEffort, generator: np.random.Generator
+    blocks: Float32Array, halvings: int, *, effort: BisectionEffort, generator: np.random.Generator | None
 ) -> BlockOrders:
     """Order rows and columns of every block so that `halvings` nested halvings keep much of its norm.
 
@@ -62,7 +65,7 @@ def bisect_blocks(
         blocks: `(B, n, m)`; `2**halvings` divides n and m. All blocks are worked on at once.
         halvings: how often to split.
         effort: how long to search.
-        generator: the source of the random starts.
+        generator: the source of the random starts; None starts from the present order, with `PRESENT_ORDER`.
     """
     count, num_rows, num_columns = blocks.shape
     rows = np.tile(np.arange(num_rows), (count, 1))
@@ -88,16 +91,15 @@ def _halves(blocks: Float32Array, row_order: IntArray, column_order: IntArray) -
 
 
 def _split(
-    blocks: Float32Array, effort: BisectionEffort, halving: int, generator: np.random.Generator
+    blocks: Float32Array, effort: BisectionEffort, halving: int, generator: np.random.Generator | None
 ) -> tuple[Float32Array, Float32Array]:
     """Balanced signs of rows `(B, n)` and columns `(B, m)` with a large `x' A y` for each block A."""
     # Balanced signs do not see row and column means; the annealing would chase them.
     centred = blocks - blocks.mean(axis=2, keepdims=True)
     centred -= centred.mean(axis=1, keepdims=True)
     transposed = centred.swapaxes(1, 2)
-    columns = generator.standard_normal((len(blocks), effort.starts, blocks.shape[2]), dtype=np.float32)
-    row_gain, column_gain = _mean_field_gains(centred, columns[:, :1], effort.starts)
-    columns = np.tanh(columns)
+    columns = _first_columns(blocks, effort.starts, generator)
+    row_gain, column_gain = _mean_field_gains(centred, effort.starts)
     for beta in np.linspace(FIRST_BETA, LAST_BETA, effort.steps_at(halving), dtype=np.float32):
         rows = np.tanh((beta * row_gain) * (columns @ transposed))
         columns = np.tanh((beta * column_gain) * (rows @ centred))
@@ -111,42 +113,29 @@ def _split(
     return rows[block, best_start], columns[block, best_start]
 
 
-def _mean_field_gains(centred: Float32Array, probe: Float32Array, starts: int) -> tuple[Float32Array, Float32Array]:
+def _first_columns(blocks: Float32Array, starts: int, generator: np.random.Generator | None) -> Float32Array:
+    """Where the columns start, `(B, starts, m)`: anywhere, or in their present halves."""
+    count, _, num_columns = blocks.shape
+    if generator is not None:
+        return np.tanh(generator.standard_normal((count, starts, num_columns), dtype=np.float32))
+    present = np.where(np.arange(num_columns) < num_columns // 2, np.float32(1), np.float32(-1))
+    return np.tile(present, (count, starts, 1))
+
+
+def _mean_field_gains(centred: Float32Array, starts: int) -> tuple[Float32Array, Float32Array]:
     """Factors `(B, starts, 1)` that bring the row and column scores to order one.
 
-    Of four starts, two are scaled by the largest singular value that noise of the same deviation would have, one by the
-    block's own, which differs where structure stands out of the noise, and one is frozen from the first step on: on
+    The scale is the spectral norm that noise of the block's deviation would have. Every fourth start is frozen: on
     small blocks the annealed starts all end in one place, and only the frozen ones see others.
     """
     _, num_rows, num_columns = centred.shape
     deviation = np.sqrt(np.square(centred).mean(axis=(1, 2), keepdims=True))
-    scale = (deviation * np.float32(np.sqrt(num_rows) + np.sqrt(num_columns))).repeat(starts, axis=1)
-    scale[:, 3::4] *= FROZEN
-    if starts > 2:
-        scale[:, 2::4] = _largest_singular_value(centred, probe)
-    scale = _nonzero(scale)
+    noise_norm = deviation * np.float32(np.sqrt(num_rows) + np.sqrt(num_columns))
+    # Constant blocks have no deviation; any positive scale leaves their zeros zero.
+    coldness = (1 / np.maximum(noise_norm, np.float32(1e-20))).repeat(starts, axis=1)
+    coldness[:, 3::4] *= FROZEN
     aspect = np.float32(np.sqrt(num_rows / num_columns))
-    return aspect / scale, np.float32(1) / (aspect * scale)
-
-
-def _largest_singular_value(centred: Float32Array, probe: Float32Array) -> Float32Array:
-    """Of every block, `(B, 1, 1)`, by power iteration from the probes `(B, 1, m)`; a rough value is enough."""
-    for _ in range(POWER_ITERATIONS):
-        left = _unit_length(probe @ centred.swapaxes(1, 2))
-        right = left @ centred
-        probe = _unit_length(right)
-    value: Float32Array = np.linalg.norm(right, axis=2, keepdims=True)
-    return value
-
-
-def _unit_length(vectors: Float32Array) -> Float32Array:
-    length: Float32Array = np.linalg.norm(vectors, axis=2, keepdims=True)
-    return vectors / _nonzero(length)
-
-
-def _nonzero(scale: Float32Array) -> Float32Array:
-    """Constant blocks have no structure and no deviation; any positive scale leaves their zeros zero."""
-    return np.maximum(scale, np.float32(1e-20))
+    return aspect * coldness, coldness / aspect
 
 
 def _balanced_signs(scores: Float32Array) -> Float32Array:

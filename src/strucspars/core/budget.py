@@ -4,12 +4,14 @@ The paper searches the threshold p by bisection. The removed fraction only jumps
 layer, so bisecting over these finitely many values finds the answer exactly.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Literal
 
+from strucspars.core.checks import checked_at_least, checked_target, is_number
 from strucspars.core.criterion import level_keeping
 from strucspars.core.hierarchy import num_groups
 
@@ -28,28 +30,45 @@ class LayerBudget:
             default, for what cannot be grouped: such entries only add to the whole.
         fixed_level: use this level whatever the threshold.
         largest_level: go no further than this level.
+
+    >>> LayerBudget("conv", 4096, kept_norm=(1.0, 0.95, 0.7)).level_at(min_kept_norm=0.9)
+    2
     """
 
     name: str
     params: int
+    _: KW_ONLY
     macs: int = 0
     kept_norm: Sequence[float] = (1.0,)
     fixed_level: int | None = None
     largest_level: int | None = None
 
     def __post_init__(self) -> None:
-        if self.params < 0 or self.macs < 0:
-            raise ValueError(f"layer {self.name!r}: params and macs must not be negative")
-        kept = tuple(float(fraction) for fraction in self.kept_norm)
-        if kept[:1] != (1.0,) or not all(0 <= deeper <= level for level, deeper in pairwise(kept)):
-            raise ValueError(f"layer {self.name!r}: kept_norm must start at 1.0 and never rise, got {kept}")
-        object.__setattr__(self, "kept_norm", kept)
+        where = f"layer {self.name!r}: "
+        object.__setattr__(self, "params", checked_at_least(where + "params", self.params, 0))
+        object.__setattr__(self, "macs", checked_at_least(where + "macs", self.macs, 0))
+        kept = tuple(self.kept_norm) if isinstance(self.kept_norm, Sequence) else ()
+        falling = all(is_number(fraction) for fraction in kept) and all(
+            0 <= low <= high for high, low in pairwise(kept)
+        )
+        if kept[:1] != (1.0,) or not falling:
+            raise ValueError(
+                f"{where}kept_norm must be a sequence from 1.0 on that never rises, got {self.kept_norm!r}"
+            )
+        object.__setattr__(self, "kept_norm", tuple(float(fraction) for fraction in kept))
+        if self.fixed_level is not None and self.largest_level is not None:
+            raise ValueError(f"{where}give fixed_level or largest_level, not both")
         for option, level in (("fixed_level", self.fixed_level), ("largest_level", self.largest_level)):
-            if level is not None and not 1 <= level <= len(kept):
-                raise ValueError(
-                    f"layer {self.name!r}: {option} must lie in 1..{len(kept)} "
-                    f"(at most {num_groups(len(kept))} groups), got {level}; lower it or leave the layer out"
-                )
+            if level is not None:
+                self._check_level(option, level)
+
+    def _check_level(self, option: str, level: int) -> None:
+        limit = len(self.kept_norm)
+        if checked_at_least(f"layer {self.name!r}: {option}", level, 1) > limit:
+            raise ValueError(
+                f"layer {self.name!r}: {option} must lie in 1..{limit} (at most {num_groups(limit)} groups), "
+                f"got {level}; lower it or leave the layer out"
+            )
 
     def level_at(self, min_kept_norm: float) -> int:
         """Group level at a threshold, with the layer's own limits respected."""
@@ -61,7 +80,11 @@ class LayerBudget:
 
 @dataclass(frozen=True)
 class ThresholdSearch:
-    """Outcome of `search_threshold`: the threshold, the levels it gives, and the fraction of the budget they remove."""
+    """Outcome of `search_threshold`: the threshold, the levels it gives, and the fraction of the budget they remove.
+
+    >>> search_threshold([LayerBudget("conv", 8, kept_norm=(1.0, 0.7))], target=0.5).group_levels
+    {'conv': 2}
+    """
 
     min_kept_norm: float
     group_levels: Mapping[str, int]
@@ -79,15 +102,22 @@ def removed_fraction(
     >>> removed_fraction(layers, {"conv": 2})
     0.375
     """
-    whole = [_cost(layer, budget) for layer in layers]
-    if sum(whole) == 0:
+    by_name = {layer.name: layer for layer in layers}
+    if len(by_name) < len(layers):
+        names = [layer.name for layer in layers]
+        raise ValueError(f"layer names must differ, got {max(names, key=names.count)!r} more than once")
+    for name, level in group_levels.items():
+        if name not in by_name:
+            raise ValueError(f"group_levels: there is no layer {name!r}")
+        by_name[name]._check_level("group level", level)
+    whole = sum(_cost(layer, budget) for layer in layers)
+    if whole == 0:
         raise ValueError(
             f"the layers have no {budget} at all, so no fraction of them can be removed; fill in {budget}="
         )
-    removed = (
-        cost * (1 - 1 / num_groups(group_levels.get(layer.name, 1))) for cost, layer in zip(whole, layers, strict=True)
-    )
-    return sum(removed) / sum(whole)
+    # 1 - 1 / G is exact in binary, and so is the sum up to 2**53.
+    removed = sum(_cost(by_name[name], budget) * (1 - 1 / num_groups(level)) for name, level in group_levels.items())
+    return removed / whole
 
 
 def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budget = "params") -> ThresholdSearch:
@@ -105,11 +135,7 @@ def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budge
     >>> search_threshold(layers, target=0.4)
     ThresholdSearch(min_kept_norm=0.8, group_levels={'a': 2, 'b': 2}, removed_fraction=0.5)
     """
-    if not 0 <= target < 1:
-        raise ValueError(f"target is the removed fraction of all {budget} and must lie in [0, 1), got {target!r}")
-    names = [layer.name for layer in layers]
-    if len(set(names)) < len(names):
-        raise ValueError(f"layer names must differ, got {max(names, key=names.count)!r} more than once")
+    target = checked_target(target)
 
     def at(min_kept_norm: float) -> ThresholdSearch:
         levels = {layer.name: layer.level_at(min_kept_norm) for layer in layers}
@@ -118,8 +144,10 @@ def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budge
     thresholds = sorted({1.0, *(kept for layer in layers for kept in layer.kept_norm)}, reverse=True)
     most = at(thresholds[-1])
     if most.removed_fraction < target:
+        # Rounded down: the number that is named must itself be within reach.
+        reachable = math.floor(most.removed_fraction * 1e4) / 1e4
         raise ValueError(
-            f"target {target:.4f} cannot be reached: with every layer at its largest level {most.removed_fraction:.4f} "
+            f"target {target:g} cannot be reached: with every layer at its largest level, {reachable:.4f} "
             f"of all {budget} would be removed; lower the target or lift fixed and largest levels"
         )
     first = bisect_left(thresholds, True, key=lambda threshold: at(threshold).removed_fraction >= target)

@@ -1,8 +1,9 @@
 """Dynamic penalty adjustment: lambda rises while sparsity lags, and falls once it overshoots (Appendix B)."""
 
+import math
 from dataclasses import dataclass
 
-from strucspars.core.arrays import is_whole_number
+from strucspars.core.checks import checked_at_least, checked_fraction, checked_target, is_number
 
 # The paper's step, for its CIFAR-10 schedule of 100 epochs of 782 steps at learning rate 0.1.
 PAPER_LAMBDA_STEP = 2e-6
@@ -11,42 +12,56 @@ PAPER_STEPS_PER_EPOCH = 782
 PAPER_LR = 0.1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LambdaSchedule:
     """What the controller aims at.
 
     Attributes:
         target: fraction of all parameters (or MACs) to remove, r in the paper.
         epochs: N, the epochs of sparse training.
-        lambda_step: by how much lambda changes after an epoch, Delta in the paper.
+        lambda_step: by how much lambda changes after an epoch, Delta in the paper; `default_lambda_step` gives one.
         warmup_epochs: lambda is held at 0 after each of these first epochs. The paper's code does so for 10.
         raise_above_target: follow Appendix B to the letter and raise lambda on a small gain even above the target.
+
+    >>> LambdaSchedule(target=0.6, epochs=100, lambda_step=default_lambda_step(100, steps_per_epoch=782, lr=0.1))
+    LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-06, warmup_epochs=10, raise_above_target=False)
     """
 
     target: float
     epochs: int
-    lambda_step: float = PAPER_LAMBDA_STEP
+    lambda_step: float
     warmup_epochs: int = 10
     raise_above_target: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.target < 1:
-            raise ValueError(f"target is a removed fraction and must lie in [0, 1), got {self.target!r}")
-        if not is_whole_number(self.epochs) or self.epochs < 1:
-            raise ValueError(f"epochs must be a whole number from 1 on, got {self.epochs!r}")
-        if not 0 < self.lambda_step < float("inf"):
+        checked_target(self.target)
+        checked_at_least("epochs", self.epochs, 1)
+        if not is_number(self.lambda_step) or not 0 < self.lambda_step < math.inf:
             raise ValueError(f"lambda_step must be positive and finite, got {self.lambda_step!r}")
-        if not is_whole_number(self.warmup_epochs) or self.warmup_epochs < 0:
-            raise ValueError(f"warmup_epochs must be a whole number from 0 on, got {self.warmup_epochs!r}")
+        if checked_at_least("warmup_epochs", self.warmup_epochs, 0) >= self.epochs:
+            raise ValueError(
+                f"warmup_epochs must be fewer than the {self.epochs} epochs, got {self.warmup_epochs}: "
+                "lambda would stay 0 throughout"
+            )
 
 
 @dataclass(frozen=True)
 class LambdaState:
-    """Where the controller stands after `epoch` epochs; `lambda_value` holds for the next one."""
+    """Where the controller stands after `epoch` epochs; `lambda_value` holds for the next one.
+
+    >>> LambdaState()
+    LambdaState(epoch=0, lambda_value=0.0, removed_fraction=0.0)
+    """
 
     epoch: int = 0
     lambda_value: float = 0.0
     removed_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        checked_at_least("epoch", self.epoch, 0)
+        if not is_number(self.lambda_value) or not 0 <= self.lambda_value < math.inf:
+            raise ValueError(f"lambda_value must be finite and not negative, got {self.lambda_value!r}")
+        checked_fraction("removed_fraction", self.removed_fraction)
 
 
 def next_lambda(schedule: LambdaSchedule, state: LambdaState, removed_fraction: float) -> LambdaState:
@@ -66,8 +81,7 @@ def next_lambda(schedule: LambdaSchedule, state: LambdaState, removed_fraction: 
     >>> next_lambda(schedule, state, removed_fraction=0.6).lambda_value  # too much: lower
     0.0
     """
-    if not 0 <= removed_fraction <= 1:
-        raise ValueError(f"removed_fraction must lie in [0, 1], got {removed_fraction!r}")
+    removed_fraction = checked_fraction("removed_fraction", removed_fraction)
     epoch = state.epoch + 1
     lambda_value = state.lambda_value
     if epoch > schedule.warmup_epochs:
@@ -93,7 +107,9 @@ def default_lambda_step(epochs: int, *, steps_per_epoch: int, lr: float) -> floa
     >>> round(default_lambda_step(10, steps_per_epoch=782, lr=0.1), 6)
     0.0002
     """
-    if epochs < 1 or steps_per_epoch < 1 or not 0 < lr < float("inf"):
-        raise ValueError(f"need epochs, steps_per_epoch >= 1 and lr > 0, got {epochs!r}, {steps_per_epoch!r}, {lr!r}")
+    checked_at_least("epochs", epochs, 1)
+    checked_at_least("steps_per_epoch", steps_per_epoch, 1)
+    if not is_number(lr) or not 1e-12 <= lr < math.inf:
+        raise ValueError(f"lr must be positive and finite, got {lr!r}")
     schedule_ratio = (PAPER_EPOCHS / epochs) ** 2 * (PAPER_STEPS_PER_EPOCH / steps_per_epoch) * (PAPER_LR / lr)
     return PAPER_LAMBDA_STEP * schedule_ratio

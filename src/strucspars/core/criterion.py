@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import checked_fraction
 from strucspars.core.hierarchy import block_sums, max_group_level, num_groups
 from strucspars.core.importance import checked_importance
 
@@ -24,18 +25,16 @@ def kept_norm_by_level(permuted_importance: npt.ArrayLike) -> FloatArray:
     """
     matrix = checked_importance(permuted_importance, name="permuted_importance")
     levels = max_group_level(*matrix.shape)
+    total = float(matrix.sum())
+    kept = np.ones(levels)
     # From fine to coarse: summing 2 x 2 blocks of groups halves the number of groups.
     sums = block_sums(matrix, num_groups(levels))
-    lost_by_halving = np.zeros(levels)
     for level in range(levels, 1, -1):
-        pairs = sums.reshape(len(sums) // 2, 2, len(sums) // 2, 2)
-        siblings = np.arange(len(sums) // 2)
-        lost_by_halving[level - 1] = pairs[siblings, 0, siblings, 1].sum() + pairs[siblings, 1, siblings, 0].sum()
-        sums = pairs.sum(axis=(1, 3))
-    total = float(sums.sum())
-    # What is lost, not what is kept, is added up: zeros outside the groups then give exactly 1.
-    lost = lost_by_halving.cumsum() / (total if total > 0 else 1.0)
-    return np.maximum(1 - lost, 0.0)
+        # Where nothing lies outside the groups all is kept, whatever rounding makes of the sums.
+        if np.count_nonzero(sums) > np.count_nonzero(sums.diagonal()):
+            kept[level - 1] = sums.trace() / total
+        sums = block_sums(sums, num_groups(level - 1))
+    return np.minimum.accumulate(kept)
 
 
 def largest_group_level(permuted_importance: npt.ArrayLike, min_kept_norm: float = 0.9) -> int:
@@ -56,6 +55,4 @@ def level_keeping(kept_norm: npt.ArrayLike, min_kept_norm: float) -> int:
     >>> level_keeping([1.0, 0.95, 0.8], min_kept_norm=0.9)
     2
     """
-    if not 0 <= min_kept_norm <= 1:
-        raise ValueError(f"min_kept_norm is a kept fraction and must lie in [0, 1], got {min_kept_norm!r}")
-    return int(np.count_nonzero(np.asarray(kept_norm) >= min_kept_norm))
+    return int(np.count_nonzero(np.asarray(kept_norm) >= checked_fraction("min_kept_norm", min_kept_norm)))

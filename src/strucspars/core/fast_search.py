@@ -8,10 +8,9 @@ import numpy as np
 
 from strucspars.core.alternation import alternate
 from strucspars.core.arrays import FloatArray, IntArray
-from strucspars.core.bisection import BisectionEffort, Float32Array, bisect_blocks
-from strucspars.core.connectivity import Connectivity, connection_cost
+from strucspars.core.bisection import PRESENT_ORDER, BisectionEffort, Float32Array, bisect_blocks
+from strucspars.core.connectivity import Connectivity, cheaper, measured_connectivity
 from strucspars.core.hierarchy import block_sums
-from strucspars.core.permutation import read_only
 from strucspars.core.transport import assign_by_group_cycles
 
 LEAF_PENALTY = 1 / 32
@@ -19,7 +18,6 @@ TRUNK_EFFORT = BisectionEffort(starts=16, annealing_steps=(20, 12, 8), rounded_s
 # Up to 64 x 64 channels, more starts cost next to nothing, and there are few enough optima to see them all.
 SMALL_LAYER = 64 * 64
 SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 12, 8), rounded_steps=3)
-LEAF_EFFORT = BisectionEffort(starts=2, annealing_steps=(2,), rounded_steps=1)
 
 
 def search_from_scratch(
@@ -36,38 +34,29 @@ def search_from_scratch(
     trunk_halvings = _halvings(len(penalty) // _leaf_groups(penalty))
     effort = SMALL_LAYER_EFFORT if importance.size <= SMALL_LAYER else TRUNK_EFFORT
     orders = bisect_blocks(_scaled(importance)[None], trunk_halvings, effort=effort, generator=generator)
-    found = _polish(importance, penalty, orders.rows[0], orders.columns[0], generator, max_sweeps)
+    found = _polish(importance, penalty, orders.rows[0], orders.columns[0], max_sweeps)
     out_channels, in_channels = importance.shape
-    return _cheaper(found, importance, penalty, np.arange(out_channels), np.arange(in_channels))
+    return cheaper(found, importance, penalty, out_perm=np.arange(out_channels), in_perm=np.arange(in_channels))
 
 
 def refresh(
-    importance: FloatArray,
-    penalty: FloatArray,
-    *,
-    out_perm: IntArray,
-    in_perm: IntArray,
-    generator: np.random.Generator,
-    max_sweeps: int,
+    importance: FloatArray, penalty: FloatArray, *, out_perm: IntArray, in_perm: IntArray, max_sweeps: int
 ) -> Connectivity:
-    """Warm search from given orders: no random starts for the trunk. Never worse than its start."""
-    found = _polish(importance, penalty, out_perm, in_perm, generator, max_sweeps)
-    return _cheaper(found, importance, penalty, out_perm, in_perm)
+    """Warm search from given orders, without random starts.
+
+    Never worse than its start, although what pays in the trunk can cost more in the leaves: then the start comes back.
+    """
+    found = _polish(importance, penalty, out_perm, in_perm, max_sweeps)
+    return cheaper(found, importance, penalty, out_perm=out_perm, in_perm=in_perm)
 
 
 def _polish(
-    importance: FloatArray,
-    penalty: FloatArray,
-    out_perm: IntArray,
-    in_perm: IntArray,
-    generator: np.random.Generator,
-    max_sweeps: int,
+    importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_perm: IntArray, max_sweeps: int
 ) -> Connectivity:
     """Exact alternation over the trunk's groups, then bisection inside each of them."""
     leaf_groups = _leaf_groups(penalty)
     trunk_penalty = penalty[::leaf_groups, ::leaf_groups]
-    leaf_penalty = penalty[:leaf_groups, :leaf_groups]
-    trunk = alternate(
+    end = alternate(
         importance,
         trunk_penalty,
         out_perm=out_perm,
@@ -75,21 +64,25 @@ def _polish(
         assign=assign_by_group_cycles,
         max_sweeps=max_sweeps,
     )
-    if leaf_groups == 1:
-        return trunk
-    num_blocks = len(trunk_penalty)
-    rows, columns = trunk.out_perm.reshape(num_blocks, -1), trunk.in_perm.reshape(num_blocks, -1)
-    rows, columns, leaf_cost = _order_leaves(importance, leaf_penalty, rows, columns, generator)
-    cost = trunk.cost + leaf_cost
-    return Connectivity(read_only(rows.ravel()), read_only(columns.ravel()), cost, trunk.sweeps, trunk.converged)
+    rows, columns = end.out_perm.reshape(len(trunk_penalty), -1), end.in_perm.reshape(len(trunk_penalty), -1)
+    if leaf_groups > 1:
+        rows, columns = _order_leaves(importance, penalty[:leaf_groups, :leaf_groups], rows, columns)
+    return measured_connectivity(
+        importance,
+        penalty,
+        out_perm=rows.ravel(),
+        in_perm=columns.ravel(),
+        sweeps=end.sweeps,
+        converged=end.converged,
+    )
 
 
 def _order_leaves(
-    importance: FloatArray, penalty: FloatArray, rows: IntArray, columns: IntArray, generator: np.random.Generator
-) -> tuple[IntArray, IntArray, float]:
-    """Orders inside the trunk's groups, `(B, n)` and `(B, m)`, and their cost; a block changes only where that pays."""
+    importance: FloatArray, penalty: FloatArray, rows: IntArray, columns: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Bisect inside the trunk's groups, `(B, n)` and `(B, m)`, from the present order; only where that pays."""
     blocks = importance[rows[:, :, None], columns[:, None, :]]
-    orders = bisect_blocks(_scaled(blocks), _halvings(len(penalty)), effort=LEAF_EFFORT, generator=generator)
+    orders = bisect_blocks(_scaled(blocks), _halvings(len(penalty)), effort=PRESENT_ORDER, generator=None)
     reordered = np.take_along_axis(blocks, orders.rows[:, :, None], axis=1)
     reordered = np.take_along_axis(reordered, orders.columns[:, None, :], axis=2)
     old_cost = (block_sums(blocks, len(penalty)) * penalty).sum(axis=(1, 2))
@@ -97,17 +90,7 @@ def _order_leaves(
     better = (new_cost < old_cost)[:, None]
     rows = np.where(better, np.take_along_axis(rows, orders.rows, axis=1), rows)
     columns = np.where(better, np.take_along_axis(columns, orders.columns, axis=1), columns)
-    return rows, columns, float(np.minimum(old_cost, new_cost).sum())
-
-
-def _cheaper(
-    found: Connectivity, importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_perm: IntArray
-) -> Connectivity:
-    """The found orders or the given ones. What pays in the trunk can, rarely, cost more in the leaves."""
-    cost = connection_cost(importance, out_perm, in_perm, penalty)
-    if found.cost <= cost:
-        return found
-    return Connectivity(read_only(out_perm), read_only(in_perm), cost, found.sweeps, found.converged)
+    return rows, columns
 
 
 def _leaf_groups(penalty: FloatArray) -> int:

@@ -11,9 +11,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from strucspars.core.arrays import BoolArray, FloatArray, is_whole_number
+from strucspars.core.arrays import BoolArray, FloatArray
+from strucspars.core.checks import checked_at_least, is_number
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+# More groups than any layer has channels; keeps 2**(g - 1) from filling the memory.
+MAX_GROUP_LEVEL = 64
 
 
 def num_groups(group_level: int) -> int:
@@ -22,8 +26,8 @@ def num_groups(group_level: int) -> int:
     >>> [num_groups(group_level) for group_level in (1, 2, 3)]
     [1, 2, 4]
     """
-    if not is_whole_number(group_level) or group_level < 1:
-        raise ValueError(f"group_level must be a whole number from 1 on (1 means one group), got {group_level!r}")
+    if checked_at_least("group_level", group_level, 1) > MAX_GROUP_LEVEL:
+        raise ValueError(f"group_level must be at most {MAX_GROUP_LEVEL}, got {group_level}")
     return 1 << (int(group_level) - 1)
 
 
@@ -35,10 +39,9 @@ def max_group_level(out_channels: int, in_channels: int) -> int:
     >>> max_group_level(256, 64), max_group_level(96, 40), max_group_level(64, 3)
     (7, 4, 1)
     """
-    for name, width in (("out_channels", out_channels), ("in_channels", in_channels)):
-        if not is_whole_number(width) or width < 1:
-            raise ValueError(f"{name} must be a whole number from 1 on, got {width!r}")
-    divisor = math.gcd(int(out_channels), int(in_channels))
+    divisor = math.gcd(
+        checked_at_least("out_channels", out_channels, 1), checked_at_least("in_channels", in_channels, 1)
+    )
     power_of_two = divisor & -divisor
     return power_of_two.bit_length()
 
@@ -56,7 +59,7 @@ def group_penalty(halvings: int, *, decay: float = 0.5) -> FloatArray:
            [1. , 1. , 0. , 0.5],
            [1. , 1. , 0.5, 0. ]])
     """
-    if not 0 < decay <= 1:
+    if not is_number(decay) or not 0 < decay <= 1:
         raise ValueError(f"decay must lie in (0, 1], got {decay!r}; the paper uses 0.5")
     penalty = np.zeros((1, 1))
     for _ in range(halvings):
@@ -115,12 +118,12 @@ def block_sums(matrices: FloatArray, groups: int) -> FloatArray:
     return sums
 
 
-def checked_group_level(group_level: int, out_channels: int, in_channels: int) -> int:
+def checked_group_level(group_level: int, out_channels: int, in_channels: int, *, name: str = "group_level") -> int:
     """The level as a plain int, or a `ValueError` that names the layer's limit."""
     limit = max_group_level(out_channels, in_channels)
-    if num_groups(group_level) > num_groups(limit):
+    if checked_at_least(name, group_level, 1) > limit:
         raise ValueError(
-            f"group_level must lie in 1..{limit} for a {out_channels} x {in_channels} layer "
+            f"{name} must lie in 1..{limit} for a {out_channels} x {in_channels} layer "
             f"(at most {num_groups(limit)} groups), got {group_level}; lower it or leave the layer out"
         )
     return int(group_level)

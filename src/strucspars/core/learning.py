@@ -7,12 +7,18 @@ import numpy.typing as npt
 
 from strucspars.core import hierarchy
 from strucspars.core.alternation import alternate
-from strucspars.core.arrays import IntArray, is_whole_number
-from strucspars.core.connectivity import Connectivity
+from strucspars.core.arrays import FloatArray, IntArray
+from strucspars.core.checks import checked_at_least
+from strucspars.core.connectivity import Connectivity, cheaper, measured_connectivity
 from strucspars.core.fast_search import refresh, search_from_scratch
 from strucspars.core.importance import checked_importance
 from strucspars.core.permutation import checked_permutation
-from strucspars.core.transport import assign_by_group_cycles, assign_by_network_simplex, assign_by_positions
+from strucspars.core.transport import (
+    AssignToGroups,
+    assign_by_group_cycles,
+    assign_by_network_simplex,
+    assign_by_positions,
+)
 
 Method = Literal["fast", "paper", "paper-pot"]
 Start = Connectivity | tuple[npt.ArrayLike, npt.ArrayLike]
@@ -39,8 +45,8 @@ def learn_permutations(
             simplex of the package POT, as the authors' code does.
         decay: ratio of the costs of successive halvings, in (0, 1].
         max_group_level: deepest level to prepare for; R then has only the halvings that lead to it. None: all.
-        start: a `Connectivity` or a pair `(out_perm, in_perm)` to improve on. With `"fast"` this is a warm refresh:
-            exact half-steps only, so that channels change their group only where it pays.
+        start: a `Connectivity` or a pair `(out_perm, in_perm)` to improve on. With `"fast"` this is a warm refresh
+            without random starts, so that channels change their group only where it pays.
         seed: decides the random starts of `"fast"`.
         max_sweeps: limit on the pairs of half-steps.
 
@@ -57,20 +63,19 @@ def learn_permutations(
     matrix = checked_importance(importance)
     halvings = hierarchy.max_group_level(*matrix.shape) - 1
     if max_group_level is not None:
-        halvings = hierarchy.checked_group_level(max_group_level, *matrix.shape) - 1
+        halvings = hierarchy.checked_group_level(max_group_level, *matrix.shape, name="max_group_level") - 1
     penalty = hierarchy.group_penalty(halvings, decay=decay)
-    _check_at_least("max_sweeps", max_sweeps, 1)
-    _check_at_least("seed", seed, 0)
+    max_sweeps = checked_at_least("max_sweeps", max_sweeps, 1)
+    generator = np.random.default_rng(checked_at_least("seed", seed, 0))
     out_perm, in_perm = _checked_start(start, matrix.shape)
-    if method == "fast":
-        generator = np.random.default_rng(seed)
-        if start is None:
-            return search_from_scratch(matrix, penalty, generator=generator, max_sweeps=max_sweeps)
-        return refresh(matrix, penalty, out_perm=out_perm, in_perm=in_perm, generator=generator, max_sweeps=max_sweeps)
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
-    assign = assign_by_positions if method == "paper" else assign_by_network_simplex
-    return alternate(matrix, penalty, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
+    if method != "fast":
+        assign = assign_by_positions if method == "paper" else assign_by_network_simplex
+        return _improve(matrix, penalty, out_perm, in_perm, assign, max_sweeps)
+    if start is None:
+        return search_from_scratch(matrix, penalty, generator=generator, max_sweeps=max_sweeps)
+    return refresh(matrix, penalty, out_perm=out_perm, in_perm=in_perm, max_sweeps=max_sweeps)
 
 
 def refine_at_level(
@@ -90,16 +95,25 @@ def refine_at_level(
     """
     matrix = checked_importance(importance)
     groups = hierarchy.num_groups(hierarchy.checked_group_level(group_level, *matrix.shape))
-    _check_at_least("max_sweeps", max_sweeps, 1)
+    max_sweeps = checked_at_least("max_sweeps", max_sweeps, 1)
     out_perm, in_perm = _checked_start(start, matrix.shape)
-    return alternate(
-        matrix,
-        1 - np.eye(groups),
-        out_perm=out_perm,
-        in_perm=in_perm,
-        assign=assign_by_group_cycles,
-        max_sweeps=max_sweeps,
+    return _improve(matrix, 1 - np.eye(groups), out_perm, in_perm, assign_by_group_cycles, max_sweeps)
+
+
+def _improve(
+    importance: FloatArray,
+    penalty: FloatArray,
+    out_perm: IntArray,
+    in_perm: IntArray,
+    assign: AssignToGroups,
+    max_sweeps: int,
+) -> Connectivity:
+    """The plain alternation, measured. Never worse than its start."""
+    end = alternate(importance, penalty, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
+    found = measured_connectivity(
+        importance, penalty, out_perm=end.out_perm, in_perm=end.in_perm, sweeps=end.sweeps, converged=end.converged
     )
+    return cheaper(found, importance, penalty, out_perm=out_perm, in_perm=in_perm)
 
 
 def _checked_start(start: Start | None, shape: tuple[int, ...]) -> tuple[IntArray, IntArray]:
@@ -113,8 +127,3 @@ def _checked_start(start: Start | None, shape: tuple[int, ...]) -> tuple[IntArra
         checked_permutation(start[0], shape[0], name="start's out_perm"),
         checked_permutation(start[1], shape[1], name="start's in_perm"),
     )
-
-
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if not is_whole_number(value) or value < least:
-        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")

@@ -12,14 +12,19 @@ def checked_permutation(perm: npt.ArrayLike, length: int, *, name: str) -> IntAr
     >>> checked_permutation([1, 0, 2], 3, name="out_perm")
     array([1, 0, 2])
     """
-    values = np.array(perm)
+    values = np.asarray(perm)
     if values.shape != (length,):
         raise ValueError(f"{name} must list {length} channels, got shape {values.shape}")
     if not np.issubdtype(values.dtype, np.integer):
         raise ValueError(f"{name} must hold whole numbers, got {values.dtype}")
-    if not np.array_equal(np.sort(values), np.arange(length)):
-        raise ValueError(f"{name} is not a permutation: it must hold every channel from 0 to {length - 1} exactly once")
-    return read_only(values.astype(np.int64))
+    present = np.zeros(length, dtype=np.bool_)
+    present[values[(values >= 0) & (values < length)]] = True
+    if not present.all():
+        raise ValueError(
+            f"{name} is not a permutation: it must hold every channel from 0 to {length - 1} exactly once, "
+            f"but lacks {present.argmin()}"
+        )
+    return locked_copy(values.astype(np.int64))
 
 
 def inverse(perm: IntArray) -> IntArray:
@@ -33,7 +38,8 @@ def inverse(perm: IntArray) -> IntArray:
     return undo
 
 
-def read_only(perm: IntArray) -> IntArray:
-    """The same array, locked: a result that several owners hold must not change under them."""
-    perm.setflags(write=False)
-    return perm
+def locked_copy(perm: IntArray) -> IntArray:
+    """A read-only copy: a result that several owners hold must not change under them."""
+    copy = perm.copy()
+    copy.setflags(write=False)
+    return copy

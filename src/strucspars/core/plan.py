@@ -4,14 +4,14 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
 from typing import Any, get_args
 
-import numpy as np
-
 from strucspars._version import __version__
-from strucspars.core.arrays import IntArray, is_whole_number
+from strucspars.core.arrays import IntArray
 from strucspars.core.budget import Budget
+from strucspars.core.checks import checked_fraction, checked_target, is_whole_number
 from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
 
@@ -19,7 +19,7 @@ FORMAT = "strucspars-plan"
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LayerPlan:
     """Grouping of one layer.
 
@@ -28,6 +28,11 @@ class LayerPlan:
         out_perm: order of the output channels, `perm[new] = old`, read-only.
         in_perm: order of the input channels, likewise.
         weight_shape: shape of the dense weight, `(C_out, C_in, *kernel)`.
+
+    >>> import numpy as np
+    >>> order = np.array([1, 0])
+    >>> LayerPlan(group_level=2, out_perm=order, in_perm=order, weight_shape=(2, 2, 3, 3)).num_groups
+    2
     """
 
     group_level: int
@@ -41,7 +46,7 @@ class LayerPlan:
             raise ValueError(f"weight_shape must be (out, in, *kernel) in positive whole numbers, got {shape}")
         out_channels, in_channels = shape[:2]
         level = checked_group_level(self.group_level, out_channels, in_channels)
-        object.__setattr__(self, "weight_shape", shape)
+        object.__setattr__(self, "weight_shape", tuple(int(width) for width in shape))
         object.__setattr__(self, "group_level", level)
         object.__setattr__(self, "out_perm", checked_permutation(self.out_perm, out_channels, name="out_perm"))
         object.__setattr__(self, "in_perm", checked_permutation(self.in_perm, in_channels, name="in_perm"))
@@ -54,12 +59,16 @@ class LayerPlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerPlan):
             return NotImplemented
-        return (
-            self.group_level == other.group_level
-            and self.weight_shape == other.weight_shape
-            and np.array_equal(self.out_perm, other.out_perm)
-            and np.array_equal(self.in_perm, other.in_perm)
-        )
+        return self._plain() == other._plain()
+
+    def _plain(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return {
+            "group_level": self.group_level,
+            "weight_shape": list(self.weight_shape),
+            "out_perm": self.out_perm.tolist(),
+            "in_perm": self.in_perm.tolist(),
+        }
 
 
 @dataclass(frozen=True)
@@ -75,13 +84,16 @@ class GroupingPlan:
         removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
         strucspars_version: version that made the plan.
 
-    >>> layer = LayerPlan(group_level=2, out_perm=np.array([1, 0]), in_perm=np.array([0, 1]), weight_shape=(2, 2, 3, 3))
+    >>> import numpy as np
+    >>> order = np.array([1, 0])
+    >>> layer = LayerPlan(group_level=2, out_perm=order, in_perm=order, weight_shape=(2, 2, 3, 3))
     >>> plan = GroupingPlan({"conv": layer}, target=0.4, min_kept_norm=0.9, removed_param_fraction=0.5)
     >>> GroupingPlan.from_json(plan.to_json()) == plan
     True
     """
 
     layers: Mapping[str, LayerPlan]
+    _: KW_ONLY
     budget: Budget = "params"
     target: float | None = None
     min_kept_norm: float | None = None
@@ -90,31 +102,38 @@ class GroupingPlan:
     strucspars_version: str = __version__
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, Mapping):
+            raise ValueError(f"layers must map names to LayerPlan, got {type(self.layers).__name__}")
         for name, layer in self.layers.items():
             if not isinstance(name, str) or not isinstance(layer, LayerPlan):
                 raise ValueError(f"layers must map names to LayerPlan, got {name!r}: {type(layer).__name__}")
-        object.__setattr__(self, "layers", dict(self.layers))
+        object.__setattr__(self, "layers", MappingProxyType(dict(self.layers)))
         if self.budget not in get_args(Budget):
             raise ValueError(f"budget must be 'params' or 'macs', got {self.budget!r}")
-        _check_fraction("removed_param_fraction", self.removed_param_fraction)
-        for field in ("target", "min_kept_norm", "removed_mac_fraction"):
-            if getattr(self, field) is not None:
-                _check_fraction(field, getattr(self, field))
+        for field in ("removed_param_fraction", "target", "min_kept_norm", "removed_mac_fraction"):
+            value = getattr(self, field)
+            if value is not None or field == "removed_param_fraction":
+                object.__setattr__(self, field, checked_fraction(field, value))
         if not isinstance(self.strucspars_version, str):
             raise ValueError(f"strucspars_version must be a text, got {self.strucspars_version!r}")
+        self._check_target()
+
+    def _check_target(self) -> None:
+        """A plan that names a target must have met it."""
+        if self.target is None:
+            return
+        removed = self.removed_param_fraction if self.budget == "params" else self.removed_mac_fraction
+        if removed is None or removed < checked_target(self.target):
+            raise ValueError(f"target {self.target:g} of all {self.budget} is not met: the plan removes {removed}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and other processes get the plan as JSON: a read-only mapping cannot be pickled."""
+        return GroupingPlan.from_json, (self.to_json(),)
 
     def to_json(self) -> str:
         """The plan as JSON text."""
         fields = {name: getattr(self, name) for name in PLAN_FIELDS}
-        layers = {
-            name: {
-                "group_level": layer.group_level,
-                "weight_shape": layer.weight_shape,
-                "out_perm": layer.out_perm.tolist(),
-                "in_perm": layer.in_perm.tolist(),
-            }
-            for name, layer in self.layers.items()
-        }
+        layers = {name: layer._plain() for name, layer in self.layers.items()}
         return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **fields, "layers": layers})
 
     @classmethod
@@ -179,7 +198,7 @@ def _parse_object(text: str) -> dict[str, Any]:
 
     try:
         document = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_repeats)
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"grouping plan is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise ValueError(f"grouping plan must be a JSON object, got {type(document).__name__}")
@@ -192,8 +211,3 @@ def _check_keys(where: str, entry: Any, expected: Sequence[str]) -> None:
     missing, unknown = set(expected) - set(entry), set(entry) - set(expected)
     if missing or unknown:
         raise ValueError(f"{where}: missing {sorted(missing)}, unknown {sorted(unknown)}")
-
-
-def _check_fraction(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a fraction in [0, 1], got {value!r}")

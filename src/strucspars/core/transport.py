@@ -31,14 +31,14 @@ def assign_by_group_cycles(cost: FloatArray) -> IntArray:
     group = np.arange(groups)
     members = np.arange(channels).reshape(groups, -1)
     price = cost[members] - cost[members, group[:, None]][..., None]  # (from group, place, to group)
-    # Cycles that save less than rounding could fake are not worth turning, and could turn forever.
-    rounding = 8 * groups * np.finfo(np.float64).eps * float(np.abs(cost).max())
     while True:
         cheapest_place = price.argmin(axis=1)
         move_price = np.take_along_axis(price, cheapest_place[:, None, :], axis=1)[:, 0, :]
         np.fill_diagonal(move_price, 0.0)
         _, target = linear_sum_assignment(move_price)
-        if move_price[group, target].sum() >= -rounding:
+        paid = move_price[group, target]
+        # A sum that rounding alone could make negative saves nothing, and turning such cycles could go on forever.
+        if paid.sum() >= -(groups + 1) * np.finfo(np.float64).eps * np.abs(paid).sum():
             return members.ravel()
         origin = np.flatnonzero(target != group)
         target = target[origin]
@@ -67,7 +67,9 @@ def assign_by_network_simplex(cost: FloatArray) -> IntArray:
         ) from error
     channels, groups = cost.shape
     one_each = np.ones(channels)
-    positions_by_channels = np.ascontiguousarray(cost.repeat(channels // groups, axis=1).T)
+    # POT takes small differences for none, whatever the scale of the costs: bring them to order one.
+    scale = float(np.abs(cost).max()) or 1.0
+    positions_by_channels = np.ascontiguousarray((cost / scale).repeat(channels // groups, axis=1).T)
     # POT's default limit of 100,000 pivots is hit from about 2048 channels on, and the plan is then not optimal.
     flow, log = ot.emd(one_each, one_each, positions_by_channels, numItermax=100_000_000, log=True)
     if log["warning"] is not None:

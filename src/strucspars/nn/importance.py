@@ -22,6 +22,14 @@ def importance_matrix(weight: torch.Tensor | npt.ArrayLike, norm: importance.Nor
     (16, 8)
     """
     if isinstance(weight, torch.Tensor):
-        # Double before numpy: it has no bfloat16.
-        weight = weight.detach().to("cpu", torch.float64).numpy()
+        weight = _as_array(weight)
     return importance.importance_matrix(weight, norm)
+
+
+def _as_array(weight: torch.Tensor) -> FloatArray:
+    if weight.is_meta or weight.is_sparse or weight.is_complex():
+        kind = f"{weight.layout}, {weight.dtype}, {weight.device}"
+        raise ValueError(f"weight must hold real, dense values, got a tensor of {kind}")
+    # Double before numpy: it has no bfloat16.
+    array: FloatArray = weight.detach().to("cpu", torch.float64).numpy()
+    return array

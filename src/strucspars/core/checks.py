@@ -1,0 +1,36 @@
+"""What counts as a whole number, a number and a fraction; and the errors that say so."""
+
+from typing import TypeGuard
+
+import numpy as np
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Whether the value is a Python or numpy integer. Booleans are integers to Python, but never a width or a level."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a real number, NaN and infinity included."""
+    return is_whole_number(value) or isinstance(value, float | np.floating)
+
+
+def checked_at_least(name: str, value: int, least: int) -> int:
+    """The value as a plain int, or a `ValueError` unless it is a whole number from `least` on."""
+    if not is_whole_number(value) or value < least:
+        raise ValueError(f"{name} must be a whole number from {least} on, got {value!r}")
+    return int(value)
+
+
+def checked_fraction(name: str, value: float) -> float:
+    """The value as a plain float, or a `ValueError` unless it lies in [0, 1]."""
+    if not is_number(value) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+    return float(value)
+
+
+def checked_target(value: float) -> float:
+    """The removed fraction that is asked for, or a `ValueError` unless it lies in [0, 1)."""
+    if not is_number(value) or not 0 <= value < 1:
+        raise ValueError(f"target is a removed fraction and must lie in [0, 1), got {value!r}")
+    return float(value)
