@@ -52,7 +52,7 @@ def test_orders_may_be_tensors_and_weights_must_be_made_importance_first() -> No
     learned = ss.learn_permutations(ss.importance_matrix(weight), start=(torch.arange(4), torch.arange(4)))
     assert sorted(learned.out_perm) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="importance must be an array of real numbers, got Parameter"):
-        ss.learn_permutations(weight)  # type: ignore[arg-type]  # the bad value is the point
+        ss.learn_permutations(weight)
 
 
 def test_a_nan_weight_is_refused() -> None:
