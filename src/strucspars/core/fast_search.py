@@ -14,7 +14,7 @@ from strucspars.core.hierarchy import block_sums
 from strucspars.core.transport import assign_by_group_cycles
 
 LEAF_PENALTY = 1 / 32
-TRUNK_EFFORT = BisectionEffort(starts=16, annealing_steps=(20, 12, 8), rounded_steps=2)
+TRUNK_EFFORT = BisectionEffort(starts=12, annealing_steps=(20, 12, 8), rounded_steps=2)
 # Up to 64 x 64 channels, more starts cost next to nothing, and there are few enough optima to see them all.
 SMALL_LAYER = 64 * 64
 SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 12, 8), rounded_steps=3)
