@@ -1,6 +1,9 @@
 """Structured sparsification: learn which channels belong together, and turn convolutions into group convolutions."""
 
 from strucspars._version import __version__
+from strucspars.convert.ablation import reordered_plan
+from strucspars.convert.conversion import convert_, mask_
+from strucspars.convert.model_plan import model_plan
 from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold
 from strucspars.core.connectivity import Connectivity
 from strucspars.core.controller import LambdaSchedule, LambdaState, default_lambda_step, next_lambda
@@ -8,7 +11,15 @@ from strucspars.core.criterion import kept_norm_by_level, largest_group_level
 from strucspars.core.hierarchy import connection_mask, max_group_level, num_groups, penalty_matrix
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.export.storage import load, save
+from strucspars.measure.counting import NetworkCount, count_macs
+from strucspars.measure.summary import Summary, summary
 from strucspars.nn.importance import importance_matrix
+from strucspars.nn.selection import LayerRules, select_layers
+from strucspars.nn.shuffled import ShuffledGroupConv2d
+from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.one_shot import one_shot_plan
+from strucspars.sparsify.sparsifier import Sparsifier
 
 __all__ = [
     "Connectivity",
@@ -17,19 +28,35 @@ __all__ = [
     "LambdaState",
     "LayerBudget",
     "LayerPlan",
+    "LayerRules",
+    "NetworkCount",
+    "ShuffledGroupConv2d",
+    "Sparsifier",
+    "SparsifyConfig",
+    "Summary",
     "ThresholdSearch",
     "__version__",
     "connection_mask",
+    "convert_",
+    "count_macs",
     "default_lambda_step",
     "importance_matrix",
     "kept_norm_by_level",
     "largest_group_level",
     "learn_permutations",
+    "load",
+    "mask_",
     "max_group_level",
+    "model_plan",
     "next_lambda",
     "num_groups",
+    "one_shot_plan",
     "penalty_matrix",
     "refine_at_level",
     "removed_fraction",
+    "reordered_plan",
+    "save",
     "search_threshold",
+    "select_layers",
+    "summary",
 ]

@@ -15,7 +15,7 @@ def test_a_parameter_gives_the_importance_of_its_values(layer: torch.nn.Module, 
     weight = layer.weight
     assert isinstance(weight, torch.nn.Parameter)
     expected = importance_of_array(weight.detach().double().numpy(), norm)  # type: ignore[arg-type]  # plain text
-    assert_array_equal(ss.importance_matrix(weight, norm), expected)  # type: ignore[arg-type]  # plain text
+    np.testing.assert_allclose(ss.importance_matrix(weight, norm), expected, rtol=1e-12)  # type: ignore[arg-type]  # plain text
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

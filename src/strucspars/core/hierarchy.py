@@ -89,7 +89,7 @@ def penalty_matrix(
     halvings = max_group_level(out_channels, in_channels) - 1
     if group_level is not None:
         halvings = min(checked_group_level(group_level, out_channels, in_channels), halvings)
-    return _spread_over_channels(group_penalty(halvings, decay=decay), out_channels, in_channels)
+    return spread_over_channels(group_penalty(halvings, decay=decay), out_channels, in_channels)
 
 
 def connection_mask(out_channels: int, in_channels: int, group_level: int) -> BoolArray:
@@ -102,7 +102,7 @@ def connection_mask(out_channels: int, in_channels: int, group_level: int) -> Bo
            [0, 0, 1, 1]])
     """
     groups = num_groups(checked_group_level(group_level, out_channels, in_channels))
-    return _spread_over_channels(np.eye(groups, dtype=np.bool_), out_channels, in_channels)
+    return spread_over_channels(np.eye(groups, dtype=np.bool_), out_channels, in_channels)
 
 
 def block_sums(matrices: FloatArray, groups: int) -> FloatArray:
@@ -129,6 +129,7 @@ def checked_group_level(group_level: int, out_channels: int, in_channels: int, *
     return int(group_level)
 
 
-def _spread_over_channels(by_group: npt.NDArray[Scalar], out_channels: int, in_channels: int) -> npt.NDArray[Scalar]:
+def spread_over_channels(by_group: npt.NDArray[Scalar], out_channels: int, in_channels: int) -> npt.NDArray[Scalar]:
+    """A matrix over groups as one over channels: every group's entry for all its channels."""
     groups = len(by_group)
     return by_group.repeat(out_channels // groups, axis=0).repeat(in_channels // groups, axis=1)

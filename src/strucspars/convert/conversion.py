@@ -1,0 +1,117 @@
+"""Compression: every planned layer becomes input shuffle, group convolution, output shuffle (Sec. 3.1, 3.5)."""
+
+from collections import Counter
+
+import torch
+from torch import nn
+
+from strucspars.convert.optimizer_state import change_optimizer_state_
+from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.nn.grouped_weights import grouped_weight
+from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
+from strucspars.nn.shuffled import GROUPED_TYPES, dense_shape, group_module_, is_grouped
+
+
+def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+    """Turn the planned layers of a model into group convolutions, in place; returns the model.
+
+    What the plan prunes is dropped, so the tensors really shrink. Names, devices, precisions, memory formats, modes,
+    hooks and the parameters' identity stay. Layers of one group and layers that are grouped already stay as they are,
+    masked ones are converted like dense ones. Nothing changes if the plan does not fit the model.
+
+    Args:
+        model: any module; no graph is traced.
+        plan: what to group.
+        optimizer: its momenta follow the weights they belong to.
+
+    >>> import numpy as np
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3))
+    >>> layer = ss.LayerPlan(group_level=3, out_perm=np.arange(8), in_perm=np.arange(4), weight_shape=(8, 4, 3, 3))
+    >>> convert_(model, ss.GroupingPlan({"0": layer}))[0].weight.shape
+    torch.Size([8, 1, 3, 3])
+    """
+    for module, layer in _layers_to_change(model, plan):
+        if type(module) in DENSE_TYPES:
+            unmask_module_(module)
+        if optimizer is not None:
+            _regroup_optimizer_state_(optimizer, module, layer)
+        group_module_(module, layer)
+    return model
+
+
+def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+    """Keep the planned layers dense but hold what the plan prunes at zero, in place; returns the model.
+
+    The function is that of the converted model, and `convert_` turns the one into the other. On GPUs finetuning this
+    form is faster. The model's keys do not change.
+
+    Args:
+        model: any module.
+        plan: what to prune.
+        optimizer: momenta of pruned weights are cleared, so that they cannot move them.
+
+    >>> import numpy as np
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 1))
+    >>> layer = ss.LayerPlan(group_level=2, out_perm=np.arange(8), in_perm=np.arange(4), weight_shape=(8, 4, 1, 1))
+    >>> int((mask_(model, ss.GroupingPlan({"0": layer}))[0].weight == 0).sum())
+    16
+    """
+    for module, layer in _layers_to_change(model, plan):
+        if type(module) in DENSE_TYPES:
+            unmask_module_(module)
+        mask_module_(module, layer)
+        if optimizer is not None:
+            _mask_optimizer_state_(optimizer, module)
+    return model
+
+
+def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
+    """Raise a `ValueError` that names the layer unless `convert_` would accept this plan for this model."""
+    _layers_to_change(model, plan)
+
+
+def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> list[tuple[nn.Module, LayerPlan]]:
+    """The dense layers that the plan groups, after checking that all of it fits."""
+    modules = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (nn.modules.conv._ConvNd, nn.Linear))
+    }
+    plan.check_matches({name: dense_shape(module) for name, module in modules.items()})
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    changes: dict[nn.Module, LayerPlan] = {}
+    for name, layer in plan.layers.items():
+        module = modules[name]
+        if layer.group_level == 1 or is_grouped(module):
+            continue
+        _check_groupable(name, module)
+        if module in changes or owners[id(module.get_parameter("weight"))] > 1:
+            raise ValueError(f"layer {name!r} shares its weight with another layer; take it off the plan")
+        changes[module] = layer
+    return list(changes.items())
+
+
+def _check_groupable(name: str, module: nn.Module) -> None:
+    if type(module) not in (*GROUPED_TYPES, *DENSE_TYPES):
+        known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
+        raise ValueError(
+            f"layer {name!r} is a {type(module).__name__}, only {known} can be grouped; take it off the plan"
+        )
+    if not isinstance(module, nn.Linear) and module.groups != 1:
+        raise ValueError(f"layer {name!r} has {module.groups} groups already; take it off the plan")
+
+
+def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module, layer: LayerPlan) -> None:
+    weight = module.get_parameter("weight")
+    change_optimizer_state_(optimizer, weight, lambda momentum: grouped_weight(momentum, layer).contiguous())
+    if module.bias is not None:
+        out_perm = torch.tensor(layer.out_perm)
+        bias = module.get_parameter("bias")
+        change_optimizer_state_(optimizer, bias, lambda momentum: momentum[out_perm.to(momentum.device)])
+
+
+def _mask_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    mask = module.get_buffer("mask")
+    change_optimizer_state_(optimizer, module.get_parameter("weight"), lambda momentum: momentum * mask.to(momentum))

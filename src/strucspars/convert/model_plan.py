@@ -1,0 +1,45 @@
+"""The plan that a converted model carries in itself."""
+
+import math
+
+from torch import nn
+
+from strucspars.core.hierarchy import num_groups
+from strucspars.core.permutation import inverse
+from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.nn.masked import DENSE_TYPES
+from strucspars.nn.shuffled import dense_shape, is_grouped
+
+
+def model_plan(model: nn.Module) -> GroupingPlan:
+    """Read the grouping off a converted model: the plan that makes it from the dense one. Empty for a dense model.
+
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> plan = ss.one_shot_plan(model, target=0.5)
+    >>> model_plan(ss.convert_(model, plan)).layers == plan.layers
+    True
+    """
+    layers = {}
+    for name, module in model.named_modules():
+        if type(module) in DENSE_TYPES:
+            raise ValueError(f"layer {name!r} is masked, not grouped; call convert_(model, plan) first")
+        if is_grouped(module):
+            layers[name] = _layer_plan(module)
+    kept = sum(parameter.numel() for parameter in model.parameters())
+    dense = kept + sum(math.prod(layer.weight_shape) * (1 - 1 / layer.num_groups) for layer in layers.values())
+    return GroupingPlan(layers, removed_param_fraction=1 - kept / dense if dense else 0.0)
+
+
+def _layer_plan(module: nn.Module) -> LayerPlan:
+    shape = dense_shape(module)
+    groups = shape[1] // module.get_parameter("weight").shape[1]
+    level = groups.bit_length()
+    if num_groups(level) != groups:
+        raise ValueError(f"{groups} groups are no power of two: no plan makes such a layer")
+    return LayerPlan(
+        group_level=level,
+        out_perm=inverse(module.get_buffer("out_inverse").cpu().numpy()),
+        in_perm=module.get_buffer("in_perm").cpu().numpy(),
+        weight_shape=shape,
+    )

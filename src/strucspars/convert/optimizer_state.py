@@ -1,0 +1,35 @@
+"""Momenta that follow their weights when the weights change shape or order."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+
+def change_optimizer_state_(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Apply a change to everything an optimizer remembers in the shape of a parameter.
+
+    Counters stay. What has another shape (factored or flattened moments) cannot follow: the parameter then starts
+    without a memory, which every optimizer can deal with.
+    """
+    state = optimizer.state.get(parameter)
+    if not state:
+        return
+    remembered = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
+    foreign = [key for key, value in remembered.items() if value.shape != parameter.shape]
+    if foreign:
+        logger.warning(
+            "%s cannot carry %s over to a grouped weight of former shape %s; its memory is cleared",
+            type(optimizer).__name__,
+            ", ".join(map(repr, foreign)),
+            tuple(parameter.shape),
+        )
+        del optimizer.state[parameter]
+        return
+    for key, value in remembered.items():
+        state[key] = change(value)

@@ -1,0 +1,134 @@
+"""One safetensors file per network, the plan in its metadata. Nothing in it is ever executed.
+
+The file holds the tensors of the converted model; the user's own code builds the dense one, and the plan tells how to
+group it. So there is no class to pickle, and no model zoo to depend on.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from strucspars._version import __version__
+from strucspars.convert.conversion import check_fits, convert_
+from strucspars.convert.model_plan import model_plan
+from strucspars.core.plan import GroupingPlan
+from strucspars.nn.shuffled import order_buffers
+
+PLAN_KEY = "strucspars.plan"
+VERSION_KEY = "strucspars.version"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a converted (or dense) model to one safetensors file, all or nothing.
+
+    The file appears under its name only when it is complete; a file that was there before survives any failure.
+
+    >>> import strucspars as ss, tempfile
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> _ = ss.convert_(model, ss.one_shot_plan(model, target=0.5))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ss.save(model, f"{folder}/small.safetensors")
+    ...     restored = ss.load(f"{folder}/small.safetensors", nn.Sequential(nn.Conv2d(4, 8, 3, bias=False)))
+    >>> torch.equal(restored[0].weight, model[0].weight)
+    True
+    """
+    path = Path(path)
+    plan = model_plan(model)
+    # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        save_file(tensors, unfinished, metadata={PLAN_KEY: plan.to_json(), VERSION_KEY: __version__})
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str], model: Model) -> Model:
+    """Turn a freshly built, dense model into the saved one, in place; returns the model.
+
+    Everything is checked before anything changes: if the file is damaged, foreign, newer, or belongs to another
+    network, the model stays as it is.
+
+    Args:
+        path: a file that `save` has written.
+        model: the same network, dense, built by its own code.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file or the model does not fit; the message says where.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(nn.Linear(2, 2), f"{folder}/dense.safetensors")
+    ...     load(f"{folder}/dense.safetensors", nn.Linear(2, 2))
+    Linear(in_features=2, out_features=2, bias=True)
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no saved model at {path}")
+    plan, tensors = _read(path)
+    try:
+        check_fits(model, plan)
+    except ValueError as error:
+        raise ValueError(f"{path} belongs to another network: {error}") from error
+    _check_tensors(path, tensors, expected=_expected_shapes(model, plan))
+    _check_orders(path, tensors, plan)
+    convert_(model, plan)
+    model.load_state_dict(tensors)
+    return model
+
+
+def _read(path: Path) -> tuple[GroupingPlan, dict[str, torch.Tensor]]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}") from error
+    if PLAN_KEY not in metadata:
+        raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
+    try:
+        return GroupingPlan.from_json(metadata[PLAN_KEY]), tensors
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _expected_shapes(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[int, ...]]:
+    """Shapes that the model's tensors will have once it is converted."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, layer in plan.layers.items():
+        out_channels, in_channels, *kernel = layer.weight_shape
+        if layer.group_level > 1:
+            shapes[f"{name}.weight"] = (out_channels, in_channels // layer.num_groups, *kernel)
+            shapes |= {f"{name}.{order}": tuple(perm.shape) for order, perm in order_buffers(layer).items()}
+    return shapes
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+    if missing or unknown:
+        raise ValueError(f"{path} belongs to another network: it lacks {missing[:3]} and has {unknown[:3]} besides")
+    for name, shape in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{path}: {name!r} has shape {tuple(tensors[name].shape)}, the model needs {shape}")
+
+
+def _check_orders(path: Path, tensors: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
+    """The stored orders must be the plan's: an index out of range would read foreign memory on some devices."""
+    for name, layer in plan.layers.items():
+        for order, perm in order_buffers(layer).items() if layer.group_level > 1 else ():
+            if not torch.equal(tensors[f"{name}.{order}"], perm):
+                raise ValueError(f"{path}: {name!r} has an {order} that contradicts the plan; the file is damaged")

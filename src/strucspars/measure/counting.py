@@ -1,0 +1,160 @@
+"""Parameters and multiply-accumulates (MACs), counted over one forward pass.
+
+Hooks see modules: convolutions and linear layers that are called as such, of any dimension, transposed ones and our
+grouped ones too. What a model computes by functions (`F.conv2d`, attention, matrix products) is not counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from strucspars.core.plan import GroupingPlan
+from strucspars.measure.layers import LayerForm, layer_forms, network_params
+from strucspars.nn.shuffled import channels
+
+# One tensor, or the positional arguments of `forward`.
+ExampleInputs = torch.Tensor | tuple[Any, ...]
+
+# Fitted to Table 1: with 4 operations per element (mean, deviation, scale, shift) its figures come out exactly.
+PAPER_FLOPS_PER_BATCH_NORM_ELEMENT = 4
+
+
+@dataclass(frozen=True)
+class LayerCount:
+    """Parameters of one layer, and its multiply-accumulates over all its calls."""
+
+    params: int
+    macs: int
+
+
+@dataclass(frozen=True)
+class NetworkCount:
+    """What a network holds, and what one forward pass of it computes.
+
+    Attributes:
+        layers: the count of every convolution and linear layer, by name, in network order.
+        params: parameters of the whole network, shared ones once.
+        batch_norm_elements: elements that batch norms put out.
+
+    >>> count_macs(nn.Linear(4, 2), torch.zeros(1, 4)).macs
+    8
+    """
+
+    layers: Mapping[str, LayerCount]
+    params: int
+    batch_norm_elements: int
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of all convolutions and linear layers."""
+        return sum(layer.macs for layer in self.layers.values())
+
+    @property
+    def paper_flops(self) -> int:
+        """The paper's FLOPs (Table 1): MACs, plus 4 for every element of a batch norm."""
+        return self.macs + PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * self.batch_norm_elements
+
+
+@dataclass(frozen=True)
+class ForwardTrace:
+    """What one forward pass called.
+
+    Attributes:
+        positions: by layer, how often each of its weights multiplies; 0 for a layer that is not called.
+        batch_norm_elements: elements that batch norms put out.
+    """
+
+    positions: Mapping[str, int]
+    batch_norm_elements: int
+
+
+def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPlan | None = None) -> NetworkCount:
+    """Count parameters and multiply-accumulates of a network, by layer and in all.
+
+    Runs the model once, in eval mode and without gradients; modes, statistics and random state are as before. A module
+    that is called several times counts every call. The count is that of the whole batch: give one image for the usual
+    figure per image.
+
+    Args:
+        model: dense, masked or converted.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
+        plan: count its layers, dense or masked, as the grouped layers they stand for.
+
+    Raises:
+        ValueError: the inputs are of another type, a layer is lazy, or the plan belongs to another network.
+
+    >>> model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16))
+    >>> count = count_macs(model, torch.zeros(1, 8, 10, 10))
+    >>> count.macs, count.paper_flops, count.params, count.layers["0"]
+    (115200, 121600, 1200, LayerCount(params=1168, macs=115200))
+    """
+    with undisturbed(model):
+        forms = layer_forms(model, plan)
+        trace = trace_forward(model, forms, example_inputs)
+    layers = {
+        name: LayerCount(params=form.params.after, macs=form.weight_params.after * trace.positions[name])
+        for name, form in forms.items()
+    }
+    return NetworkCount(layers, network_params(model, forms).after, trace.batch_norm_elements)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; afterwards the mode of every module and the random state are as before."""
+    modes = [(module, module.training) for module in model.modules()]
+    cuda_devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda_devices):
+            # Not model.eval(): where a module overrides it, it may do more than set the mode.
+            for module, _ in modes:
+                module.training = False
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inputs: ExampleInputs) -> ForwardTrace:
+    """Call the model once and note how often each weight is used. The hooks are gone afterwards, also on errors."""
+    arguments = _as_arguments(example_inputs)
+    layers = [form.module for form in forms.values()]
+    batch_norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    uses: Counter[nn.Module] = Counter()
+
+    def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
+        uses[module] += _uses_of_each_weight(module, (*args, *kwargs.values()), outputs)
+
+    with ExitStack() as hooks:
+        for module in (*layers, *batch_norms):
+            # Ahead of the user's own hooks, which may change the output.
+            hooks.callback(module.register_forward_hook(count, prepend=True, with_kwargs=True).remove)
+        model(*arguments)
+    positions = {name: uses[form.module] for name, form in forms.items()}
+    return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
+
+
+def _uses_of_each_weight(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> int:
+    """Positions of the output in one call, of the input if the layer is transposed; all elements of a batch norm."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return outputs.numel()
+    out_channels, in_channels = channels(module)
+    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+        return inputs[0].numel() // in_channels
+    # A linear layer may have no outputs at all.
+    return outputs.numel() // max(out_channels, 1)
+
+
+def _as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,)
+    if isinstance(example_inputs, tuple):
+        return example_inputs
+    raise ValueError(
+        f"example_inputs must be a tensor or a tuple of the model's positional inputs, got "
+        f"{type(example_inputs).__name__}; a single input that is no tensor goes into a tuple: (input,)"
+    )

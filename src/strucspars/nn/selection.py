@@ -1,0 +1,218 @@
+"""Which layers of a network can be grouped, and why the others cannot. Needs no graph and no change to the model."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from strucspars.core.hierarchy import max_group_level, num_groups
+from strucspars.nn.masked import MASKED_TYPES
+from strucspars.nn.shuffled import GROUPED_TYPES, channels, dense_shape, is_grouped
+
+FilterFn = Callable[[nn.Module, str], bool]
+
+# What a reader of the summary would expect to see grouped, or to hear why not.
+_LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
+
+
+@dataclass(frozen=True)
+class LayerRules:
+    """Which layers may be grouped, and how far.
+
+    Names may hold the wildcards `*`, `?` and `[...]`; for the levels, the last pattern that matches decides.
+
+    Attributes:
+        include: only layers whose name matches one of these.
+        exclude: no layer whose name matches one of these.
+        layer_types: exact types to group: `nn.Conv2d`, `nn.Conv1d`, `nn.Conv3d`, `nn.Linear`.
+        fixed_levels: pattern to the group level that these layers get, whatever their norms.
+        largest_levels: pattern to the largest group level that these layers may get.
+        min_channels_per_group: no group narrower than this, on either side.
+
+    >>> LayerRules(exclude=("*.downsample.*",), largest_levels={"layer1.*": 2}).exclude
+    ('*.downsample.*',)
+    """
+
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    layer_types: tuple[type[nn.Module], ...] = (nn.Conv2d,)
+    fixed_levels: Mapping[str, int] = field(default_factory=dict)
+    largest_levels: Mapping[str, int] = field(default_factory=dict)
+    min_channels_per_group: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a sequence of patterns, got the single text {getattr(self, name)!r}")
+        for layer_type in self.layer_types:
+            if layer_type not in GROUPED_TYPES:
+                known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
+                raise ValueError(f"layer_types may hold {known}; got {layer_type!r}")
+        if self.min_channels_per_group < 1:
+            raise ValueError(f"min_channels_per_group must be at least 1, got {self.min_channels_per_group!r}")
+
+
+@dataclass(frozen=True)
+class SelectedLayer:
+    """A layer that may be grouped, up to `largest_level`."""
+
+    name: str
+    module: nn.Module
+    largest_level: int
+    fixed_level: int | None = None
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The dense weight `(C_out, C_in, *kernel)`."""
+        return self.module.get_parameter("weight")
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the dense weight."""
+        return dense_shape(self.module)
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """A layer that stays as it is, with the reason."""
+
+    name: str
+    module: nn.Module
+    reason: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The layers of a network, sorted into those that may be grouped and those that stay."""
+
+    layers: tuple[SelectedLayer, ...]
+    skipped: tuple[SkippedLayer, ...]
+
+
+def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_fn: FilterFn | None = None) -> Selection:
+    """Sort the layers of any model into groupable and not. A shared module appears once, under its first name.
+
+    Args:
+        model: anything; its source is not looked at.
+        rules: names, types and limits.
+        filter_fn: called as `filter_fn(module, name)`; False leaves the layer as it is.
+
+    Raises:
+        ValueError: a pattern matches no layer, or asks for a level that the layer does not have.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3))
+    >>> selection = select_layers(model)
+    >>> [layer.name for layer in selection.layers], selection.skipped[0].reason
+    (['1'], '8 x 3 channels: an odd width has one group only')
+    """
+    rules = rules or LayerRules()
+    named: list[tuple[str, nn.Module]] = [
+        (name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS_WITH_CHANNELS)
+    ]
+    _check_patterns(rules, [name for name, _ in named])
+    owners = _owners_of_weights(named)
+    layers, skipped = [], []
+    for name, module in named:
+        reason = _reason_to_skip(name, module, rules, filter_fn, owners)
+        if reason is None:
+            layers.append(_with_levels(name, module, rules))
+        else:
+            skipped.append(SkippedLayer(name, module, reason))
+    return Selection(tuple(layers), tuple(skipped))
+
+
+def _reason_to_skip(
+    name: str, module: nn.Module, rules: LayerRules, filter_fn: FilterFn | None, owners: Mapping[int, list[str]]
+) -> str | None:
+    """Why a layer stays as it is, or None. Cheap and general reasons come first."""
+    kind = type(module).__name__
+    if is_grouped(module):
+        return "grouped already by strucspars"
+    if type(module) not in (*rules.layer_types, *(MASKED_TYPES[dense] for dense in rules.layer_types)):
+        if parametrize.is_parametrized(module):
+            return "its weight is parametrised (weight or spectral norm): remove the parametrisation first"
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+            return "it is lazy: run the model once first"
+        if isinstance(module, rules.layer_types):
+            return f"{kind} is a subclass, which may compute something else"
+        return f"{kind} is not among the types to group"
+    if not any(fnmatchcase(name, pattern) for pattern in rules.include):
+        return "not included"
+    if any(fnmatchcase(name, pattern) for pattern in rules.exclude):
+        return "excluded"
+    if filter_fn is not None and not filter_fn(module, name):
+        return "filtered out"
+    return _reason_in_the_weight(name, module, rules, owners)
+
+
+def _reason_in_the_weight(
+    name: str, module: nn.Module, rules: LayerRules, owners: Mapping[int, list[str]]
+) -> str | None:
+    layer = cast(nn.Conv2d, module)
+    if "weight" not in module._parameters:
+        return "its weight is recomputed before every call (weight or spectral norm): remove that first"
+    out_channels, in_channels = channels(module)
+    if not isinstance(module, nn.Linear) and layer.groups > 1:
+        depthwise = layer.groups == in_channels
+        return "depthwise: nothing to divide" if depthwise else f"it has {layer.groups} groups already"
+    if max_group_level(out_channels, in_channels) < 2:
+        return f"{out_channels} x {in_channels} channels: an odd width has one group only"
+    if not torch.is_floating_point(layer.weight):
+        return f"its weight is {layer.weight.dtype}, not a floating-point number"
+    if _largest_level(name, module, rules) < 2:
+        return f"{out_channels} x {in_channels} channels: the rules allow one group only"
+    others = [owner for owner in owners[id(layer.weight)] if owner != name]
+    return f"its weight is shared with {others[0]!r}" if others else None
+
+
+def _owners_of_weights(named: list[tuple[str, nn.Module]]) -> Mapping[int, list[str]]:
+    """Names of the layers that hold each weight: different modules can hold the same parameter."""
+    owners = defaultdict(list)
+    for name, module in named:
+        owners[id(module._parameters.get("weight"))].append(name)
+    return owners
+
+
+def _with_levels(name: str, module: nn.Module, rules: LayerRules) -> SelectedLayer:
+    fixed_level = _level_for(name, rules.fixed_levels)
+    if fixed_level is not None:
+        limit = max_group_level(*channels(module))
+        if not 1 <= fixed_level <= limit:
+            raise ValueError(
+                f"layer {name!r}: fixed level must lie in 1..{limit} (at most {num_groups(limit)} groups), "
+                f"got {fixed_level}; lower it or exclude the layer"
+            )
+        return SelectedLayer(name, module, fixed_level, fixed_level)
+    return SelectedLayer(name, module, _largest_level(name, module, rules))
+
+
+def _largest_level(name: str, module: nn.Module, rules: LayerRules) -> int:
+    """The layer's own limit, the width limit and the limit by name, whichever is lowest."""
+    narrowest = min(channels(module))
+    widest_split = max(1, narrowest // rules.min_channels_per_group)
+    levels = [max_group_level(*channels(module)), widest_split.bit_length()]
+    by_name = _level_for(name, rules.largest_levels) or _level_for(name, rules.fixed_levels)
+    if by_name is not None:
+        levels.append(by_name)
+    return min(levels)
+
+
+def _level_for(name: str, levels: Mapping[str, int]) -> int | None:
+    matching = [level for pattern, level in levels.items() if fnmatchcase(name, pattern)]
+    return matching[-1] if matching else None
+
+
+def _check_patterns(rules: LayerRules, names: list[str]) -> None:
+    """A pattern that matches nothing is a typing error more often than not."""
+    for option in ("include", "exclude", "fixed_levels", "largest_levels"):
+        for pattern in getattr(rules, option):
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                near = difflib.get_close_matches(pattern, names, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ValueError(f"{option}: {pattern!r} matches no layer of the model{hint}")

@@ -1,0 +1,152 @@
+"""A layer's second life: input shuffle, group convolution, output shuffle (Sec. 3.2, Fig. 1).
+
+A module becomes grouped in place, by taking on the grouped class: its name, hooks, mode, device and the identity of its
+parameters, which optimizers hold on to, all stay.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from strucspars.core.permutation import inverse
+from strucspars.core.plan import LayerPlan
+from strucspars.nn.grouped_weights import grouped_weight
+
+
+class _Shuffled(nn.Module):
+    """Shuffles channels before and after what the next class in line computes. Starts with both orders unchanged.
+
+    The weight and the bias are stored in grouped order: do not fuse a batch norm into them with tools that take this
+    for a plain layer.
+    """
+
+    in_perm: torch.Tensor
+    out_inverse: torch.Tensor
+    channel_dim: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        out_channels, in_channels = channels(self)
+        device = self.get_parameter("weight").device
+        self.register_buffer("in_perm", torch.arange(in_channels, device=device))
+        self.register_buffer("out_inverse", torch.arange(out_channels, device=device))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Shuffle, compute by groups, shuffle back."""
+        shuffled = features.index_select(self.channel_dim, self.in_perm)
+        computed: torch.Tensor = super().forward(shuffled)
+        return computed.index_select(self.channel_dim, self.out_inverse)
+
+
+class ShuffledGroupConv1d(_Shuffled, nn.Conv1d):
+    """`nn.Conv1d` by groups between two channel shuffles."""
+
+    channel_dim = -2
+
+
+class ShuffledGroupConv2d(_Shuffled, nn.Conv2d):
+    """`nn.Conv2d` by groups between two channel shuffles; takes the arguments of `nn.Conv2d`.
+
+    `convert_` makes these; built by hand it starts with unchanged orders. Buffers: `in_perm`, the order in which the
+    input channels are read, and `out_inverse`, which brings the outputs back to the original order.
+
+    >>> layer = ShuffledGroupConv2d(8, 16, 3, groups=4, padding=1)
+    >>> layer(torch.zeros(1, 8, 5, 5)).shape, layer.weight.shape
+    (torch.Size([1, 16, 5, 5]), torch.Size([16, 2, 3, 3]))
+    """
+
+    channel_dim = -3
+
+
+class ShuffledGroupConv3d(_Shuffled, nn.Conv3d):
+    """`nn.Conv3d` by groups between two channel shuffles."""
+
+    channel_dim = -4
+
+
+class _GroupLinear(nn.Linear):
+    """`nn.Linear` whose weight `(C_out, C_in / G)` connects only channels of the same group."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, groups: int = 1) -> None:
+        super().__init__(in_features // groups, out_features, bias)
+        self.in_features, self.groups = in_features, groups
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        by_group = features.view(*features.shape[:-1], self.groups, -1)
+        weight = self.weight.view(self.groups, -1, self.weight.shape[1])
+        outputs = torch.einsum("...gi,goi->...go", by_group, weight).flatten(-2)
+        return outputs if self.bias is None else outputs + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, groups={self.groups}"
+
+
+class ShuffledGroupLinear(_Shuffled, _GroupLinear):
+    """`nn.Linear` by groups between two channel shuffles."""
+
+    channel_dim = -1
+
+
+GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
+    nn.Conv1d: ShuffledGroupConv1d,
+    nn.Conv2d: ShuffledGroupConv2d,
+    nn.Conv3d: ShuffledGroupConv3d,
+    nn.Linear: ShuffledGroupLinear,
+}
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Whether the layer is one of ours, grouped already."""
+    return isinstance(module, _Shuffled)
+
+
+def channels(module: nn.Module) -> tuple[int, int]:
+    """(output, input) channels of a convolution or linear layer."""
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    convolution = cast(nn.Conv2d, module)
+    return convolution.out_channels, convolution.in_channels
+
+
+def dense_shape(module: nn.Module) -> tuple[int, ...]:
+    """Shape of the weight that the layer has, or had before it was grouped."""
+    return (*channels(module), *module.get_parameter("weight").shape[2:])
+
+
+def order_buffers(layer: LayerPlan) -> dict[str, torch.Tensor]:
+    """The buffers of a grouped layer by name: how inputs are read, and how outputs are brought back."""
+    return {"in_perm": torch.tensor(layer.in_perm), "out_inverse": torch.tensor(inverse(layer.out_perm))}
+
+
+def group_module_(module: nn.Module, layer: LayerPlan) -> None:
+    """Turn a dense layer into the grouped one of the plan, in place: smaller tensors, and the grouped class."""
+    weight = module.get_parameter("weight")
+    out_perm = torch.tensor(layer.out_perm, device=weight.device)
+    _replace_(weight, lambda tensor: _like_memory_format(_flushed(grouped_weight(tensor, layer)), tensor))
+    if module.bias is not None:
+        _replace_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
+    cast(nn.Conv2d, module).groups = layer.num_groups
+    module.__class__ = GROUPED_TYPES[type(module)]
+    for name, order in order_buffers(layer).items():
+        module.register_buffer(name, order.to(weight.device))
+
+
+def _replace_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Give a parameter and its gradient new values, of another shape maybe, without making it another parameter."""
+    gradient, parameter.grad = parameter.grad, None
+    parameter.data = change(parameter.data)
+    parameter.grad = None if gradient is None else change(gradient)
+
+
+def _flushed(weight: torch.Tensor) -> torch.Tensor:
+    """Denormal numbers as zero: they slow inference down on many processors, and weigh nothing."""
+    return weight.masked_fill(weight.abs() < torch.finfo(weight.dtype).tiny, 0)
+
+
+def _like_memory_format(weight: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(model.dim())
+    if channels_last and model.is_contiguous(memory_format=channels_last) and not model.is_contiguous():
+        return weight.contiguous(memory_format=channels_last)
+    return weight.contiguous()

@@ -1,0 +1,46 @@
+"""One decision for all processes: rank 0 decides, all others take it over, and everybody checks that they did."""
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+Decision = TypeVar("Decision")
+
+
+def agreed(decide: Callable[[], Decision]) -> Decision:
+    """What `decide` returns on rank 0, on every rank; only rank 0 calls it. One process takes the same way.
+
+    Raises:
+        ValueError: rank 0's decision failed so; all ranks fail with it, instead of waiting for it forever.
+        RuntimeError: some rank holds another decision after the broadcast.
+    """
+    distributed = dist.is_available() and dist.is_initialized()
+    parcel: list[bytes] = [b""]
+    if not distributed or dist.get_rank() == 0:
+        parcel = [_packed(decide)]
+    if distributed:
+        dist.broadcast_object_list(parcel, src=0)
+        _check_same(hashlib.sha256(parcel[0]).hexdigest())
+    # These bytes were packed by a process of this very run.
+    decision: Decision | ValueError = pickle.loads(parcel[0])
+    if isinstance(decision, ValueError):
+        raise decision
+    return decision
+
+
+def _packed(decide: Callable[[], object]) -> bytes:
+    try:
+        return pickle.dumps(decide())
+    except ValueError as refusal:
+        return pickle.dumps(refusal)
+
+
+def _check_same(fingerprint: str) -> None:
+    fingerprints = [""] * dist.get_world_size()
+    dist.all_gather_object(fingerprints, fingerprint)
+    others = [rank for rank, other in enumerate(fingerprints) if other != fingerprints[0]]
+    if others:
+        raise RuntimeError(f"ranks {others} hold another grouping decision than rank 0; check the process group")

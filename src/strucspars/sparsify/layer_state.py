@@ -1,0 +1,93 @@
+"""What is known about a layer during sparse training, and how an epoch changes it (Algorithm 1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from strucspars.core.arrays import FloatArray, IntArray
+from strucspars.core.budget import LayerBudget
+from strucspars.core.criterion import kept_norm_by_level
+from strucspars.core.hierarchy import group_penalty, num_groups, spread_over_channels
+from strucspars.core.learning import learn_permutations
+from strucspars.core.permutation import inverse
+from strucspars.nn.importance import importance_matrix
+from strucspars.nn.selection import SelectedLayer
+from strucspars.sparsify.config import SparsifyConfig
+
+
+@dataclass(frozen=True, eq=False)
+class LayerState:
+    """Channel orders, kept norms and level of one layer at the end of an epoch."""
+
+    out_perm: IntArray
+    in_perm: IntArray
+    cost: float
+    kept_norm: tuple[float, ...]
+    group_level: int
+
+
+def learned_states(
+    layers: Sequence[SelectedLayer], config: SparsifyConfig, previous: Sequence[LayerState] | None
+) -> list[LayerState]:
+    """Learn or refresh the channel orders of all layers from their present weights, then read off the levels."""
+    starts = previous if previous is not None else [None] * len(layers)
+    # Many small matrix products: further threads gain little, and where other processes hold their cores they wait.
+    with threadpool_limits(limits=1, user_api="blas"):
+        return [_learned_state(layer, config, start) for layer, start in zip(layers, starts, strict=True)]
+
+
+def _learned_state(layer: SelectedLayer, config: SparsifyConfig, start: LayerState | None) -> LayerState:
+    try:
+        importance = importance_matrix(layer.weight, config.norm)
+        learned = learn_permutations(
+            importance,
+            config.method,
+            decay=config.decay,
+            max_group_level=layer.largest_level,
+            start=None if start is None else (start.out_perm, start.in_perm),
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise ValueError(f"layer {layer.name!r}: {error}") from error
+    kept_norm = tuple(kept_norm_by_level(importance[learned.out_perm][:, learned.in_perm]).tolist())
+    level = layer_budget(layer, kept_norm).level_at(config.min_kept_norm)
+    return LayerState(learned.out_perm, learned.in_perm, learned.cost, kept_norm, level)
+
+
+def layer_budget(layer: SelectedLayer, kept_norm: tuple[float, ...], macs: int = 0) -> LayerBudget:
+    """The layer as the threshold search sees it."""
+    fixed = layer.fixed_level is not None
+    return LayerBudget(
+        layer.name,
+        layer.weight.numel(),
+        macs=macs,
+        kept_norm=kept_norm,
+        fixed_level=layer.fixed_level,
+        largest_level=None if fixed else layer.largest_level,
+    )
+
+
+def penalty_strength(layer: SelectedLayer, state: LayerState, *, decay: float, lambda_value: float) -> FloatArray:
+    """lambda * R_g in the original channel order, `(C_out, C_in)` (Sec. 3.3).
+
+    Never beyond the layer's largest level: what may not be cut off must not be pushed out either.
+    """
+    halvings = min(state.group_level, layer.largest_level - 1)
+    penalty = spread_over_channels(group_penalty(halvings, decay=decay), *layer.weight_shape[:2])
+    return lambda_value * penalty[inverse(state.out_perm)][:, inverse(state.in_perm)]
+
+
+def churn(layer: SelectedLayer, before: LayerState, after: LayerState) -> float:
+    """Share of the channels that changed their group of the level after the present one."""
+    groups = num_groups(min(after.group_level + 1, layer.largest_level))
+    moved = [
+        _group_of_channel(old, groups) != _group_of_channel(new, groups)
+        for old, new in ((before.out_perm, after.out_perm), (before.in_perm, after.in_perm))
+    ]
+    return float(np.concatenate(moved).mean())
+
+
+def _group_of_channel(perm: IntArray, groups: int) -> IntArray:
+    return inverse(perm) * groups // len(perm)

@@ -1,0 +1,96 @@
+"""From kept norms to a plan: the threshold that meets the target, then the orders refined for the chosen levels."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from threadpoolctl import threadpool_limits
+from torch import nn
+
+from strucspars.core.budget import Budget, LayerBudget, removed_fraction, search_threshold
+from strucspars.core.learning import refine_at_level
+from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.measure.counting import ExampleInputs, count_macs
+from strucspars.nn.importance import importance_matrix
+from strucspars.nn.selection import SelectedLayer
+from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.layer_state import LayerState, layer_budget
+
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """Parameters and multiply-accumulates of the whole network; MACs only where an input was given."""
+
+    params: int
+    macs: int
+    layer_macs: Mapping[str, int]
+
+
+def network_size(model: nn.Module, example_inputs: ExampleInputs | None, budget: Budget) -> NetworkSize:
+    """Count the network's parameters and, given an input to run it on, its multiply-accumulates."""
+    params = sum(parameter.numel() for parameter in model.parameters())
+    if example_inputs is None:
+        if budget == "macs":
+            raise ValueError("budget='macs' needs example_inputs to count the multiply-accumulates with")
+        return NetworkSize(params, 0, {})
+    count = count_macs(model, example_inputs)
+    return NetworkSize(params, count.macs, {name: layer.macs for name, layer in count.layers.items()})
+
+
+def network_budget(
+    layers: Sequence[SelectedLayer], states: Sequence[LayerState], size: NetworkSize
+) -> list[LayerBudget]:
+    """Every selected layer, and one entry for everything else: the denominator is the whole network."""
+    budgets = [
+        layer_budget(layer, state.kept_norm, size.layer_macs.get(layer.name, 0))
+        for layer, state in zip(layers, states, strict=True)
+    ]
+    rest_params = size.params - sum(budget.params for budget in budgets)
+    rest_macs = max(0, size.macs - sum(budget.macs for budget in budgets))
+    return [*budgets, LayerBudget("(everything else)", rest_params, macs=rest_macs)]
+
+
+def plan_for_target(
+    layers: Sequence[SelectedLayer], states: Sequence[LayerState], size: NetworkSize, config: SparsifyConfig
+) -> GroupingPlan:
+    """The plan whose levels remove the target, with the orders refined for these levels."""
+    budgets = network_budget(layers, states, size)
+    found = search_threshold(budgets, config.target, config.budget)
+    with threadpool_limits(limits=1, user_api="blas"):
+        planned = {
+            layer.name: _planned_layer(layer, state, found.group_levels[layer.name], config)
+            for layer, state in zip(layers, states, strict=True)
+        }
+
+    def removed(budget: Budget) -> float:
+        return removed_fraction(budgets, found.group_levels, budget)
+
+    return GroupingPlan(
+        planned,
+        budget=config.budget,
+        target=config.target,
+        min_kept_norm=found.min_kept_norm,
+        removed_param_fraction=removed("params"),
+        removed_mac_fraction=removed("macs") if size.macs else None,
+    )
+
+
+def kept_fraction(layers: Sequence[SelectedLayer], plan: GroupingPlan, config: SparsifyConfig) -> float:
+    """Share of the selected layers' norm that the plan keeps."""
+    kept = whole = 0.0
+    for layer in layers:
+        importance = importance_matrix(layer.weight, config.norm)
+        planned = plan.layers[layer.name]
+        permuted = importance[planned.out_perm][:, planned.in_perm]
+        groups = planned.num_groups
+        blocks = permuted.reshape(groups, permuted.shape[0] // groups, groups, -1)
+        kept += float(sum(blocks[group, :, group].sum() for group in range(groups)))
+        whole += float(importance.sum())
+    return kept / whole if whole > 0 else 1.0
+
+
+def _planned_layer(layer: SelectedLayer, state: LayerState, level: int, config: SparsifyConfig) -> LayerPlan:
+    importance = importance_matrix(layer.weight, config.norm)
+    refined = refine_at_level(importance, (state.out_perm, state.in_perm), group_level=level)
+    return LayerPlan(
+        group_level=level, out_perm=refined.out_perm, in_perm=refined.in_perm, weight_shape=layer.weight_shape
+    )

@@ -1,0 +1,178 @@
+"""Sparse training of any model: the penalty for every step, the decisions after every epoch (Algorithm 1)."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from strucspars.core.budget import removed_fraction
+from strucspars.core.checks import is_whole_number
+from strucspars.core.controller import LambdaState, next_lambda
+from strucspars.core.hierarchy import checked_group_level
+from strucspars.core.permutation import checked_permutation
+from strucspars.core.plan import GroupingPlan
+from strucspars.measure.counting import ExampleInputs
+from strucspars.nn.selection import FilterFn, LayerRules, Selection, select_layers
+from strucspars.sparsify.agreement import agreed
+from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.layer_state import LayerState, churn, learned_states, penalty_strength
+from strucspars.sparsify.penalty import StructuredPenalty
+from strucspars.sparsify.planning import network_budget, network_size, plan_for_target
+from strucspars.sparsify.report import EpochReport, LayerReport
+
+STATE_VERSION = 1
+
+
+class Sparsifier:
+    """Holds the training state of structured sparsification for one model.
+
+    The model stays as it is: no module is replaced, no key of its `state_dict` changes.
+
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    >>> sparsifier = ss.Sparsifier(model, ss.SparsifyConfig(target=0.4, epochs=20))
+    >>> loss = model(torch.zeros(1, 4, 8, 8)).sum() + sparsifier.penalty()
+    >>> sparsifier.end_epoch().epoch
+    1
+    >>> sorted(sparsifier.plan().layers)
+    ['0', '2']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: SparsifyConfig,
+        filter_fn: FilterFn | None = None,
+        *,
+        rules: LayerRules | None = None,
+        example_inputs: ExampleInputs | None = None,
+    ) -> None:
+        """Learn the channel orders of every selected layer from its initial weight (Algorithm 1, line 1).
+
+        Args:
+            model: any module.
+            config: the options.
+            filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
+            rules: names, types and limits of the layers.
+            example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
+        """
+        rules = rules or LayerRules()
+        narrowest = max(rules.min_channels_per_group, config.min_channels_per_group)
+        self.config = config
+        self.selection: Selection = select_layers(
+            model, replace(rules, min_channels_per_group=narrowest), filter_fn=filter_fn
+        )
+        if not self.selection.layers:
+            reasons = {skipped.reason for skipped in self.selection.skipped}
+            raise ValueError(f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}")
+        self._size = network_size(model, example_inputs, config.budget)
+        self._penalty = StructuredPenalty([layer.weight for layer in self.selection.layers], config.norm)
+        self._controller = LambdaState()
+        self._states = agreed(lambda: learned_states(self.selection.layers, config, None))
+        self._set_strengths_()
+
+    @property
+    def lambda_value(self) -> float:
+        """Strength of the penalty in the present epoch."""
+        return self._controller.lambda_value
+
+    def penalty(self) -> torch.Tensor:
+        """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3)."""
+        return self._penalty.value()
+
+    def regularize_(self) -> None:
+        """Add the penalty's gradient to the gradients instead: once per optimizer step, after `backward()`.
+
+        With a `GradScaler` call it after `scaler.unscale_(optimizer)`: the penalty is not scaled.
+        """
+        self._penalty.add_gradient_()
+
+    def end_epoch(self) -> EpochReport:
+        """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7)."""
+        begin = time.perf_counter()
+        before = self._states
+        self._states = agreed(lambda: learned_states(self.selection.layers, self.config, before))
+        removed = self._removed_fraction()
+        self._controller = next_lambda(self.config.schedule, self._controller, removed)
+        self._set_strengths_()
+        layers = [
+            LayerReport(layer.name, new.group_level, new.kept_norm, new.cost, churn(layer, old, new))
+            for layer, old, new in zip(self.selection.layers, before, self._states, strict=True)
+        ]
+        seconds = time.perf_counter() - begin
+        return EpochReport(self._controller.epoch, self.lambda_value, removed, seconds, tuple(layers))
+
+    def plan(self) -> GroupingPlan:
+        """The grouping that meets the target from the weights as they are now.
+
+        Raises:
+            ValueError: the target cannot be reached; the message names what can.
+        """
+
+        def decide() -> GroupingPlan:
+            states = learned_states(self.selection.layers, self.config, self._states)
+            return plan_for_target(self.selection.layers, states, self._size, self.config)
+
+        return agreed(decide)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides the future, in plain numbers and tensors that `weights_only=True` loads."""
+        layers = {
+            layer.name: {
+                "out_perm": torch.tensor(state.out_perm),
+                "in_perm": torch.tensor(state.in_perm),
+                "group_level": state.group_level,
+            }
+            for layer, state in zip(self.selection.layers, self._states, strict=True)
+        }
+        return {
+            "version": STATE_VERSION,
+            "config": asdict(self.config),
+            "controller": asdict(self._controller),
+            "layers": layers,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another `Sparsifier` of the same model and options stopped."""
+        version = state.get("version")
+        if not is_whole_number(version) or version > STATE_VERSION:
+            raise ValueError(
+                f"cannot read sparsifier state of version {version!r}; this one reads up to {STATE_VERSION}"
+            )
+        if state["config"] != asdict(self.config):
+            different = sorted(
+                name for name, value in asdict(self.config).items() if state["config"].get(name) != value
+            )
+            raise ValueError(f"the state was saved with other options: {', '.join(different)}; use the same config")
+        names = [layer.name for layer in self.selection.layers]
+        if list(state["layers"]) != names:
+            raise ValueError(f"the state belongs to the layers {list(state['layers'])}, the model has {names}")
+        controller = LambdaState(**state["controller"])
+        self._states = [self._restored_state(index, state["layers"][name]) for index, name in enumerate(names)]
+        self._controller = controller
+        self._set_strengths_()
+
+    def _restored_state(self, index: int, saved: Mapping[str, Any]) -> LayerState:
+        layer = self.selection.layers[index]
+        out_channels, in_channels = layer.weight_shape[:2]
+        return replace(
+            self._states[index],
+            out_perm=checked_permutation(saved["out_perm"], out_channels, name=f"layer {layer.name!r}: out_perm"),
+            in_perm=checked_permutation(saved["in_perm"], in_channels, name=f"layer {layer.name!r}: in_perm"),
+            group_level=checked_group_level(saved["group_level"], out_channels, in_channels),
+        )
+
+    def _removed_fraction(self) -> float:
+        budgets = network_budget(self.selection.layers, self._states, self._size)
+        levels = {
+            layer.name: state.group_level for layer, state in zip(self.selection.layers, self._states, strict=True)
+        }
+        return removed_fraction(budgets, levels, self.config.budget)
+
+    def _set_strengths_(self) -> None:
+        for index, (layer, state) in enumerate(zip(self.selection.layers, self._states, strict=True)):
+            strength = penalty_strength(layer, state, decay=self.config.decay, lambda_value=self.lambda_value)
+            self._penalty.set_strength_(index, strength)

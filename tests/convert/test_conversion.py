@@ -1,0 +1,262 @@
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import strucspars as ss
+from strucspars.convert.conversion import convert_, mask_
+from strucspars.core.hierarchy import max_group_level
+from strucspars.nn.grouped_weights import dense_weight
+from strucspars.nn.selection import select_layers
+from strucspars.nn.shuffled import ShuffledGroupConv2d
+
+
+class Net(nn.Module):
+    """Unequal widths, a residual, a bias, batch norms, strides, a grouped layer and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.expand = nn.Conv2d(16, 48, 1, bias=True)
+        self.norm = nn.BatchNorm2d(48)
+        self.depthwise = nn.Conv2d(48, 48, 3, padding=1, groups=48)
+        self.project = nn.Conv2d(48, 16, 3, padding=1, padding_mode="circular", bias=False)
+        self.reduce = nn.Conv2d(16, 32, 3, stride=2, padding=2, dilation=2)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.stem(images).relu()
+        block: torch.Tensor = self.project(self.depthwise(self.norm(self.expand(features)).relu()))
+        scores: torch.Tensor = self.head(self.reduce(features + block).mean(dim=(-2, -1)))
+        return scores
+
+
+def random_network(seed: int = 0) -> Net:
+    """Random weights, biases and batch-norm statistics: defaults would hide mistakes in order."""
+    torch.manual_seed(seed)
+    model = Net()
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand_like(tensor) + 0.5 if tensor.dim() == 1 else torch.randn_like(tensor) * 0.2)
+    return model
+
+
+def random_plan(model: nn.Module, seed: int = 0, level: int | None = None) -> ss.GroupingPlan:
+    """Every groupable layer, in random orders, at a random level above 1."""
+    generator = np.random.default_rng(seed)
+    layers = {}
+    for selected in select_layers(model).layers:
+        out_channels, in_channels = selected.weight_shape[:2]
+        top = max_group_level(out_channels, in_channels)
+        layers[selected.name] = ss.LayerPlan(
+            group_level=min(level, top) if level else int(generator.integers(2, top + 1)),
+            out_perm=generator.permutation(out_channels),
+            in_perm=generator.permutation(in_channels),
+            weight_shape=selected.weight_shape,
+        )
+    assert layers
+    return ss.GroupingPlan(layers)
+
+
+IMAGES = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("training", [True, False])
+def test_the_converted_network_equals_the_masked_one_forward_and_backward(seed: int, training: bool) -> None:
+    masked = random_network(seed).train(training)
+    converted = copy.deepcopy(masked)
+    plan = random_plan(masked, seed)
+    mask_(masked, plan)
+    convert_(converted, plan)
+    outputs, expected = converted(IMAGES), masked(IMAGES)
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+    outputs.square().sum().backward()
+    expected.square().sum().backward()
+    for name, layer in plan.layers.items():
+        gradient = converted.get_parameter(f"{name}.weight").grad
+        assert gradient is not None
+        dense_gradient = masked.get_parameter(f"{name}.weight").grad
+        torch.testing.assert_close(dense_weight(gradient, layer), dense_gradient, rtol=1e-3, atol=1e-4)
+
+
+def test_converting_changes_the_function_where_something_is_pruned() -> None:
+    model = random_network()
+    before = model(IMAGES)
+    convert_(model, random_plan(model))
+    assert not torch.allclose(model(IMAGES), before, rtol=1e-2)
+
+
+def test_a_masked_network_converts_to_the_same_function() -> None:
+    masked = random_network().eval()
+    plan = random_plan(masked)
+    mask_(masked, plan)
+    expected = masked(IMAGES)
+    torch.testing.assert_close(convert_(masked, plan)(IMAGES), expected, rtol=1e-4, atol=1e-5)
+    assert type(masked.expand) is ShuffledGroupConv2d
+
+
+def test_the_tensors_really_shrink() -> None:
+    model = random_network()
+    plan = random_plan(model)
+    before = {name: parameter.nbytes for name, parameter in model.named_parameters()}
+    convert_(model, plan)
+    for name, parameter in model.named_parameters():
+        layer = plan.layers.get(name.removesuffix(".weight"))
+        groups = layer.num_groups if layer and name.endswith("weight") else 1
+        assert parameter.nbytes == parameter.untyped_storage().nbytes() == before[name] // groups
+
+
+def test_what_surrounds_a_layer_stays() -> None:
+    model = random_network().to(memory_format=torch.channels_last).double().eval()
+    calls = []
+    model.expand.register_forward_hook(lambda *_: calls.append("hook"))
+    model.expand.weight.requires_grad_(False)
+    names = set(dict(model.named_parameters()))
+    parameters = dict(model.named_parameters())
+    convert_(model, random_plan(model))
+    model(IMAGES.double())
+    assert calls == ["hook"]
+    assert set(dict(model.named_parameters())) == names
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert not model.expand.weight.requires_grad
+    assert model.project.weight.requires_grad
+    assert model.expand.weight.dtype == torch.float64
+    assert not model.expand.training
+    assert model.project.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_keys_of_a_masked_model_do_not_change() -> None:
+    model = random_network()
+    keys = list(model.state_dict())
+    mask_(model, random_plan(model))
+    assert list(model.state_dict()) == keys
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-2, nesterov=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1, amsgrad=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.5),
+}
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(IMAGES.to(next(model.parameters()).dtype)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_pruned_weights_stay_at_zero_through_training(kind: str) -> None:
+    model = random_network()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    train_step(model, optimizer)
+    plan = random_plan(model)
+    mask_(model, plan, optimizer)
+    for _ in range(3):
+        train_step(model, optimizer)
+    for name in plan.layers:
+        weight, mask = model.get_parameter(f"{name}.weight"), model.get_buffer(f"{name}.mask")
+        assert not weight[(mask == 0).expand_as(weight)].any()
+        assert weight[(mask == 1).expand_as(weight)].all()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_training_goes_on_the_same_whether_masked_or_converted_with_the_optimizers_memory(kind: str) -> None:
+    masked = random_network().double().eval()
+    masked_optimizer = OPTIMIZERS[kind](masked.parameters())
+    train_step(masked, masked_optimizer)
+    converted = copy.deepcopy(masked)
+    converted_optimizer = OPTIMIZERS[kind](converted.parameters())
+    converted_optimizer.load_state_dict(copy.deepcopy(masked_optimizer.state_dict()))
+    plan = random_plan(masked)
+    mask_(masked, plan, masked_optimizer)
+    convert_(converted, plan, converted_optimizer)
+    for _ in range(3):
+        train_step(masked, masked_optimizer)
+        train_step(converted, converted_optimizer)
+    images = IMAGES.double()
+    torch.testing.assert_close(converted(images), masked(images), rtol=1e-8, atol=1e-8)
+
+
+def test_memory_that_cannot_follow_is_cleared_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = random_network()
+    optimizer: torch.optim.Optimizer = torch.optim.Adafactor(model.parameters())
+    train_step(model, optimizer)
+    with caplog.at_level(logging.WARNING):
+        convert_(model, random_plan(model), optimizer)
+    assert "Adafactor cannot carry 'row_var'" in caplog.text
+    train_step(model, optimizer)
+
+
+def test_denormal_weights_are_flushed() -> None:
+    model = random_network()
+    with torch.no_grad():
+        model.expand.weight.fill_(1e-40)
+    convert_(model, random_plan(model))
+    assert not model.expand.weight.any()
+
+
+def test_converting_again_groups_only_what_is_still_dense() -> None:
+    model = random_network().eval()
+    plan = random_plan(model)
+    first = ss.GroupingPlan({name: layer for name, layer in plan.layers.items() if name != "reduce"})
+    convert_(model, first)
+    weight = model.expand.weight.clone()
+    convert_(model, plan)
+    assert torch.equal(model.expand.weight, weight)
+    assert type(model.reduce) is ShuffledGroupConv2d
+
+
+def test_a_layer_of_one_group_stays_dense() -> None:
+    model = random_network()
+    convert_(model, random_plan(model, level=1))
+    assert type(model.expand) is nn.Conv2d
+
+
+def bad_plan(model: nn.Module, name: str, shape: tuple[int, ...]) -> ss.GroupingPlan:
+    good = random_plan(model)
+    bad = ss.LayerPlan(group_level=2, out_perm=np.arange(shape[0]), in_perm=np.arange(shape[1]), weight_shape=shape)
+    return ss.GroupingPlan(dict(good.layers) | {name: bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "complaint"),
+    [
+        ("expnad", (48, 16, 1, 1), "'expnad' of the plan is not in the network; did you mean 'expand'"),
+        ("expand", (48, 16, 3, 3), r"layer 'expand': its weight is \(48, 16, 1, 1\), but the plan"),
+        ("depthwise", (48, 48, 3, 3), "layer 'depthwise' has 48 groups already"),
+    ],
+)
+def test_a_plan_that_does_not_fit_changes_nothing(name: str, shape: tuple[int, ...], complaint: str) -> None:
+    model = random_network()
+    before = copy.deepcopy(model.state_dict())
+    for change_ in (convert_, mask_):
+        with pytest.raises(ValueError, match=complaint):
+            change_(model, bad_plan(model, name, shape))
+    assert type(model.expand) is nn.Conv2d
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_weight_that_two_layers_share_is_refused() -> None:
+    first, second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    layer = ss.LayerPlan(group_level=2, out_perm=np.arange(4), in_perm=np.arange(4), weight_shape=(4, 4, 1, 1))
+    with pytest.raises(ValueError, match="layer '0' shares its weight"):
+        convert_(model, ss.GroupingPlan({"0": layer}))
+
+
+def test_a_module_used_twice_is_converted_once() -> None:
+    shared = nn.Conv2d(4, 4, 1)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    convert_(model, random_plan(model))
+    assert type(model[0]) is ShuffledGroupConv2d
+    assert model[0] is model[2]
+    assert model(torch.randn(1, 4, 3, 3)).shape == (1, 4, 3, 3)

@@ -1,0 +1,184 @@
+import copy
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import strucspars as ss
+from strucspars.export.storage import PLAN_KEY
+
+
+def network(seed: int = 0, width: int = 16) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, width, 3),
+        nn.Conv2d(width, 8, 1, bias=False),
+        nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 4),
+    )
+
+
+def converted(seed: int = 0) -> nn.Sequential:
+    model = network(seed)
+    model(torch.randn(4, 3, 8, 8))  # batch-norm statistics of their own
+    ss.convert_(model, ss.one_shot_plan(model, target=0.4))
+    return model.eval()
+
+
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_loaded_model_equals_the_saved_one(tmp_path: Path) -> None:
+    model = converted()
+    ss.save(model, tmp_path / "small.safetensors")
+    restored = ss.load(tmp_path / "small.safetensors", network(seed=5)).eval()
+    assert torch.equal(restored(IMAGES), model(IMAGES))
+    torch.testing.assert_close(restored.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert ss.model_plan(restored) == ss.model_plan(model)
+
+
+def test_the_file_shrinks_with_the_model(tmp_path: Path) -> None:
+    ss.save(network(), tmp_path / "dense.safetensors")
+    ss.save(converted(), tmp_path / "small.safetensors")
+    sizes = [sum(t.nbytes for t in load_file(tmp_path / f"{name}.safetensors").values()) for name in ("dense", "small")]
+    assert sizes[1] < sizes[0]
+
+
+def test_a_dense_model_can_be_saved_too(tmp_path: Path) -> None:
+    model = network().eval()
+    ss.save(model, tmp_path / "dense.safetensors")
+    assert torch.equal(ss.load(tmp_path / "dense.safetensors", network(3)).eval()(IMAGES), model(IMAGES))
+
+
+def test_tied_weights_and_channels_last_survive(tmp_path: Path) -> None:
+    def tied() -> nn.Sequential:
+        torch.manual_seed(0)
+        first, last = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+        last.weight = first.weight
+        return nn.Sequential(first, nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3), last).to(memory_format=torch.channels_last)
+
+    model = tied()
+    ss.convert_(model, ss.one_shot_plan(model, target=0.3))
+    ss.save(model, tmp_path / "tied.safetensors")
+    restored = ss.load(tmp_path / "tied.safetensors", tied())
+    assert restored.get_parameter("0.weight") is restored.get_parameter("3.weight")
+    features = torch.randn(1, 4, 16, 16)
+    torch.testing.assert_close(restored(features), model(features))
+
+
+def rewritten(path: Path, change: Any) -> None:
+    """Write the file again with its tensors and plan changed."""
+    tensors = load_file(path)
+    size = struct.unpack("<Q", path.read_bytes()[:8])[0]
+    metadata = json.loads(path.read_bytes()[8 : 8 + size])["__metadata__"]
+    change(tensors, metadata)
+    save_file(tensors, path, metadata=metadata)
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def hostile_header(path: Path) -> None:
+    path.write_bytes(struct.pack("<Q", 2**62) + b"{}")
+
+
+def pickled(path: Path) -> None:
+    torch.save({"weight": torch.zeros(1)}, path)
+
+
+def newer(path: Path) -> None:
+    def change(tensors: Any, metadata: Any) -> None:
+        metadata[PLAN_KEY] = metadata[PLAN_KEY].replace('"format_version": 1', '"format_version": 7')
+
+    rewritten(path, change)
+
+
+def without_plan(path: Path) -> None:
+    rewritten(path, lambda tensors, metadata: metadata.pop(PLAN_KEY))
+
+
+def missing_tensor(path: Path) -> None:
+    rewritten(path, lambda tensors, metadata: tensors.pop("3.weight"))
+
+
+def wrong_shape(path: Path) -> None:
+    rewritten(path, lambda tensors, metadata: tensors.update({"3.bias": torch.zeros(3)}))
+
+
+def wrong_order(path: Path) -> None:
+    rewritten(path, lambda tensors, metadata: tensors["3.in_perm"].fill_(10**6))
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (truncated, "not a readable safetensors file, or damaged"),
+        (hostile_header, "not a readable safetensors file, or damaged"),
+        (pickled, "not a readable safetensors file, or damaged"),
+        (newer, "format version 7.*upgrade strucspars"),
+        (without_plan, "carries no plan"),
+        (missing_tensor, r"lacks \['3.weight'\]"),
+        (wrong_shape, r"'3.bias' has shape \(3,\), the model needs \(16,\)"),
+        (wrong_order, "'3' has an in_perm that contradicts the plan"),
+    ],
+)
+def test_a_bad_file_is_refused_and_the_model_stays_as_it_was(tmp_path: Path, damage: Any, complaint: str) -> None:
+    path = tmp_path / "small.safetensors"
+    ss.save(converted(), path)
+    damage(path)
+    model = network(seed=2)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=complaint):
+        ss.load(path, model)
+    assert type(model[3]) is nn.Conv2d
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_another_network_is_refused(tmp_path: Path) -> None:
+    ss.save(converted(), tmp_path / "small.safetensors")
+    with pytest.raises(ValueError, match=r"belongs to another network: layer '3': its weight is \(32, 8, 3, 3\)"):
+        ss.load(tmp_path / "small.safetensors", network(width=32))
+    with pytest.raises(ValueError, match=r"belongs to another network: layer '\d' of the plan is not in the network"):
+        ss.load(tmp_path / "small.safetensors", nn.Sequential(nn.Conv2d(3, 8, 3)))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no saved model at .*nowhere"):
+        ss.load(tmp_path / "nowhere.safetensors", network())
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "small.safetensors"
+    ss.save(converted(), path)
+    before = path.read_bytes()
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        ss.save(network(), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        ss.save(network(), tmp_path / "nowhere" / "small.safetensors")
+
+
+def test_a_masked_model_is_not_saved_as_if_it_were_small(tmp_path: Path) -> None:
+    model = network()
+    ss.mask_(model, ss.one_shot_plan(model, target=0.4))
+    with pytest.raises(ValueError, match=r"layer '\d' is masked, not grouped; call convert_"):
+        ss.save(model, tmp_path / "masked.safetensors")

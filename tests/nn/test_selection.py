@@ -1,0 +1,124 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from strucspars.nn.selection import LayerRules, Selection, select_layers
+from strucspars.nn.shuffled import ShuffledGroupConv2d
+
+
+class Zoo(nn.Module):
+    """One of each kind of layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3)
+        self.plain = nn.Conv2d(16, 32, 3)
+        self.wide = nn.Conv2d(32, 64, 1)
+        self.odd = nn.Conv2d(64, 7, 1)
+        self.depthwise = nn.Conv2d(16, 16, 3, groups=16)
+        self.grouped = nn.Conv2d(16, 16, 3, groups=4)
+        self.transposed = nn.ConvTranspose2d(16, 16, 3)
+        self.lazy = nn.LazyConv2d(16, 3)
+        self.normed = parametrizations.weight_norm(nn.Conv2d(16, 16, 3))
+        self.done = ShuffledGroupConv2d(16, 16, 3, groups=2)
+        self.signal = nn.Conv1d(16, 16, 3)
+        self.volume = nn.Conv3d(16, 16, 3)
+        self.head = nn.Linear(64, 10)
+
+
+def reason(selection: Selection, name: str) -> str:
+    (skipped,) = [layer for layer in selection.skipped if layer.name == name]
+    return skipped.reason
+
+
+def names(selection: Selection) -> list[str]:
+    return [layer.name for layer in selection.layers]
+
+
+def test_plain_convolutions_are_selected_and_all_others_get_a_reason() -> None:
+    selection = select_layers(Zoo())
+    assert names(selection) == ["plain", "wide"]
+    reasons = {
+        "stem": "16 x 3 channels: an odd width has one group only",
+        "odd": "7 x 64 channels: an odd width",
+        "depthwise": "depthwise",
+        "grouped": "4 groups already",
+        "transposed": "ConvTranspose2d is not among the types",
+        "lazy": "lazy",
+        "normed": "parametrised",
+        "done": "grouped already by strucspars",
+        "signal": "Conv1d is not among the types",
+        "head": "Linear is not among the types",
+    }
+    for name, expected in reasons.items():
+        assert expected in reason(selection, name), name
+
+
+def test_other_types_are_selected_by_naming_them() -> None:
+    selection = select_layers(Zoo(), LayerRules(layer_types=(nn.Conv1d, nn.Conv3d, nn.Linear)))
+    assert names(selection) == ["signal", "volume", "head"]
+
+
+def test_names_and_a_function_choose_layers() -> None:
+    assert names(select_layers(Zoo(), LayerRules(include=("w*",)))) == ["wide"]
+    assert names(select_layers(Zoo(), LayerRules(exclude=("w?de",)))) == ["plain"]
+    selection = select_layers(Zoo(), filter_fn=lambda module, name: isinstance(module, nn.Conv2d) and name != "plain")
+    assert names(selection) == ["wide"]
+    assert reason(selection, "plain") == "filtered out"
+
+
+def test_levels_are_limited_by_name_and_by_width() -> None:
+    def largest(rules: LayerRules) -> dict[str, int]:
+        return {layer.name: layer.largest_level for layer in select_layers(Zoo(), rules).layers}
+
+    assert largest(LayerRules()) == {"plain": 5, "wide": 6}
+    assert largest(LayerRules(largest_levels={"*": 4, "plain": 2})) == {"plain": 2, "wide": 4}
+    assert largest(LayerRules(min_channels_per_group=8)) == {"plain": 2, "wide": 3}
+    assert largest(LayerRules(min_channels_per_group=32)) == {}
+    fixed = select_layers(Zoo(), LayerRules(fixed_levels={"plain": 3})).layers[0]
+    assert (fixed.fixed_level, fixed.largest_level) == (3, 3)
+
+
+def test_a_shared_module_appears_once_and_a_shared_weight_is_left_alone() -> None:
+    shared, twin, other = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+    twin.weight = other.weight
+    selection = select_layers(nn.Sequential(shared, shared, twin, other))
+    assert names(selection) == ["0"]
+    assert reason(selection, "2") == "its weight is shared with '3'"
+
+
+def test_a_subclass_is_left_alone() -> None:
+    class Standardised(nn.Conv2d):
+        pass
+
+    selection = select_layers(nn.Sequential(Standardised(4, 4, 1)))
+    assert "Standardised is a subclass" in reason(selection, "0")
+
+
+def test_a_weight_recomputed_by_a_hook_is_left_alone() -> None:
+    layer = nn.Conv2d(4, 4, 1)
+    torch.nn.utils.spectral_norm(layer)
+    assert "recomputed before every call" in reason(select_layers(nn.Sequential(layer)), "0")
+
+
+@pytest.mark.parametrize(
+    ("rules", "complaint"),
+    [
+        (LayerRules(include=("plian",)), "include: 'plian' matches no layer of the model; did you mean 'plain'?"),
+        (LayerRules(exclude=("layer9.*",)), r"exclude: 'layer9\.\*' matches no layer"),
+        (LayerRules(fixed_levels={"plain": 9}), r"layer 'plain': fixed level must lie in 1\.\.5 \(at most 16 groups\)"),
+    ],
+)
+def test_a_rule_that_fits_no_layer_is_named(rules: LayerRules, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        select_layers(Zoo(), rules)
+
+
+def test_bad_rules_are_named() -> None:
+    with pytest.raises(ValueError, match="include must be a sequence of patterns, got the single text 'conv'"):
+        LayerRules(include="conv")  # type: ignore[arg-type]  # the bad value is the point
+    with pytest.raises(ValueError, match="layer_types may hold Conv1d, Conv2d, Conv3d, Linear; got"):
+        LayerRules(layer_types=(nn.ConvTranspose2d,))
+    with pytest.raises(ValueError, match="min_channels_per_group must be at least 1"):
+        LayerRules(min_channels_per_group=0)

@@ -1,0 +1,96 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import strucspars as ss
+from strucspars.nn.grouped_weights import dense_weight, grouped_weight, kept_connections
+from strucspars.nn.masked import mask_module_, unmask_module_
+from strucspars.nn.shuffled import ShuffledGroupConv2d, dense_shape, group_module_
+
+LAYERS_AND_INPUTS = [
+    (nn.Conv2d(8, 16, 3), (2, 8, 7, 7)),
+    (nn.Conv2d(8, 16, (3, 1), stride=(2, 1), padding=(1, 0), dilation=(2, 1)), (2, 8, 7, 7)),
+    (nn.Conv2d(8, 16, 3, padding="same"), (2, 8, 7, 7)),
+    (nn.Conv2d(8, 16, 3, padding=1, padding_mode="reflect", bias=False), (2, 8, 7, 7)),
+    (nn.Conv2d(8, 16, 3, padding=1, padding_mode="replicate"), (8, 7, 7)),
+    (nn.Conv2d(24, 8, 1), (2, 24, 3, 3)),
+    (nn.Conv1d(8, 16, 3, padding=1, padding_mode="circular"), (2, 8, 9)),
+    (nn.Conv3d(8, 16, 3, stride=2), (2, 8, 5, 5, 5)),
+    (nn.Linear(8, 16), (2, 5, 8)),
+    (nn.Linear(8, 16, bias=False), (8,)),
+]
+
+
+def random_layer_plan(module: nn.Module, level: int, seed: int = 0) -> ss.LayerPlan:
+    generator = np.random.default_rng(seed)
+    shape = dense_shape(module)
+    return ss.LayerPlan(
+        group_level=level,
+        out_perm=generator.permutation(shape[0]),
+        in_perm=generator.permutation(shape[1]),
+        weight_shape=shape,
+    )
+
+
+@pytest.mark.parametrize("level", [1, 2, 4])
+@pytest.mark.parametrize(("module", "shape"), LAYERS_AND_INPUTS, ids=lambda value: str(value)[:60])
+def test_the_grouped_layer_equals_the_masked_one_forward_and_backward(
+    module: nn.Module, shape: tuple[int, ...], level: int
+) -> None:
+    torch.manual_seed(0)
+    layer = random_layer_plan(module, level)
+    grouped, masked = copy.deepcopy(module), copy.deepcopy(module)
+    group_module_(grouped, layer)
+    mask_module_(masked, layer)
+    grouped_input = torch.randn(shape, requires_grad=True)
+    masked_input = grouped_input.detach().clone().requires_grad_()
+    outputs, expected = grouped(grouped_input), masked(masked_input)
+    torch.testing.assert_close(outputs, expected)
+    outputs.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(grouped_input.grad, masked_input.grad)
+    gradient, dense_gradient = grouped.get_parameter("weight").grad, masked.get_parameter("weight").grad
+    assert gradient is not None
+    torch.testing.assert_close(dense_weight(gradient, layer), dense_gradient)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_grouping_and_back_gives_the_masked_weight(level: int) -> None:
+    weight = torch.randn(16, 8, 3, 3)
+    layer = random_layer_plan(nn.Conv2d(8, 16, 3), level)
+    grouped = grouped_weight(weight, layer)
+    assert grouped.shape == (16, 8 // layer.num_groups, 3, 3)
+    assert torch.equal(dense_weight(grouped, layer), weight * kept_connections(layer)[:, :, None, None])
+
+
+def test_unmasking_gives_the_dense_class_back() -> None:
+    module = nn.Conv2d(8, 16, 3)
+    mask_module_(module, random_layer_plan(module, 3))
+    masked_weight = module.weight.detach().clone()
+    unmask_module_(module)
+    assert type(module) is nn.Conv2d
+    assert torch.equal(module.weight, masked_weight)
+    assert "mask" not in dict(module.named_buffers())
+
+
+def test_a_layer_built_by_hand_is_a_plain_group_convolution() -> None:
+    torch.manual_seed(0)
+    shuffled = ShuffledGroupConv2d(8, 16, 3, groups=4)
+    plain = nn.Conv2d(8, 16, 3, groups=4)
+    plain.load_state_dict({"weight": shuffled.weight, "bias": shuffled.bias})
+    features = torch.randn(1, 8, 5, 5)
+    assert torch.equal(shuffled(features), plain(features))
+
+
+def test_a_gradient_at_hand_follows_the_weight() -> None:
+    module = nn.Conv2d(8, 16, 3)
+    module(torch.randn(1, 8, 5, 5)).sum().backward()
+    assert module.weight.grad is not None
+    layer = random_layer_plan(module, 2)
+    expected = grouped_weight(module.weight.grad.clone(), layer)
+    group_module_(module, layer)
+    assert module.weight.grad is not None
+    assert torch.equal(module.weight.grad, expected)

@@ -1,0 +1,66 @@
+"""One rank of a distributed sparse training: `python rank_worker.py RANK WORLD FOLDER`. Run by test_agreement."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+import strucspars as ss
+from strucspars.sparsify.agreement import agreed
+
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=6, lambda_step=1e-3, lambda_warmup_epochs=1)
+
+
+def network() -> nn.Sequential:
+    """Without batch norm: the mean gradient of two half batches is that of the whole."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).double()
+
+
+def train_and_plan(rank: int, world: int) -> tuple[ss.GroupingPlan, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(8, 4, 6, 6, generator=generator, dtype=torch.float64)[rank::world]
+    labels = torch.randint(8, (8,), generator=generator)[rank::world]
+    model = network()
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(4):
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.autograd.backward(functional.cross_entropy(trained(images), labels))
+            sparsifier.regularize_()
+            optimizer.step()
+        sparsifier.end_epoch()
+    plan = sparsifier.plan()
+    ss.convert_(model, plan)
+    return plan, dict(model.state_dict())
+
+
+def refuse() -> int:
+    raise ValueError("rank 0 says no")
+
+
+def main(rank: int, world: int, folder: Path) -> None:
+    if world > 1:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=world)
+    plan, state = train_and_plan(rank, world)
+    outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank), "refusal": ""}
+    try:
+        agreed(refuse)
+    except ValueError as refusal:
+        outcome["refusal"] = str(refusal)
+    torch.save(outcome, folder / f"{rank}-of-{world}.pt")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

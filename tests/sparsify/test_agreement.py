@@ -1,0 +1,56 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from strucspars.core.plan import GroupingPlan
+from strucspars.sparsify.agreement import agreed
+
+WORKER = Path(__file__).parent / "rank_worker.py"
+
+
+def run_ranks(world: int, folder: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, str(WORKER)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(world), str(folder)], stderr=subprocess.PIPE, text=True)
+        for rank in range(world)
+    ]
+    complaints = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, complaints
+    return [torch.load(folder / f"{rank}-of-{world}.pt", weights_only=True) for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(2, tmp_path_factory.mktemp("two-ranks"))
+
+
+def test_both_ranks_have_the_same_plan_and_weights(two_ranks: list[dict[str, Any]]) -> None:
+    first, second = two_ranks
+    assert first["plan"] == second["plan"]
+    torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)
+
+
+def test_two_processes_equal_one_with_the_whole_batch(two_ranks: list[dict[str, Any]], tmp_path: Path) -> None:
+    (alone,) = run_ranks(1, tmp_path)
+    together, single = (GroupingPlan.from_json(outcome["plan"]) for outcome in (two_ranks[0], alone))
+    assert together.layers == single.layers
+    assert together.min_kept_norm == pytest.approx(single.min_kept_norm)
+    torch.testing.assert_close(two_ranks[0]["state"], alone["state"], rtol=1e-9, atol=1e-12)
+
+
+def test_rank_0_decides_for_all(two_ranks: list[dict[str, Any]]) -> None:
+    assert [rank["taken"] for rank in two_ranks] == [0, 0]
+
+
+def test_a_refusal_on_rank_0_is_raised_everywhere(two_ranks: list[dict[str, Any]]) -> None:
+    assert [rank["refusal"] for rank in two_ranks] == ["rank 0 says no"] * 2
+
+
+def test_one_process_agrees_with_itself() -> None:
+    assert agreed(lambda: {"level": 3}) == {"level": 3}
+    with pytest.raises(ZeroDivisionError):
+        agreed(lambda: 1 // 0)

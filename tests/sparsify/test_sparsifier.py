@@ -1,0 +1,317 @@
+import copy
+import io
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import strucspars as ss
+from strucspars.core.hierarchy import penalty_matrix
+from strucspars.sparsify.report import EpochReport
+
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup_epochs=1)
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 16, 1, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
+
+
+def sparsifier_with_penalty(model: nn.Module, config: ss.SparsifyConfig = CONFIG) -> ss.Sparsifier:
+    """After two epochs lambda is above zero."""
+    sparsifier = ss.Sparsifier(model, config)
+    sparsifier.end_epoch()
+    sparsifier.end_epoch()
+    assert sparsifier.lambda_value > 0
+    return sparsifier
+
+
+def penalty_by_definition(model: nn.Module, sparsifier: ss.Sparsifier, norm: str) -> float:
+    """Sec. 3.3, layer by layer: lambda * sum(S[P][:, Q] * R_g)."""
+    state = sparsifier.state_dict()
+    total = 0.0
+    for name, layer in state["layers"].items():
+        importance = ss.importance_matrix(model.get_parameter(f"{name}.weight"), norm)  # type: ignore[arg-type]  # text
+        permuted = importance[layer["out_perm"].numpy()][:, layer["in_perm"].numpy()]
+        out_channels, in_channels = importance.shape
+        total += float((permuted * penalty_matrix(out_channels, in_channels, layer["group_level"])).sum())
+    return sparsifier.lambda_value * total
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_penalty_is_the_papers_sum(norm: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))  # type: ignore[arg-type]  # plain text
+    expected = penalty_by_definition(model, sparsifier, norm)
+    assert expected > 0
+    assert sparsifier.penalty().item() == pytest.approx(expected, rel=1e-5)
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_added_equals_that_of_the_loss_term(norm: str, memory_format: torch.memory_format) -> None:
+    model = network().to(memory_format=memory_format)
+    with torch.no_grad():
+        model.get_parameter("2.weight")[:4].zero_()
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))  # type: ignore[arg-type]  # plain text
+    images = torch.randn(2, 3, 8, 8)
+    (model(images).square().mean() + sparsifier.penalty()).backward()
+    by_loss = gradients(model)
+    model.zero_grad()
+    model(images).square().mean().backward()
+    without = gradients(model)
+    sparsifier.regularize_()
+    by_hook = gradients(model)
+    torch.testing.assert_close(by_hook, by_loss, rtol=1e-6, atol=1e-7)
+    assert not torch.allclose(by_hook["2.weight"], without["2.weight"])
+    assert torch.equal(by_hook["7.weight"], without["7.weight"])
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_subgradient_at_zero_is_zero(norm: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))  # type: ignore[arg-type]  # plain text
+    with torch.no_grad():
+        model.get_parameter("2.weight").zero_()
+    torch.autograd.backward(sparsifier.penalty())
+    gradient = model.get_parameter("2.weight").grad
+    assert gradient is not None
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+    sparsifier.regularize_()
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_accumulated_and_scaled_gradients_get_the_penalty_once_and_unscaled() -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    batches = torch.randn(2, 2, 3, 8, 8)
+    for batch in batches:
+        ((model(batch).square().mean() + sparsifier.penalty()) / 2).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for batch in batches:
+        scaler.scale(model(batch).square().mean() / 2).backward()
+    scaler.unscale_(optimizer)
+    sparsifier.regularize_()
+    torch.testing.assert_close(gradients(model), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_frozen_weight_is_left_alone() -> None:
+    model = network()
+    model.get_parameter("2.weight").requires_grad_(False)
+    sparsifier = sparsifier_with_penalty(model)
+    sparsifier.regularize_()
+    assert model.get_parameter("2.weight").grad is None
+    assert model.get_parameter("4.weight").grad is not None
+
+
+def test_the_penalty_compiles_without_a_break() -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+
+    def loss(images: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = model(images).square().mean() + sparsifier.penalty()
+        return value
+
+    images = torch.randn(2, 3, 8, 8)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), loss(images))
+
+
+def test_half_precision_weights_are_penalised() -> None:
+    model = network().bfloat16()
+    sparsifier = sparsifier_with_penalty(model)
+    torch.autograd.backward(sparsifier.penalty())
+    gradient = model.get_parameter("2.weight").grad
+    assert gradient is not None
+    assert gradient.dtype == torch.bfloat16
+    assert gradient.any()
+
+
+def test_the_models_keys_and_modules_do_not_change() -> None:
+    model = network()
+    keys, types = list(model.state_dict()), [type(module) for module in model.modules()]
+    sparsifier = sparsifier_with_penalty(model)
+    sparsifier.plan()
+    assert list(model.state_dict()) == keys
+    assert [type(module) for module in model.modules()] == types
+
+
+def labelled_images() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(32, 3, 8, 8, generator=generator), torch.randint(4, (32,), generator=generator)
+
+
+def train(model: nn.Module, sparsifier: ss.Sparsifier, epochs: int) -> list[EpochReport]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    images, labels = labelled_images()
+    reports = []
+    for _ in range(epochs):
+        for _ in range(5):
+            optimizer.zero_grad()
+            torch.autograd.backward(functional.cross_entropy(model(images), labels))
+            sparsifier.regularize_()
+            optimizer.step()
+        reports.append(sparsifier.end_epoch())
+    return reports
+
+
+def test_sparse_training_makes_groups() -> None:
+    model = network()
+    config = ss.SparsifyConfig(target=0.5, epochs=30, lambda_step=2e-3, lambda_warmup_epochs=2)
+    sparsifier = ss.Sparsifier(model, config)
+    fresh = ss.one_shot_plan(network(), target=0.5)
+    reports = train(model, sparsifier, 30)
+    assert reports[0].removed_fraction == 0
+    assert reports[1].lambda_value == 0 < reports[3].lambda_value
+    assert max(report.removed_fraction for report in reports) >= 0.4
+    plan = sparsifier.plan()
+    assert plan.removed_param_fraction >= 0.5
+    assert plan.min_kept_norm is not None
+    assert fresh.min_kept_norm is not None
+    assert plan.min_kept_norm > 0.75 > fresh.min_kept_norm
+
+
+def test_the_report_tells_levels_norms_costs_and_churn() -> None:
+    model = network()
+    with torch.no_grad():
+        weight = model.get_parameter("4.weight")
+        weight.mul_((torch.arange(16)[:, None] % 4 == torch.arange(32) % 4)[..., None, None])
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    with torch.no_grad():
+        weight[[0, 1]] = weight[[1, 0]]  # two outputs change places, and so their groups
+    report = sparsifier.end_epoch()
+    plain, grouped = report.layers
+    assert (plain.name, grouped.name) == ("2", "4")
+    assert grouped.group_level >= 3
+    assert grouped.kept_norm[:3] == (1.0, 1.0, 1.0)
+    assert plain.group_level == 1
+    assert plain.churn == 0.0 < grouped.churn <= 1.0
+    assert grouped.cost < plain.cost
+    assert report.seconds > 0
+    weights = {name: model.get_parameter(f"{name}.weight").numel() for name in ("2", "4")}
+    kept = weights["2"] + weights["4"] / 2 ** (grouped.group_level - 1)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    assert report.removed_fraction == pytest.approx((weights["2"] + weights["4"] - kept) / whole)
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    """Through a file, as a checkpoint goes, without trusting it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def test_a_resumed_run_continues_exactly() -> None:
+    model = network()
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    train(model, sparsifier, 3)
+    resumed_model = network(seed=9)
+    resumed = ss.Sparsifier(resumed_model, CONFIG)
+    resumed_model.load_state_dict(copy.deepcopy(model.state_dict()))
+    resumed.load_state_dict(saved(sparsifier.state_dict()))
+    reports, resumed_reports = train(model, sparsifier, 3), train(resumed_model, resumed, 3)
+    assert [replace(report, seconds=0) for report in reports] == [
+        replace(report, seconds=0) for report in resumed_reports
+    ]
+    torch.testing.assert_close(resumed_model.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert resumed.plan() == sparsifier.plan()
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    sparsifier = sparsifier_with_penalty(network())
+    state = sparsifier.state_dict()
+    bad_orders = copy.deepcopy(state)
+    bad_orders["layers"]["4"]["in_perm"][0] = 1
+    for bad, complaint in (
+        ({**state, "version": 99}, "version 99"),
+        ({**state, "config": {**state["config"], "target": 0.1}}, "other options: target"),
+        ({**state, "layers": {"other": {}}}, r"belongs to the layers \['other'\]"),
+        (bad_orders, "layer '4': in_perm is not a permutation"),
+    ):
+        before = sparsifier.penalty().item()
+        with pytest.raises(ValueError, match=complaint):
+            sparsifier.load_state_dict(bad)
+        assert sparsifier.penalty().item() == before
+
+
+def test_fixed_and_largest_levels_hold_in_penalty_and_plan() -> None:
+    rules = ss.LayerRules(fixed_levels={"2": 3}, largest_levels={"4": 2})
+    model = network()
+    sparsifier = ss.Sparsifier(model, replace(CONFIG, target=0.65), rules=rules)
+    sparsifier.end_epoch()
+    sparsifier.end_epoch()
+    plan = sparsifier.plan()
+    assert {name: layer.group_level for name, layer in plan.layers.items()} == {"2": 3, "4": 2}
+    torch.autograd.backward(sparsifier.penalty())
+    for name, groups in (("2", 4), ("4", 2)):
+        gradient = model.get_parameter(f"{name}.weight").grad
+        assert gradient is not None
+        unpenalised = (gradient == 0).flatten(2).all(dim=2).float().mean().item()
+        assert unpenalised == pytest.approx(1 / groups)
+
+
+def test_the_target_is_met_or_the_largest_reachable_is_named() -> None:
+    assert ss.one_shot_plan(network(), target=0.6).removed_param_fraction >= 0.6
+    with pytest.raises(ValueError, match=r"target 0\.95 cannot be reached: .* 0\.\d{4} of all params"):
+        ss.one_shot_plan(network(), target=0.95)
+    with pytest.raises(ValueError, match=r"target 0\.95 cannot be reached"):
+        ss.Sparsifier(network(), replace(CONFIG, target=0.95)).plan()
+
+
+def test_one_shot_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    ss.one_shot_plan(network(), target=0.3)
+    assert "of the grouped layers' norm: finetune" in caplog.text
+
+
+def test_a_model_without_groupable_layers_is_refused_with_reasons() -> None:
+    with pytest.raises(ValueError, match="no layer of the model can be grouped: 5 x 3 channels"):
+        ss.Sparsifier(nn.Sequential(nn.Conv2d(3, 5, 1)), CONFIG)
+
+
+def test_a_nan_weight_is_named_with_its_layer() -> None:
+    model = network()
+    with torch.no_grad():
+        model.get_parameter("4.weight")[0, 0] = np.nan
+    with pytest.raises(ValueError, match=r"layer '4': .*(NaN|nan)"):
+        ss.Sparsifier(model, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"target": 1.0}, "target is a removed fraction"),
+        ({"epochs": 0}, "epochs must be a whole number from 1 on"),
+        ({"lambda_warmup_epochs": 8}, "lambda_warmup_epochs must be fewer than the 8 epochs"),
+        ({"budget": "flops"}, "budget must be one of params, macs"),
+        ({"norm": "l3"}, "norm must be one of l1, l2"),
+        ({"method": "slow"}, "method must be one of fast, paper, paper-pot"),
+        ({"decay": 0}, "decay must lie in"),
+        ({"min_kept_norm": 2}, "min_kept_norm must lie in"),
+        ({"min_channels_per_group": 0}, "min_channels_per_group must be a whole number from 1 on"),
+    ],
+)
+def test_a_bad_option_is_named(options: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        replace(CONFIG, **options)
