@@ -4,7 +4,7 @@ from strucspars._version import __version__
 from strucspars.convert.ablation import reordered_plan
 from strucspars.convert.conversion import convert_, mask_
 from strucspars.convert.model_plan import model_plan
-from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold
+from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold, without_surplus
 from strucspars.core.connectivity import Connectivity
 from strucspars.core.controller import LambdaSchedule, LambdaState, default_lambda_step, next_lambda
 from strucspars.core.criterion import kept_norm_by_level, largest_group_level
@@ -59,4 +59,5 @@ __all__ = [
     "search_threshold",
     "select_layers",
     "summary",
+    "without_surplus",
 ]

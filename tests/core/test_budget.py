@@ -3,7 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.core.budget import LayerBudget, removed_fraction, search_threshold
+from strucspars.core.budget import (
+    LayerBudget,
+    ThresholdSearch,
+    removed_fraction,
+    search_threshold,
+    without_surplus,
+)
 from strucspars.core.criterion import level_keeping
 
 fractions = st.floats(0, 1).map(lambda value: round(value, 3))
@@ -50,6 +56,29 @@ def test_fixed_and_largest_levels_are_respected(layers: list[LayerBudget], thres
             assert layer.level_at(threshold) == layer.fixed_level
         else:
             assert layer.level_at(threshold) == min(free, layer.largest_level or free)
+
+
+@given(networks(), st.floats(0, 0.9))
+def test_without_surplus_no_layer_can_be_lowered_and_none_is_raised(layers: list[LayerBudget], target: float) -> None:
+    if removed_at(layers, 0.0) < target:
+        return
+    found = search_threshold(layers, target)
+    trimmed = without_surplus(layers, found, target)
+    assert target <= trimmed.removed_fraction <= found.removed_fraction
+    for layer in layers:
+        level = trimmed.group_levels[layer.name]
+        assert level <= found.group_levels[layer.name]
+        if layer.fixed_level is not None:
+            assert level == layer.fixed_level
+        elif level > 1:
+            lower = dict(trimmed.group_levels) | {layer.name: level - 1}
+            assert removed_fraction(layers, lower) < target
+
+
+def test_the_layer_that_keeps_least_is_lowered_first() -> None:
+    layers = [LayerBudget(name, 100, kept_norm=(1.0, kept)) for name, kept in (("a", 0.6), ("b", 0.5), ("c", 0.7))]
+    everything = ThresholdSearch(0.5, {"a": 2, "b": 2, "c": 2}, 0.5)
+    assert without_surplus(layers, everything, target=0.3).group_levels == {"a": 2, "b": 1, "c": 2}
 
 
 def test_the_whole_network_is_the_denominator() -> None:

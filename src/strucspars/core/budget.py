@@ -154,6 +154,33 @@ def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budge
     return at(thresholds[first])
 
 
+def without_surplus(
+    layers: Sequence[LayerBudget], found: ThresholdSearch, target: float, budget: Budget = "params"
+) -> ThresholdSearch:
+    """Take back groups that the target does not need, where they cost most norm first.
+
+    One threshold for all layers overshoots by up to the last layer's share. Going through the layers from the least
+    kept norm on, each is lowered by a level as long as the target stays met.
+
+    Differs from the paper, which stops at the threshold; see `docs/decisions/0008-surplus.md`.
+
+    >>> layers = [LayerBudget("a", 90, kept_norm=(1.0, 0.8)), LayerBudget("b", 10, kept_norm=(1.0, 0.9))]
+    >>> found = search_threshold(layers, target=0.45)
+    >>> found.removed_fraction, without_surplus(layers, found, target=0.45).group_levels
+    (0.5, {'a': 2, 'b': 1})
+    """
+    levels = dict(found.group_levels)
+    lowered = True
+    while lowered:
+        lowered = False
+        grouped = [layer for layer in layers if layer.fixed_level is None and levels[layer.name] > 1]
+        for layer in sorted(grouped, key=lambda layer: layer.kept_norm[levels[layer.name] - 1]):
+            trial = levels | {layer.name: levels[layer.name] - 1}
+            if removed_fraction(layers, trial, budget) >= target:
+                levels, lowered = trial, True
+    return ThresholdSearch(found.min_kept_norm, levels, removed_fraction(layers, levels, budget))
+
+
 def _cost(layer: LayerBudget, budget: Budget) -> int:
     if budget == "params":
         return layer.params

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from strucspars.core.budget import Budget, LayerBudget, removed_fraction, search_threshold
+from strucspars.core.budget import Budget, LayerBudget, removed_fraction, search_threshold, without_surplus
 from strucspars.core.learning import refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import ExampleInputs, count_macs
@@ -55,6 +55,7 @@ def plan_for_target(
     """The plan whose levels remove the target, with the orders refined for these levels."""
     budgets = network_budget(layers, states, size)
     found = search_threshold(budgets, config.target, config.budget)
+    found = without_surplus(budgets, found, config.target, config.budget)
     with threadpool_limits(limits=1, user_api="blas"):
         planned = {
             layer.name: _planned_layer(layer, state, found.group_levels[layer.name], config)
