@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/installed
 # The exact versions we test with; hatchling comes first because the package is built in this environment.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint format types imports unit-tests bench clean
+.PHONY: help demo test lint format types imports unit-tests bench test-matrix clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -32,11 +32,15 @@ types: $(INSTALLED) ## static types
 imports: $(INSTALLED) ## import contracts: one direction, no torch in the core
 	$(BIN)/lint-imports --no-logo
 
+# One thread per process: the tests are many and small.
 unit-tests: $(INSTALLED) ## tests, docstring and README examples
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest
 
 bench: $(INSTALLED) ## the solver against the original method, about 10 minutes on one core
 	$(BIN)/python benchmarks/permutations.py
+
+test-matrix: $(INSTALLED) ## every torchvision classifier and many of timm, about 20 minutes; writes docs/compatibility.md
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compatibility.py
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) demo-output build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

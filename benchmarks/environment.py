@@ -14,16 +14,30 @@ ROOT = Path(__file__).resolve().parent.parent
 def describe(packages: Sequence[str]) -> dict[str, object]:
     """The environment of this run as plain JSON values."""
     return {
-        "command": " ".join(["python", Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix(), *sys.argv[1:]]),
+        "command": " ".join(["python", Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix(), *_arguments()]),
         "commit": _commit(),
         "hardware": {"cpu": _cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
     }
 
 
+def _arguments() -> list[str]:
+    """The command's arguments but the place of the output, which is nobody's business."""
+    arguments = sys.argv[1:]
+    if "--out" in arguments:
+        place = arguments.index("--out")
+        del arguments[place : place + 2]
+    return arguments
+
+
 def _commit() -> str:
-    """The commit that was measured, with a mark where the tree holds uncommitted changes, old results aside."""
-    commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
+    """The commit that was measured, with a mark where the tree holds uncommitted changes, old results aside.
+
+    On a machine that has the files without their history, the variable COMMIT says it.
+    """
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return os.environ.get("COMMIT", "unknown")
     changes = _git("status", "--porcelain", "--", ".", ":(exclude)results")
     return f"{commit}+changes" if changes else commit
 

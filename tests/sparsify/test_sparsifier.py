@@ -277,7 +277,7 @@ def test_the_target_is_met_or_the_largest_reachable_is_named() -> None:
     with pytest.raises(ValueError, match=r"target 0\.95 cannot be reached: .* 0\.\d{4} of all params"):
         ss.one_shot_plan(network(), target=0.95)
     with pytest.raises(ValueError, match=r"target 0\.95 cannot be reached"):
-        ss.Sparsifier(network(), replace(CONFIG, target=0.95)).plan()
+        ss.Sparsifier(network(), replace(CONFIG, target=0.95))
 
 
 def test_one_shot_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
@@ -315,3 +315,34 @@ def test_a_nan_weight_is_named_with_its_layer() -> None:
 def test_a_bad_option_is_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         replace(CONFIG, **options)
+
+
+def test_a_budget_of_macs_is_counted_on_the_example_input() -> None:
+    model = network()
+    images = torch.randn(1, 3, 8, 8)
+    plan = ss.one_shot_plan(model, target=0.4, budget="macs", example_inputs=images)
+    before = ss.count_macs(model, images).macs
+    after = ss.count_macs(ss.convert_(model, plan), images).macs
+    assert plan.removed_mac_fraction is not None
+    assert 1 - after / before == pytest.approx(plan.removed_mac_fraction)
+    assert plan.removed_mac_fraction >= 0.4
+    with pytest.raises(ValueError, match="budget='macs' needs example_inputs"):
+        ss.Sparsifier(network(), replace(CONFIG, budget="macs"))
+
+
+def test_the_plans_parameters_are_those_of_the_converted_model() -> None:
+    model = network()
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    plan = sparsifier_with_penalty(model).plan()
+    ss.convert_(model, plan)
+    kept = sum(parameter.numel() for parameter in model.parameters())
+    assert 1 - kept / whole == pytest.approx(plan.removed_param_fraction)
+    assert ss.model_plan(model).removed_param_fraction == pytest.approx(plan.removed_param_fraction)
+
+
+def test_other_layer_types_are_sparsified_by_naming_them() -> None:
+    rules = ss.LayerRules(layer_types=(nn.Conv2d, nn.Linear))
+    model = network()
+    plan = ss.one_shot_plan(model, target=0.5, rules=rules)
+    assert list(plan.layers) == ["2", "4", "7"]
+    assert ss.convert_(model, plan)(torch.randn(2, 3, 8, 8)).shape == (2, 4)

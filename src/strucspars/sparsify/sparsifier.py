@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strucspars.core.budget import removed_fraction
+from strucspars.core.budget import removed_fraction, search_threshold
 from strucspars.core.checks import is_whole_number
 from strucspars.core.controller import LambdaState, next_lambda
 from strucspars.core.hierarchy import checked_group_level
@@ -72,6 +72,8 @@ class Sparsifier:
         self._penalty = StructuredPenalty([layer.weight for layer in self.selection.layers], config.norm)
         self._controller = LambdaState()
         self._states = agreed(lambda: learned_states(self.selection.layers, config, None))
+        # A target out of reach fails here, not when the training is over.
+        search_threshold(network_budget(self.selection.layers, self._states, self._size), config.target, config.budget)
         self._set_strengths_()
 
     @property

@@ -1,0 +1,1 @@
+"""Sparse training inside other people's training programs. Each integration needs its own extra to be installed."""

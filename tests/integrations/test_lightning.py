@@ -1,0 +1,406 @@
+import importlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import strucspars as ss
+
+pytest.importorskip("lightning")
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from strucspars.integrations.lightning import SparsifyCallback
+
+pytestmark = [
+    # Lightning 2.6 uses a class that torch 2.15 deprecates; neither is ours.
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+    # Advice for real training: workers for the data, a shuffled loader, an empty checkpoint folder.
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    # On resuming in the midst of an epoch: the loader cannot be resumed. Ours gives the same batches every time.
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
+    # A resumed fit need not write checkpoints itself.
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint"),
+]
+
+EPOCHS, BATCHES = 5, 4
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=EPOCHS, lambda_step=1e-2, lambda_warmup_epochs=1)
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 16, 1, bias=False),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    )
+
+
+def optimizer_of(module: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+
+
+class Classifier(LightningModule):
+    """What a user has: nothing in it knows of sparsity."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.net = network(seed)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.net(images)
+        return logits
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor | None:
+        return functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.log("val_loss", functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.log("test_loss", functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return optimizer_of(self)
+
+
+def batches(*, alike: bool = False) -> DataLoader[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8 * BATCHES, 3, 8, 8, generator=generator)
+    labels = torch.randint(4, (len(images),), generator=generator)
+    if alike:
+        images, labels = images[:8].repeat(BATCHES, 1, 1, 1), labels[:8].repeat(BATCHES)
+    return DataLoader(TensorDataset(images, labels), batch_size=8)
+
+
+def fit(
+    module: LightningModule,
+    callback: SparsifyCallback,
+    *others: ModelCheckpoint,
+    validate: bool = False,
+    alike: bool = False,
+    ckpt_path: Path | None = None,
+    **options: Any,
+) -> Trainer:
+    silent = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        accelerator="cpu",
+        callbacks=[callback, *others],
+        enable_checkpointing=bool(others),
+        **({"max_epochs": EPOCHS} | silent | options),
+    )
+    trainer.fit(module, batches(alike=alike), batches() if validate else None, ckpt_path=ckpt_path, weights_only=True)
+    return trainer
+
+
+def plain_loop(*, accumulate: int = 1, clip: float | None = None) -> tuple[nn.Module, ss.Sparsifier]:
+    """The reference: what a careful user would write by hand."""
+    model = network()
+    optimizer = optimizer_of(model)
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    for _ in range(EPOCHS):
+        for index, (images, labels) in enumerate(batches()):
+            torch.autograd.backward(functional.cross_entropy(model(images), labels) / accumulate)
+            if (index + 1) % accumulate == 0:
+                sparsifier.regularize_()
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+        sparsifier.end_epoch()
+    return model, sparsifier
+
+
+def assert_same_outcome(
+    module: Classifier, callback: SparsifyCallback, model: nn.Module, plan: ss.GroupingPlan
+) -> None:
+    torch.testing.assert_close(module.net.state_dict(), model.state_dict(), rtol=0, atol=0)
+    ours, theirs = list(callback.plan.layers.values()), list(plan.layers.values())
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        ({}, {}),
+        ({"accumulate": 2}, {"accumulate_grad_batches": 2}),
+        ({"clip": 0.5}, {"gradient_clip_val": 0.5}),
+    ],
+    ids=["plain", "accumulation", "clipping"],
+)
+def test_the_callback_trains_as_a_loop_written_by_hand(loop: dict[str, Any], options: dict[str, Any]) -> None:
+    model, sparsifier = plain_loop(**loop)
+    module, callback = Classifier(), SparsifyCallback(CONFIG)
+    fit(module, callback, **options)
+    assert callback.sparsifier.lambda_value == sparsifier.lambda_value > 0
+    assert_same_outcome(module, callback, model, sparsifier.plan())
+
+
+class GradientOfPenalty(SparsifyCallback):
+    """Looks at what the hook adds to the gradients."""
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        weight = pl_module.get_parameter("net.5.weight")
+        assert weight.grad is not None
+        before = weight.grad.clone()
+        super().on_before_optimizer_step(trainer, pl_module, optimizer)
+        self.loss_gradient, self.added = before, weight.grad - before
+
+
+def test_with_a_gradient_scaler_the_penalty_joins_unscaled_gradients() -> None:
+    scale = 2.0**10
+    scaled, plain = GradientOfPenalty(CONFIG), GradientOfPenalty(CONFIG)
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale))
+    fit(Classifier(), scaled, plugins=[plugin], max_epochs=3)
+    fit(Classifier(), plain, max_epochs=3)
+    strength = scaled.sparsifier.lambda_value - CONFIG.schedule.lambda_step  # of the last epoch's steps
+    assert scaled.added.abs().max().item() == pytest.approx(strength, rel=1e-3)
+    # Half precision differs a little; a forgotten factor of 1024 would differ a lot.
+    torch.testing.assert_close(scaled.loss_gradient, plain.loss_gradient, rtol=0.5, atol=0.05)
+
+
+def test_a_fused_optimizer_behind_a_gradient_scaler_is_refused() -> None:
+    class Fused(Classifier):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05, fused=True)
+
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    with pytest.raises(ValueError, match="too late for the penalty; build it with fused=False"):
+        fit(Fused(), SparsifyCallback(CONFIG), plugins=[plugin])
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "validate"),
+    [
+        ({"every_n_epochs": 1}, False),
+        ({"every_n_epochs": 1, "save_on_train_epoch_end": False}, True),
+        ({"every_n_train_steps": 3}, False),
+        ({"every_n_train_steps": BATCHES}, False),
+        ({"every_n_train_steps": BATCHES}, True),
+    ],
+    ids=[
+        "at the epoch's end",
+        "in validation",
+        "within an epoch",
+        "at the last step",
+        "at the last step before validation",
+    ],
+)
+def test_a_resumed_fit_continues_exactly(checkpoints: dict[str, Any], validate: bool, tmp_path: Path) -> None:
+    module, callback = Classifier(), SparsifyCallback(CONFIG)
+    # A loader starts its epoch again when a fit is resumed within it: only with equal batches can that be exact.
+    data: dict[str, Any] = {"validate": validate, "alike": "every_n_train_steps" in checkpoints}
+    fit(module, callback, ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **checkpoints), **data)
+    files = sorted(tmp_path.glob("*.ckpt"), key=lambda file: int(file.stem.removeprefix("step=")))
+    assert len(files) >= EPOCHS
+    for file in (files[0], files[len(files) // 2], files[-1]):
+        resumed, continued = Classifier(seed=9), SparsifyCallback(CONFIG)
+        fit(resumed, continued, **data, ckpt_path=file)
+        assert continued.sparsifier.state_dict()["controller"] == callback.sparsifier.state_dict()["controller"]
+        assert_same_outcome(resumed, continued, module.net, callback.plan)
+
+
+def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
+    fit(Classifier(), SparsifyCallback(CONFIG), ModelCheckpoint(tmp_path, "one"), max_epochs=1)
+    with pytest.raises(ValueError, match="other options: target"):
+        fit(Classifier(), SparsifyCallback(replace(CONFIG, target=0.3)), ckpt_path=tmp_path / "one.ckpt")
+
+
+def test_every_fit_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
+    callback = SparsifyCallback(CONFIG)
+    module = Classifier()
+    trainer = fit(module, callback, ModelCheckpoint(tmp_path, "last"))
+    trainer.test(module, batches(), ckpt_path=tmp_path / "last.ckpt", verbose=False, weights_only=True)
+    again = Classifier()
+    fit(again, callback)
+    assert_same_outcome(again, callback, module.net, callback.plan)
+
+
+def test_a_converted_module_is_smaller_and_keeps_working(tmp_path: Path) -> None:
+    module, callback = Classifier(), SparsifyCallback(CONFIG, convert=True)
+    dense = sum(parameter.numel() for parameter in module.parameters())
+    checkpoint = ModelCheckpoint(tmp_path, save_last=True)
+    trainer = fit(module, callback, checkpoint)
+    assert sum(parameter.numel() for parameter in module.parameters()) <= (1 - CONFIG.target) * dense
+    assert isinstance(module.net[2], ss.ShuffledGroupConv2d)
+    (metrics,) = trainer.test(module, batches(), verbose=False)
+    assert metrics["test_loss"] > 0
+
+    reference = Classifier()
+    state = torch.load(checkpoint.last_model_path, weights_only=True)["state_dict"]
+    reference.load_state_dict(state)  # checkpoints stay dense
+    ss.mask_(reference, callback.plan)
+    images = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(module.eval()(images), reference.eval()(images))
+
+    before = module.net[2].weight.detach().clone()
+    finetuning = Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    finetuning.fit(module, batches())
+    assert not torch.equal(module.net[2].weight, before)
+    ss.save(module.net, tmp_path / "small.safetensors")
+    loaded = ss.load(tmp_path / "small.safetensors", network(seed=5)).eval()
+    torch.testing.assert_close(loaded(images), module.eval()(images))
+
+
+def test_lambda_and_the_removed_fraction_are_logged_every_epoch() -> None:
+    seen: list[dict[str, float]] = []
+
+    class Watched(Classifier):
+        def on_train_epoch_start(self) -> None:
+            seen.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+
+    callback = SparsifyCallback(replace(CONFIG, lambda_step=1e-3))
+    trainer = fit(Watched(), callback)
+    assert set(trainer.callback_metrics) == {"sparsify/lambda_value", "sparsify/removed_fraction"}
+    assert [epoch.get("sparsify/lambda_value") for epoch in seen] == [
+        None,
+        0.0,
+        *map(pytest.approx, (1e-3, 2e-3, 3e-3)),
+    ]
+    assert float(trainer.callback_metrics["sparsify/lambda_value"]) == pytest.approx(callback.sparsifier.lambda_value)
+
+
+class TwoOptimizers(Classifier):
+    """Manual optimization: the convolutions and the head each have their own optimizer, and both step."""
+
+    def __init__(self, split: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.split = split
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.zero_grad()
+        self.manual_backward(functional.cross_entropy(self(batch[0]), batch[1]))
+        for optimizer in self.optimizers():  # type: ignore[union-attr]  # a list: there are two
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [optimizer_of(self.net[: self.split]), optimizer_of(self.net[self.split :])]
+
+
+def test_of_two_optimizers_only_that_of_the_layers_takes_the_penalty() -> None:
+    model, sparsifier = plain_loop()
+    module, callback = TwoOptimizers(split=6), SparsifyCallback(CONFIG)
+    fit(module, callback)
+    assert_same_outcome(module, callback, model, sparsifier.plan())
+
+
+def test_layers_of_two_optimizers_are_refused_with_their_names() -> None:
+    with pytest.raises(ValueError, match=r"'net\.2' belongs to optimizer 0, 'net\.5' belongs to optimizer 1\); choose"):
+        fit(TwoOptimizers(split=4), SparsifyCallback(CONFIG))
+    fit(
+        TwoOptimizers(split=4), SparsifyCallback(replace(CONFIG, target=0.2), filter_fn=lambda _, name: name == "net.2")
+    )
+
+
+def test_a_skipped_step_is_not_made_by_the_penalty() -> None:
+    class Skipping(Classifier):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor | None:
+            return super().training_step(batch, batch_idx) if self.current_epoch < 2 else None
+
+    class At(SparsifyCallback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            if trainer.current_epoch == 2:
+                self.weight = pl_module.get_parameter("net.5.weight").detach().clone()
+
+    module, callback = Skipping(), At(CONFIG)
+    with pytest.warns(UserWarning, match="`training_step` returned `None`"):
+        fit(module, callback)
+    assert callback.sparsifier.lambda_value > 0
+    assert torch.equal(module.get_parameter("net.5.weight"), callback.weight)
+
+
+def test_steps_that_lightning_does_not_see_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    class OwnSteps(Classifier):
+        automatic_optimization = False
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.step()  # type: ignore[union-attr]  # one optimizer
+
+    fit(OwnSteps(), SparsifyCallback(CONFIG))
+    assert "no optimizer step of epoch 0 came through Lightning" in caplog.text
+
+
+def test_another_schedule_than_the_trainers_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    fit(Classifier(), SparsifyCallback(replace(CONFIG, lambda_step=None)), max_epochs=1)
+    assert "planned for 5 epochs but the Trainer has max_epochs=1" in caplog.text
+    assert "the Trainer makes 4 optimizer steps per epoch; set SparsifyConfig(steps_per_epoch=4)" in caplog.text
+    caplog.clear()
+    fit(Classifier(), SparsifyCallback(CONFIG))
+    assert not [record for record in caplog.records if record.name.startswith("strucspars")]
+
+
+def test_a_target_out_of_reach_fails_before_training() -> None:
+    class Untrained(Classifier):
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor | None:
+            raise AssertionError("the training has begun")
+
+    with pytest.raises(ValueError, match=r"target 0\.95 cannot be reached"):
+        fit(Untrained(), SparsifyCallback(replace(CONFIG, target=0.95)))
+
+
+def test_macs_are_counted_on_the_given_inputs() -> None:
+    inputs = torch.zeros(1, 3, 8, 8)
+    callback = SparsifyCallback(replace(CONFIG, budget="macs"), example_inputs=inputs, convert=True)
+    module = Classifier()
+    fit(module, callback)
+    dense = ss.count_macs(network(), inputs).macs
+    assert ss.count_macs(module, inputs).macs <= (1 - CONFIG.target) * dense
+
+
+@pytest.mark.parametrize(
+    ("strategy", "complaint"), [("ddp_spawn", "take the plan with them"), ("ddp_notebook", "take the plan with them")]
+)
+def test_processes_that_cannot_hand_back_a_plan_are_refused(strategy: str, complaint: str) -> None:
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
+    with pytest.raises(ValueError, match=complaint):
+        SparsifyCallback(CONFIG).setup(trainer, Classifier(), "fit")
+
+
+def test_two_ranks_end_with_the_same_plan_and_weights(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "lightning_ranks.py"), str(tmp_path)]
+    finished = subprocess.run(
+        command, capture_output=True, text=True, timeout=180, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "sync_dist" not in finished.stderr
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert first["plan"] == second["plan"]
+    assert first["lambda"] == second["lambda"] > 0
+    torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)
+
+
+def test_plan_and_sparsifier_say_when_they_come() -> None:
+    callback = SparsifyCallback(CONFIG)
+    with pytest.raises(RuntimeError, match=r"made when trainer\.fit\(\.\.\.\) ends"):
+        _ = callback.plan
+    with pytest.raises(RuntimeError, match=r"made when trainer\.fit\(\.\.\.\) starts"):
+        _ = callback.sparsifier
+
+
+def test_without_lightning_the_import_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "strucspars.integrations.lightning")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lightning"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    with pytest.raises(ImportError, match=r"pip install 'strucspars\[lightning\]'"):
+        importlib.import_module("strucspars.integrations.lightning")
