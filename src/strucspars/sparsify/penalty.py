@@ -32,7 +32,7 @@ class StructuredPenalty:
     def value(self) -> torch.Tensor:
         """The penalty as a differentiable scalar."""
         if self._norm == "l1":
-            value: torch.Tensor = _WeightedL1.apply(self._strengths, *self._weights)
+            value: torch.Tensor = _WeightedL1.apply(*self._weights, *self._strengths)
             return value
         terms = [
             (torch.linalg.vector_norm(_kernels(weight), dim=2) * _kernels(strength)[..., 0]).sum()
@@ -59,20 +59,26 @@ class StructuredPenalty:
 
 
 class _WeightedL1(torch.autograd.Function):
-    """`sum(strength * |weight|)` over a list; the subgradient at zero is zero."""
+    """`sum(strength * |weight|)` over a list of weights, followed by their strengths; zero subgradient at zero."""
 
     @staticmethod
-    def forward(ctx: Any, strengths: list[torch.Tensor], *weights: torch.Tensor) -> torch.Tensor:
-        ctx.strengths = strengths
-        ctx.save_for_backward(*weights)
+    def forward(ctx: Any, *weights_and_strengths: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*weights_and_strengths)
+        weights, strengths = _halves(weights_and_strengths)
         return torch.stack(torch._foreach_norm(torch._foreach_mul(weights, strengths), 1)).sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        directions = torch._foreach_sign(ctx.saved_tensors)
-        torch._foreach_mul_(directions, ctx.strengths)
+        weights, strengths = _halves(ctx.saved_tensors)
+        directions = torch._foreach_sign(weights)
+        torch._foreach_mul_(directions, strengths)
         torch._foreach_mul_(directions, gradients[0])
-        return None, *directions
+        return *directions, *[None] * len(strengths)
+
+
+def _halves(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    middle = len(tensors) // 2
+    return list(tensors[:middle]), list(tensors[middle:])
 
 
 def _kernels(weight: torch.Tensor) -> torch.Tensor:
