@@ -260,3 +260,86 @@ def test_a_module_used_twice_is_converted_once() -> None:
     assert type(model[0]) is ShuffledGroupConv2d
     assert model[0] is model[2]
     assert model(torch.randn(1, 4, 3, 3)).shape == (1, 4, 3, 3)
+
+
+def test_training_goes_on_while_an_older_loss_is_still_alive() -> None:
+    model = random_network()
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    loss = model(IMAGES).square().mean()
+    torch.autograd.backward(loss, retain_graph=True)
+    convert_(model, random_plan(model), optimizer)
+    train_step(model, optimizer)
+    assert loss.requires_grad
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_momenta_follow_the_layout_of_their_weights(fused: bool) -> None:
+    model = random_network().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
+    train_step(model, optimizer)
+    convert_(model, random_plan(model), optimizer)
+    weight = model.project.weight
+    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+    reference = copy.deepcopy(model)
+    plain = torch.optim.Adam(reference.parameters(), lr=1e-3, fused=False, foreach=False)
+    plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    plain.param_groups[0] |= {"fused": False, "foreach": False}
+    train_step(model, optimizer)
+    train_step(reference, plain)
+    torch.testing.assert_close(model.project.weight, reference.project.weight, rtol=1e-4, atol=1e-6)
+
+
+def test_layers_that_cannot_be_grouped_do_not_disturb_those_that_can() -> None:
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1))
+    model = nn.Sequential(normed, nn.Conv2d(8, 8, 1), nn.Flatten(), nn.LazyLinear(4))
+    convert_(model, random_plan(model))
+    assert type(model[1]) is ShuffledGroupConv2d
+    layer = ss.LayerPlan(group_level=2, out_perm=np.arange(8), in_perm=np.arange(8), weight_shape=(8, 8, 1, 1))
+    with pytest.raises(ValueError, match="layer '0' has no plain weight"):
+        convert_(model, ss.GroupingPlan({"0": layer}))
+
+
+def test_a_forward_of_its_own_is_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1))
+    plan = random_plan(model)
+    model[0].forward = model[0].forward  # as hooks of other libraries do
+    assert not select_layers(model).layers
+    with pytest.raises(ValueError, match="layer '0' has a forward of its own"):
+        convert_(model, plan)
+
+
+def test_a_pending_gradient_does_not_move_pruned_weights() -> None:
+    model = random_network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.autograd.backward(model(IMAGES).square().mean())
+    mask_(model, random_plan(model), optimizer)
+    optimizer.step()
+    mask = model.get_buffer("expand.mask")
+    assert not model.expand.weight[(mask == 0).expand_as(model.expand.weight)].any()
+
+
+def test_a_new_plan_replaces_an_old_mask() -> None:
+    model = random_network()
+    mask_(model, random_plan(model, seed=1))
+    mask_(model, random_plan(model, seed=2, level=1))
+    assert type(model.expand) is nn.Conv2d
+
+
+def test_small_half_precision_weights_survive() -> None:
+    model = random_network().half()
+    with torch.no_grad():
+        model.expand.weight.fill_(5e-5)
+    convert_(model, random_plan(model))
+    assert model.expand.weight.all()
+
+
+@pytest.mark.parametrize("change_", [mask_, convert_])
+def test_changed_models_can_be_copied_and_cast(change_: Callable[..., nn.Module]) -> None:
+    model = random_network().eval()
+    change_(model, random_plan(model))
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(IMAGES), model(IMAGES))
+    torch.testing.assert_close(twin.double()(IMAGES.double()).float(), model(IMAGES), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        twin.get_parameter("expand.weight").zero_()
+    assert model.get_parameter("expand.weight").any()

@@ -182,3 +182,37 @@ def test_a_masked_model_is_not_saved_as_if_it_were_small(tmp_path: Path) -> None
     ss.mask_(model, ss.one_shot_plan(model, target=0.4))
     with pytest.raises(ValueError, match=r"layer '\d' is masked, not grouped; call convert_"):
         ss.save(model, tmp_path / "masked.safetensors")
+
+
+def test_a_shared_module_survives(tmp_path: Path) -> None:
+    def build() -> nn.Sequential:
+        shared = nn.Conv2d(4, 4, 1)
+        return nn.Sequential(shared, nn.ReLU(), shared)
+
+    model = build()
+    ss.convert_(model, ss.one_shot_plan(model, target=0.3))
+    ss.save(model, tmp_path / "shared.safetensors")
+    restored = ss.load(tmp_path / "shared.safetensors", build())
+    features = torch.randn(1, 4, 3, 3)
+    assert torch.equal(restored(features), model(features))
+
+
+def test_only_a_dense_model_with_memory_is_loaded_into(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    ss.save(converted(), path)
+    masked = network()
+    ss.mask_(masked, ss.one_shot_plan(masked, target=0.4))
+    for model in (masked, converted(seed=3)):
+        with pytest.raises(ValueError, match="is grouped or masked already; load into a freshly built one"):
+            ss.load(path, model)
+    with pytest.raises(ValueError, match="is on the meta device"):
+        ss.load(path, network().to("meta"))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("3.weight", torch.int8), ("3.bias", torch.complex64)])
+def test_numbers_of_another_kind_are_refused(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    path = tmp_path / "small.safetensors"
+    ss.save(converted(), path)
+    rewritten(path, lambda tensors, metadata: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(ValueError, match=f"'{name}' holds {dtype}, the model needs torch.float32"):
+        ss.load(path, network())

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -115,7 +117,17 @@ def test_a_rule_that_fits_no_layer_is_named(rules: LayerRules, complaint: str) -
         select_layers(Zoo(), rules)
 
 
+def test_a_weight_tied_to_another_kind_of_module_is_left_alone() -> None:
+    embedding, head = nn.Embedding(8, 4), nn.Linear(4, 8)
+    head.weight = embedding.weight
+    selection = select_layers(nn.Sequential(embedding, head), LayerRules(layer_types=(nn.Linear,)))
+    assert reason(selection, "1") == "its weight is shared with '0'"
+
+
 def test_bad_rules_are_named() -> None:
+    for option in ("fixed_levels", "largest_levels"):
+        with pytest.raises(ValueError, match=rf"{option}\['conv'\] must be a whole number from 1 on, got 0"):
+            replace(LayerRules(), **{option: {"conv": 0}})  # type: ignore[arg-type]  # the option varies
     with pytest.raises(ValueError, match="include must be a sequence of patterns, got the single text 'conv'"):
         LayerRules(include="conv")  # type: ignore[arg-type]  # the bad value is the point
     with pytest.raises(ValueError, match="layer_types may hold Conv1d, Conv2d, Conv3d, Linear; got"):

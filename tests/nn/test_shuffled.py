@@ -94,3 +94,11 @@ def test_a_gradient_at_hand_follows_the_weight() -> None:
     group_module_(module, layer)
     assert module.weight.grad is not None
     assert torch.equal(module.weight.grad, expected)
+
+
+def test_a_grouped_linear_layer_takes_an_empty_batch_and_autocast() -> None:
+    module = nn.Linear(8, 16)
+    group_module_(module, random_layer_plan(module, 3))
+    assert module(torch.zeros(0, 8)).shape == (0, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(torch.randn(2, 8)).dtype == torch.bfloat16

@@ -47,16 +47,21 @@ def refuse() -> int:
     raise ValueError("rank 0 says no")
 
 
+def fail() -> int:
+    return 1 // 0
+
+
 def main(rank: int, world: int, folder: Path) -> None:
     if world > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=world)
     plan, state = train_and_plan(rank, world)
-    outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank), "refusal": ""}
-    try:
-        agreed(refuse)
-    except ValueError as refusal:
-        outcome["refusal"] = str(refusal)
+    outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank)}
+    for kind, failing in (("refusal", refuse), ("failure", fail)):
+        try:
+            agreed(failing)
+        except (ValueError, ZeroDivisionError, RuntimeError) as error:
+            outcome[kind] = f"{type(error).__name__}: {error}"
     torch.save(outcome, folder / f"{rank}-of-{world}.pt")
     if world > 1:
         dist.destroy_process_group()

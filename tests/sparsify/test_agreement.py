@@ -46,8 +46,12 @@ def test_rank_0_decides_for_all(two_ranks: list[dict[str, Any]]) -> None:
     assert [rank["taken"] for rank in two_ranks] == [0, 0]
 
 
-def test_a_refusal_on_rank_0_is_raised_everywhere(two_ranks: list[dict[str, Any]]) -> None:
-    assert [rank["refusal"] for rank in two_ranks] == ["rank 0 says no"] * 2
+def test_a_refusal_or_failure_on_rank_0_is_raised_everywhere(two_ranks: list[dict[str, Any]]) -> None:
+    first, second = two_ranks
+    assert first["refusal"] == "ValueError: rank 0 says no"
+    assert second["refusal"] == "ValueError: rank 0 could not decide: ValueError: rank 0 says no"
+    assert first["failure"].startswith("ZeroDivisionError")
+    assert second["failure"].startswith("RuntimeError: rank 0 could not decide: ZeroDivisionError")
 
 
 def test_one_process_agrees_with_itself() -> None:

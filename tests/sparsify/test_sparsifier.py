@@ -347,3 +347,32 @@ def test_other_layer_types_are_sparsified_by_naming_them() -> None:
     plan = ss.one_shot_plan(model, target=0.5, rules=rules)
     assert list(plan.layers) == ["2", "4", "7"]
     assert ss.convert_(model, plan)(torch.randn(2, 3, 8, 8)).shape == (2, 4)
+
+
+def test_nothing_is_penalised_while_everything_is_frozen() -> None:
+    model = network().requires_grad_(False)
+    sparsifier_with_penalty(model).regularize_()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_state_saved_with_other_rules_is_refused() -> None:
+    state = ss.Sparsifier(network(), CONFIG).state_dict()
+    limited = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(largest_levels={"2": 3}))
+    with pytest.raises(ValueError, match="layer '2': the state was saved with other rules"):
+        limited.load_state_dict(state)
+    with pytest.raises(ValueError, match="version -3"):
+        limited.load_state_dict({"version": -3})
+
+
+def test_compiled_and_plain_penalties_have_equal_gradients_after_an_epoch() -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    compiled = torch.compile(sparsifier.regularize_, backend="aot_eager")
+    compiled()
+    sparsifier.end_epoch()
+    model.zero_grad()
+    compiled()
+    by_compiler = gradients(model)
+    model.zero_grad()
+    sparsifier.regularize_()
+    torch.testing.assert_close(by_compiler, gradients(model))

@@ -1,15 +1,15 @@
 """Compression: every planned layer becomes input shuffle, group convolution, output shuffle (Sec. 3.1, 3.5)."""
 
-from collections import Counter
-
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from strucspars.convert.optimizer_state import change_optimizer_state_
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
-from strucspars.nn.shuffled import GROUPED_TYPES, dense_shape, group_module_, is_grouped
+from strucspars.nn.selection import owners_of_parameters
+from strucspars.nn.shuffled import GROUPED_TYPES, dense_shape, group_module_, is_grouped, like_memory_format
 
 
 def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
@@ -17,7 +17,8 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
 
     What the plan prunes is dropped, so the tensors really shrink. Names, devices, precisions, memory formats, modes,
     hooks and the parameters' identity stay. Layers of one group and layers that are grouped already stay as they are,
-    masked ones are converted like dense ones. Nothing changes if the plan does not fit the model.
+    masked ones are converted like dense ones. Nothing changes if the plan does not fit the model. A model wrapped for
+    distributed training must be wrapped again afterwards: the wrapper knows the old shapes.
 
     Args:
         model: any module; no graph is traced.
@@ -31,9 +32,9 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     >>> convert_(model, ss.GroupingPlan({"0": layer}))[0].weight.shape
     torch.Size([8, 1, 3, 3])
     """
-    for module, layer in _layers_to_change(model, plan):
-        if type(module) in DENSE_TYPES:
-            unmask_module_(module)
+    changes = _layers_to_change(model, plan)
+    _unmask_(model)
+    for module, layer in changes:
         if optimizer is not None:
             _regroup_optimizer_state_(optimizer, module, layer)
         group_module_(module, layer)
@@ -49,7 +50,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     Args:
         model: any module.
         plan: what to prune.
-        optimizer: momenta of pruned weights are cleared, so that they cannot move them.
+        optimizer: give the one you go on with; its momenta of pruned weights are cleared, or they would move them.
 
     >>> import numpy as np
     >>> import strucspars as ss
@@ -58,13 +59,20 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     >>> int((mask_(model, ss.GroupingPlan({"0": layer}))[0].weight == 0).sum())
     16
     """
-    for module, layer in _layers_to_change(model, plan):
-        if type(module) in DENSE_TYPES:
-            unmask_module_(module)
+    changes = _layers_to_change(model, plan)
+    _unmask_(model)
+    for module, layer in changes:
         mask_module_(module, layer)
         if optimizer is not None:
             _mask_optimizer_state_(optimizer, module)
     return model
+
+
+def _unmask_(model: nn.Module) -> None:
+    """A new plan replaces an old mask, also where it groups nothing."""
+    for module in model.modules():
+        if type(module) in DENSE_TYPES:
+            unmask_module_(module)
 
 
 def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
@@ -79,18 +87,29 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> list[tuple[nn.Mod
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, (nn.modules.conv._ConvNd, nn.Linear))
     }
-    plan.check_matches({name: dense_shape(module) for name, module in modules.items()})
-    owners = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    for name in set(plan.layers) & set(modules):
+        _check_weight(name, modules[name])
+    plan.check_matches({name: dense_shape(modules[name]) if name in plan.layers else () for name in modules})
+    owners = owners_of_parameters(model)
     changes: dict[nn.Module, LayerPlan] = {}
     for name, layer in plan.layers.items():
         module = modules[name]
         if layer.group_level == 1 or is_grouped(module):
             continue
         _check_groupable(name, module)
-        if module in changes or owners[id(module.get_parameter("weight"))] > 1:
+        if module in changes or len(owners[id(module.get_parameter("weight"))]) > 1:
             raise ValueError(f"layer {name!r} shares its weight with another layer; take it off the plan")
         changes[module] = layer
     return list(changes.items())
+
+
+def _check_weight(name: str, module: nn.Module) -> None:
+    weight = module._parameters.get("weight")
+    if weight is None or is_lazy(weight):
+        raise ValueError(
+            f"layer {name!r} has no plain weight: it is lazy, or recomputed by a parametrisation; "
+            "run the model once, or remove the parametrisation"
+        )
 
 
 def _check_groupable(name: str, module: nn.Module) -> None:
@@ -99,13 +118,18 @@ def _check_groupable(name: str, module: nn.Module) -> None:
         raise ValueError(
             f"layer {name!r} is a {type(module).__name__}, only {known} can be grouped; take it off the plan"
         )
+    if "forward" in vars(module):
+        raise ValueError(f"layer {name!r} has a forward of its own, which would go on as before; take it off the plan")
     if not isinstance(module, nn.Linear) and module.groups != 1:
         raise ValueError(f"layer {name!r} has {module.groups} groups already; take it off the plan")
 
 
 def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module, layer: LayerPlan) -> None:
-    weight = module.get_parameter("weight")
-    change_optimizer_state_(optimizer, weight, lambda momentum: grouped_weight(momentum, layer).contiguous())
+    def regroup(momentum: torch.Tensor) -> torch.Tensor:
+        # In the layout of the weight: fused optimizers go through both as one run of numbers.
+        return like_memory_format(grouped_weight(momentum, layer), momentum)
+
+    change_optimizer_state_(optimizer, module.get_parameter("weight"), regroup)
     if module.bias is not None:
         out_perm = torch.tensor(layer.out_perm)
         bias = module.get_parameter("bias")

@@ -5,6 +5,7 @@ group it. So there is no class to pickle, and no model zoo to depend on.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,8 @@ from strucspars._version import __version__
 from strucspars.convert.conversion import check_fits, convert_
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.plan import GroupingPlan
-from strucspars.nn.shuffled import order_buffers
+from strucspars.nn.masked import DENSE_TYPES
+from strucspars.nn.shuffled import is_grouped, order_buffers
 
 PLAN_KEY = "strucspars.plan"
 VERSION_KEY = "strucspars.version"
@@ -80,11 +82,12 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved model at {path}")
     plan, tensors = _read(path)
+    _check_dense(model)
     try:
         check_fits(model, plan)
     except ValueError as error:
         raise ValueError(f"{path} belongs to another network: {error}") from error
-    _check_tensors(path, tensors, expected=_expected_shapes(model, plan))
+    _check_tensors(path, tensors, expected=_expected_tensors(model, plan))
     _check_orders(path, tensors, plan)
     convert_(model, plan)
     model.load_state_dict(tensors)
@@ -106,24 +109,43 @@ def _read(path: Path) -> tuple[GroupingPlan, dict[str, torch.Tensor]]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _expected_shapes(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[int, ...]]:
-    """Shapes that the model's tensors will have once it is converted."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+def _check_dense(model: nn.Module) -> None:
+    """`load` groups a model that is dense and has real tensors; on any other it would go wrong halfway."""
+    for name, module in model.named_modules():
+        if is_grouped(module) or type(module) in DENSE_TYPES:
+            raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
+    for name, tensor in model.state_dict().items():
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} of the model is on the meta device; give it memory with model.to_empty() first")
+
+
+def _expected_tensors(model: nn.Module, plan: GroupingPlan) -> dict[str, torch.Tensor]:
+    """Empty tensors in the shapes and precisions that the model's will have once it is converted."""
+    expected = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    names = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[module].append(name)
     for name, layer in plan.layers.items():
         out_channels, in_channels, *kernel = layer.weight_shape
-        if layer.group_level > 1:
-            shapes[f"{name}.weight"] = (out_channels, in_channels // layer.num_groups, *kernel)
-            shapes |= {f"{name}.{order}": tuple(perm.shape) for order, perm in order_buffers(layer).items()}
-    return shapes
+        # A shared module stands in the state under each of its names.
+        for alias in names[model.get_submodule(name)] if layer.group_level > 1 else ():
+            weight = expected[f"{alias}.weight"]
+            expected[f"{alias}.weight"] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
+            expected |= {f"{alias}.{order}": perm.to("meta") for order, perm in order_buffers(layer).items()}
+    return expected
 
 
-def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
     if missing or unknown:
         raise ValueError(f"{path} belongs to another network: it lacks {missing[:3]} and has {unknown[:3]} besides")
-    for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"{path}: {name!r} has shape {tuple(tensors[name].shape)}, the model needs {shape}")
+    for name, model_tensor in expected.items():
+        shape, needed = tuple(tensors[name].shape), tuple(model_tensor.shape)
+        if shape != needed:
+            raise ValueError(f"{path}: {name!r} has shape {shape}, the model needs {needed}")
+        kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (tensors[name], model_tensor)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(f"{path}: {name!r} holds {tensors[name].dtype}, the model needs {model_tensor.dtype}")
 
 
 def _check_orders(path: Path, tensors: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:

@@ -1,7 +1,8 @@
 """The masked form of a grouped layer: still dense, with the pruned weights held at zero.
 
 The same function as the grouped form, and on GPUs faster to finetune. Masking multiplies in the forward pass, so pruned
-weights get no gradient, whatever optimizer, scaler or wrapper is used; starting at zero, they stay there.
+weights take no part and get no gradient, whatever scaler or wrapper is used. They start at zero and stay there, unless
+an optimizer moves them by what it remembers from before: `mask_` clears that.
 """
 
 from typing import cast
@@ -60,6 +61,8 @@ def mask_module_(module: nn.Module, layer: LayerPlan) -> None:
     mask = kept.view(*kept.shape, *[1] * (dense.weight.dim() - 2)).to(dense.weight.dtype)
     with torch.no_grad():
         dense.weight.mul_(mask)
+        if dense.weight.grad is not None:
+            dense.weight.grad.mul_(mask)
     dense.__class__ = cast(type[nn.Conv2d], MASKED_TYPES[type(module)])
     # Not persistent: the plan knows it, and the model's keys do not change.
     dense.register_buffer("mask", mask, persistent=False)

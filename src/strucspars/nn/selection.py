@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from strucspars.core.checks import checked_at_least
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.nn.masked import MASKED_TYPES
 from strucspars.nn.shuffled import GROUPED_TYPES, channels, dense_shape, is_grouped
@@ -56,6 +57,9 @@ class LayerRules:
                 raise ValueError(f"layer_types may hold {known}; got {layer_type!r}")
         if self.min_channels_per_group < 1:
             raise ValueError(f"min_channels_per_group must be at least 1, got {self.min_channels_per_group!r}")
+        for option in ("fixed_levels", "largest_levels"):
+            for pattern, level in getattr(self, option).items():
+                checked_at_least(f"{option}[{pattern!r}]", level, 1)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
         (name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS_WITH_CHANNELS)
     ]
     _check_patterns(rules, [name for name, _ in named])
-    owners = _owners_of_weights(named)
+    owners = owners_of_parameters(model)
     layers, skipped = [], []
     for name, module in named:
         reason = _reason_to_skip(name, module, rules, filter_fn, owners)
@@ -155,6 +159,8 @@ def _reason_in_the_weight(
     name: str, module: nn.Module, rules: LayerRules, owners: Mapping[int, list[str]]
 ) -> str | None:
     layer = cast(nn.Conv2d, module)
+    if "forward" in vars(module):
+        return "its forward is replaced on this very object, and would go on as before"
     if "weight" not in module._parameters:
         return "its weight is recomputed before every call (weight or spectral norm): remove that first"
     out_channels, in_channels = channels(module)
@@ -165,17 +171,18 @@ def _reason_in_the_weight(
         return f"{out_channels} x {in_channels} channels: an odd width has one group only"
     if not torch.is_floating_point(layer.weight):
         return f"its weight is {layer.weight.dtype}, not a floating-point number"
-    if _largest_level(name, module, rules) < 2:
+    if _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
         return f"{out_channels} x {in_channels} channels: the rules allow one group only"
     others = [owner for owner in owners[id(layer.weight)] if owner != name]
     return f"its weight is shared with {others[0]!r}" if others else None
 
 
-def _owners_of_weights(named: list[tuple[str, nn.Module]]) -> Mapping[int, list[str]]:
-    """Names of the layers that hold each weight: different modules can hold the same parameter."""
+def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
+    """Names of the modules that hold each parameter, by its id: different modules can hold the same one."""
     owners = defaultdict(list)
-    for name, module in named:
-        owners[id(module._parameters.get("weight"))].append(name)
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            owners[id(parameter)].append(name)
     return owners
 
 
@@ -197,7 +204,7 @@ def _largest_level(name: str, module: nn.Module, rules: LayerRules) -> int:
     narrowest = min(channels(module))
     widest_split = max(1, narrowest // rules.min_channels_per_group)
     levels = [max_group_level(*channels(module)), widest_split.bit_length()]
-    by_name = _level_for(name, rules.largest_levels) or _level_for(name, rules.fixed_levels)
+    by_name = _level_for(name, rules.largest_levels)
     if by_name is not None:
         levels.append(by_name)
     return min(levels)

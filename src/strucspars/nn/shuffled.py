@@ -74,10 +74,11 @@ class _GroupLinear(nn.Linear):
         self.in_features, self.groups = in_features, groups
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        by_group = features.view(*features.shape[:-1], self.groups, -1)
-        weight = self.weight.view(self.groups, -1, self.weight.shape[1])
+        in_width = self.in_features // self.groups
+        by_group = features.reshape(*features.shape[:-1], self.groups, in_width)
+        weight = self.weight.view(self.groups, -1, in_width)
         outputs = torch.einsum("...gi,goi->...go", by_group, weight).flatten(-2)
-        return outputs if self.bias is None else outputs + self.bias
+        return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, groups={self.groups}"
@@ -124,7 +125,8 @@ def group_module_(module: nn.Module, layer: LayerPlan) -> None:
     """Turn a dense layer into the grouped one of the plan, in place: smaller tensors, and the grouped class."""
     weight = module.get_parameter("weight")
     out_perm = torch.tensor(layer.out_perm, device=weight.device)
-    _replace_(weight, lambda tensor: _like_memory_format(_flushed(grouped_weight(tensor, layer)), tensor))
+    _replace_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
+    _flush_denormals_(weight.data)
     if module.bias is not None:
         _replace_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
     cast(nn.Conv2d, module).groups = layer.num_groups
@@ -136,16 +138,24 @@ def group_module_(module: nn.Module, layer: LayerPlan) -> None:
 def _replace_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Give a parameter and its gradient new values, of another shape maybe, without making it another parameter."""
     gradient, parameter.grad = parameter.grad, None
-    parameter.data = change(parameter.data)
+    changed = change(parameter.data)
+    # Autograd remembers the shape that a parameter had in any graph that is still alive, say that of the last loss,
+    # and forgets it only when the precision changes.
+    other = torch.float32 if parameter.dtype == torch.float64 else torch.float64
+    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+    parameter.data = changed
     parameter.grad = None if gradient is None else change(gradient)
 
 
-def _flushed(weight: torch.Tensor) -> torch.Tensor:
+def _flush_denormals_(weight: torch.Tensor) -> None:
     """Denormal numbers as zero: they slow inference down on many processors, and weigh nothing."""
-    return weight.masked_fill(weight.abs() < torch.finfo(weight.dtype).tiny, 0)
+    # Half precision is another matter: its denormals begin at 6e-5, where weights still count.
+    if weight.dtype != torch.float16:
+        weight.masked_fill_(weight.abs() < torch.finfo(weight.dtype).tiny, 0)
 
 
-def _like_memory_format(weight: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+def like_memory_format(weight: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """The weight laid out in memory as the model tensor is: plainly, or channels last."""
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(model.dim())
     if channels_last and model.is_contiguous(memory_format=channels_last) and not model.is_contiguous():
         return weight.contiguous(memory_format=channels_last)

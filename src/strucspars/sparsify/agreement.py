@@ -3,7 +3,7 @@
 import hashlib
 import pickle
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -15,27 +15,28 @@ def agreed(decide: Callable[[], Decision]) -> Decision:
 
     Raises:
         ValueError: rank 0's decision failed so; all ranks fail with it, instead of waiting for it forever.
-        RuntimeError: some rank holds another decision after the broadcast.
+        RuntimeError: rank 0 failed otherwise, or some rank holds another decision after the broadcast.
     """
     distributed = dist.is_available() and dist.is_initialized()
     parcel: list[bytes] = [b""]
+    failure: Exception | None = None
     if not distributed or dist.get_rank() == 0:
-        parcel = [_packed(decide)]
+        try:
+            parcel = [pickle.dumps((decide(), None, None))]
+        except Exception as error:
+            # Whatever it was: the others wait for an answer.
+            failure = error
+            parcel = [pickle.dumps((None, isinstance(error, ValueError), f"{type(error).__name__}: {error}"))]
     if distributed:
         dist.broadcast_object_list(parcel, src=0)
         _check_same(hashlib.sha256(parcel[0]).hexdigest())
+    if failure is not None:
+        raise failure
     # These bytes were packed by a process of this very run.
-    decision: Decision | ValueError = pickle.loads(parcel[0])
-    if isinstance(decision, ValueError):
-        raise decision
-    return decision
-
-
-def _packed(decide: Callable[[], object]) -> bytes:
-    try:
-        return pickle.dumps(decide())
-    except ValueError as refusal:
-        return pickle.dumps(refusal)
+    decision, refused, message = pickle.loads(parcel[0])
+    if message is not None:
+        raise (ValueError if refused else RuntimeError)(f"rank 0 could not decide: {message}")
+    return cast(Decision, decision)
 
 
 def _check_same(fingerprint: str) -> None:

@@ -10,6 +10,7 @@ from strucspars.core.learning import Method
 from strucspars.core.plan import GroupingPlan
 from strucspars.measure.counting import ExampleInputs
 from strucspars.nn.selection import FilterFn, LayerRules, select_layers
+from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.layer_state import learned_states
 from strucspars.sparsify.planning import kept_fraction, network_size, plan_for_target
@@ -47,8 +48,11 @@ def one_shot_plan(
     )
     selection = select_layers(model, rules, filter_fn=filter_fn)
     size = network_size(model, example_inputs, budget)
-    states = learned_states(selection.layers, config, None)
-    plan = plan_for_target(selection.layers, states, size, config)
+
+    def decide() -> GroupingPlan:
+        return plan_for_target(selection.layers, learned_states(selection.layers, config, None), size, config)
+
+    plan = agreed(decide)
     kept = kept_fraction(selection.layers, plan, config)
     logger.warning(
         "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm: "

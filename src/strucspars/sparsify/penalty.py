@@ -31,6 +31,7 @@ class StructuredPenalty:
 
     def value(self) -> torch.Tensor:
         """The penalty as a differentiable scalar."""
+        self._check_device()
         if self._norm == "l1":
             value: torch.Tensor = _WeightedL1.apply(*self._weights, *self._strengths)
             return value
@@ -43,6 +44,7 @@ class StructuredPenalty:
     @torch.no_grad()
     def add_gradient_(self) -> None:
         """Add the penalty's gradient to the weights' gradients; weights that are not trained are left alone."""
+        self._check_device()
         weights, gradients, strengths = [], [], []
         for weight, strength in zip(self._weights, self._strengths, strict=True):
             if weight.requires_grad:
@@ -51,11 +53,18 @@ class StructuredPenalty:
                 weights.append(weight)
                 gradients.append(weight.grad)
                 strengths.append(strength)
+        if not weights:
+            return
         if self._norm == "l1":
             directions = list(torch._foreach_sign(weights))
         else:
             directions = [_unit_kernels(weight) for weight in weights]
         torch._foreach_addcmul_(gradients, directions, strengths)
+
+    def _check_device(self) -> None:
+        here, there = self._weights[0].device, self._strengths[0].device
+        if here != there:
+            raise ValueError(f"the model moved from {there} to {here} after its Sparsifier was made; move it before")
 
 
 class _WeightedL1(torch.autograd.Function):

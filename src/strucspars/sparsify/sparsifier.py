@@ -96,7 +96,10 @@ class Sparsifier:
         """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7)."""
         begin = time.perf_counter()
         before = self._states
-        self._states = agreed(lambda: learned_states(self.selection.layers, self.config, before))
+        # Lambda's state comes along: a rank that resumed from elsewhere is brought back into step.
+        self._states, self._controller = agreed(
+            lambda: (learned_states(self.selection.layers, self.config, before), self._controller)
+        )
         removed = self._removed_fraction()
         self._controller = next_lambda(self.config.schedule, self._controller, removed)
         self._set_strengths_()
@@ -127,6 +130,8 @@ class Sparsifier:
                 "out_perm": torch.tensor(state.out_perm),
                 "in_perm": torch.tensor(state.in_perm),
                 "group_level": state.group_level,
+                "largest_level": layer.largest_level,
+                "fixed_level": layer.fixed_level,
             }
             for layer, state in zip(self.selection.layers, self._states, strict=True)
         }
@@ -140,7 +145,7 @@ class Sparsifier:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another `Sparsifier` of the same model and options stopped."""
         version = state.get("version")
-        if not is_whole_number(version) or version > STATE_VERSION:
+        if not is_whole_number(version) or not 1 <= version <= STATE_VERSION:
             raise ValueError(
                 f"cannot read sparsifier state of version {version!r}; this one reads up to {STATE_VERSION}"
             )
@@ -159,6 +164,8 @@ class Sparsifier:
 
     def _restored_state(self, index: int, saved: Mapping[str, Any]) -> LayerState:
         layer = self.selection.layers[index]
+        if (saved["largest_level"], saved["fixed_level"]) != (layer.largest_level, layer.fixed_level):
+            raise ValueError(f"layer {layer.name!r}: the state was saved with other rules; use the same LayerRules")
         out_channels, in_channels = layer.weight_shape[:2]
         return replace(
             self._states[index],
