@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -216,3 +217,15 @@ def test_numbers_of_another_kind_are_refused(tmp_path: Path, name: str, dtype: t
     rewritten(path, lambda tensors, metadata: tensors.update({name: tensors[name].to(dtype)}))
     with pytest.raises(ValueError, match=f"'{name}' holds {dtype}, the model needs torch.float32"):
         ss.load(path, network())
+
+
+def test_the_plans_target_and_threshold_are_kept_if_given(tmp_path: Path) -> None:
+    model = network()
+    plan = ss.one_shot_plan(model, target=0.4)
+    ss.convert_(model, plan)
+    ss.save(model, tmp_path / "small.safetensors", plan=plan)
+    with safe_open(tmp_path / "small.safetensors", framework="pt") as file:
+        assert ss.GroupingPlan.from_json(file.metadata()[PLAN_KEY]) == plan
+    assert torch.equal(ss.load(tmp_path / "small.safetensors", network(2)).eval()(IMAGES), model.eval()(IMAGES))
+    with pytest.raises(ValueError, match="not the one that the model was converted with"):
+        ss.save(model, tmp_path / "small.safetensors", plan=ss.one_shot_plan(network(), target=0.1))

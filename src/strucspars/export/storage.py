@@ -28,10 +28,16 @@ VERSION_KEY = "strucspars.version"
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan | None = None) -> None:
     """Write a converted (or dense) model to one safetensors file, all or nothing.
 
     The file appears under its name only when it is complete; a file that was there before survives any failure.
+
+    Args:
+        model: what to save.
+        path: where.
+        plan: the plan that the model was converted with, to keep its target and threshold too. None: the grouping
+            alone, read off the model.
 
     >>> import strucspars as ss, tempfile
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
@@ -43,7 +49,13 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     True
     """
     path = Path(path)
-    plan = model_plan(model)
+    present = model_plan(model)
+    if plan is None:
+        plan = present
+    elif {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
+        raise ValueError(
+            "the plan is not the one that the model was converted with; leave it out or give the right one"
+        )
     # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
