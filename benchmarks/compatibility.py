@@ -322,6 +322,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of networks; nothing is written")
     only = parser.parse_args().only
     torch.set_num_threads(1)
+    environment = describe(("strucspars", "torch", "torchvision", "timm"))  # now: the tree may change while this runs
     rows = []
     for (library, name), build in networks().items():
         if only and name not in only:
@@ -330,8 +331,7 @@ def main() -> None:
         rows.append(row)
         errors = [f"{after['error']:.0e} of {after['effect']:.0e}" for after in row["conversions"]]
         print(f"{library} {name}: {row['refusal'] or ', '.join(errors)}, {row['seconds']} s", file=sys.stderr)
-    packages = ("strucspars", "torch", "torchvision", "timm")
-    report = json.loads(json.dumps({"environment": describe(packages), "networks": rows}))
+    report = json.loads(json.dumps({"environment": environment, "networks": rows}))
     if only:
         print(markdown(report))
     else:
