@@ -2,11 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import compatibility
 from permutations import markdown, summary_table
 
 ROOT = Path(__file__).parent.parent
-REPORT = json.loads((ROOT / "results" / "permutations.json").read_text())
+
+
+def measured(name: str) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    return report
+
+
+REPORT = measured("permutations")
 
 
 def test_the_page_of_the_solvers_results_is_that_of_its_json() -> None:
@@ -27,3 +36,16 @@ def test_the_measured_solver_meets_its_goals() -> None:
         assert situations["refresh"]["mean_cost_ratio"] <= 1
     assert set(REPORT["planted_512x512x3x3_recovered"].values()) == {"5 of 5"}
     assert REPORT["peak_megabytes_2048x1024"] < 250
+
+
+def test_the_compatibility_page_is_that_of_its_json() -> None:
+    report = measured("compatibility")
+    assert (ROOT / "docs" / "compatibility.md").read_text() == compatibility.markdown(report)
+    assert len(report["networks"]) >= 100
+    assert not [row["network"] for row in report["networks"] if compatibility.is_unexplained(row)]
+
+
+def test_the_penalty_and_the_epoch_step_cost_what_they_may() -> None:
+    for network, row in measured("penalty")["networks"].items():
+        assert row["added_fraction"]["regularize_"] <= 0.05, network
+    assert measured("epoch_step")["resnet50"]["end_epoch_seconds"]["most"] < 1
