@@ -343,3 +343,10 @@ def test_changed_models_can_be_copied_and_cast(change_: Callable[..., nn.Module]
     with torch.no_grad():
         twin.get_parameter("expand.weight").zero_()
     assert model.get_parameter("expand.weight").any()
+
+
+def test_an_optimizer_with_one_memory_for_all_is_refused() -> None:
+    model = random_network()
+    with pytest.raises(ValueError, match="LBFGS remembers all parameters as one vector"):
+        convert_(model, random_plan(model), torch.optim.LBFGS(model.parameters()))
+    assert type(model.expand) is nn.Conv2d

@@ -229,3 +229,12 @@ def test_the_plans_target_and_threshold_are_kept_if_given(tmp_path: Path) -> Non
     assert torch.equal(ss.load(tmp_path / "small.safetensors", network(2)).eval()(IMAGES), model.eval()(IMAGES))
     with pytest.raises(ValueError, match="not the one that the model was converted with"):
         ss.save(model, tmp_path / "small.safetensors", plan=ss.one_shot_plan(network(), target=0.1))
+
+
+def test_a_state_that_is_no_tensor_is_named(tmp_path: Path) -> None:
+    class Extra(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 3}
+
+    with pytest.raises(ValueError, match="'_extra_state' of the model's state is a dict"):
+        ss.save(Extra(2, 2), tmp_path / "extra.safetensors")

@@ -23,7 +23,9 @@ def network() -> nn.Sequential:
     ).double()
 
 
-def train_and_plan(rank: int, world: int) -> tuple[ss.GroupingPlan, dict[str, torch.Tensor]]:
+def train_and_plan(
+    rank: int, world: int, *, penalty_in_loss: bool = False
+) -> tuple[ss.GroupingPlan, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(8, 4, 6, 6, generator=generator, dtype=torch.float64)[rank::world]
     labels = torch.randint(8, (8,), generator=generator)[rank::world]
@@ -34,8 +36,10 @@ def train_and_plan(rank: int, world: int) -> tuple[ss.GroupingPlan, dict[str, to
     for _ in range(4):
         for _ in range(3):
             optimizer.zero_grad()
-            torch.autograd.backward(functional.cross_entropy(trained(images), labels))
-            sparsifier.regularize_()
+            loss = functional.cross_entropy(trained(images), labels)
+            torch.autograd.backward(loss + sparsifier.penalty() if penalty_in_loss else loss)
+            if not penalty_in_loss:
+                sparsifier.regularize_()
             optimizer.step()
         sparsifier.end_epoch()
     plan = sparsifier.plan()
@@ -57,6 +61,7 @@ def main(rank: int, world: int, folder: Path) -> None:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meeting-point", rank=rank, world_size=world)
     plan, state = train_and_plan(rank, world)
     outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank)}
+    outcome["state_by_loss"] = train_and_plan(rank, world, penalty_in_loss=True)[1]
     for kind, failing in (("refusal", refuse), ("failure", fail)):
         try:
             agreed(failing)
@@ -64,7 +69,10 @@ def main(rank: int, world: int, folder: Path) -> None:
             outcome[kind] = f"{type(error).__name__}: {error}"
     torch.save(outcome, folder / f"{rank}-of-{world}.pt")
     if world > 1:
+        dist.barrier()
         dist.destroy_process_group()
+    # Now and then torch's background threads abort the process while the interpreter shuts down; the work is done.
+    os._exit(0)
 
 
 if __name__ == "__main__":

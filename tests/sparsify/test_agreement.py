@@ -42,6 +42,11 @@ def test_two_processes_equal_one_with_the_whole_batch(two_ranks: list[dict[str, 
     torch.testing.assert_close(two_ranks[0]["state"], alone["state"], rtol=1e-9, atol=1e-12)
 
 
+def test_the_loss_term_and_the_gradient_are_the_same_over_two_processes(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:
+        torch.testing.assert_close(rank["state_by_loss"], rank["state"], rtol=1e-9, atol=1e-12)
+
+
 def test_rank_0_decides_for_all(two_ranks: list[dict[str, Any]]) -> None:
     assert [rank["taken"] for rank in two_ranks] == [0, 0]
 

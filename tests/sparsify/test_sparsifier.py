@@ -138,14 +138,18 @@ def test_the_penalty_compiles_without_a_break() -> None:
     torch.testing.assert_close(compiled(images), loss(images))
 
 
-def test_half_precision_weights_are_penalised() -> None:
+def test_half_precision_weights_get_the_same_gradient_both_ways() -> None:
     model = network().bfloat16()
     sparsifier = sparsifier_with_penalty(model)
     torch.autograd.backward(sparsifier.penalty())
-    gradient = model.get_parameter("2.weight").grad
-    assert gradient is not None
-    assert gradient.dtype == torch.bfloat16
-    assert gradient.any()
+    by_loss = gradients(model)
+    model.zero_grad()
+    sparsifier.regularize_()
+    by_hook = gradients(model)
+    assert by_hook["2.weight"].dtype == torch.bfloat16
+    assert by_hook["2.weight"].any()
+    for name in ("2.weight", "4.weight"):
+        assert torch.equal(by_hook[name], by_loss[name])
 
 
 def test_the_models_keys_and_modules_do_not_change() -> None:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from strucspars.convert.optimizer_state import change_optimizer_state_
+from strucspars.convert.optimizer_state import change_optimizer_state_, check_optimizer
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
@@ -32,6 +32,7 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     >>> convert_(model, ss.GroupingPlan({"0": layer}))[0].weight.shape
     torch.Size([8, 1, 3, 3])
     """
+    check_optimizer(optimizer)
     changes = _layers_to_change(model, plan)
     _unmask_(model)
     for module, layer in changes:
@@ -59,6 +60,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     >>> int((mask_(model, ss.GroupingPlan({"0": layer}))[0].weight == 0).sum())
     16
     """
+    check_optimizer(optimizer)
     changes = _layers_to_change(model, plan)
     _unmask_(model)
     for module, layer in changes:

@@ -9,19 +9,26 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer | None) -> None:
+    """Refuse optimizers whose memory is not kept parameter by parameter."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS remembers all parameters as one vector; make a new optimizer after the change")
+
+
 def change_optimizer_state_(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     """Apply a change to everything an optimizer remembers in the shape of a parameter.
 
-    Counters stay. What has another shape (factored or flattened moments) cannot follow: the parameter then starts
-    without a memory, which every optimizer can deal with.
+    Counters stay. What has another shape (factored moments, lists of preconditioners) cannot follow: the parameter then
+    starts without a memory, as it did at the very beginning.
     """
     state = optimizer.state.get(parameter)
     if not state:
         return
     remembered = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
     foreign = [key for key, value in remembered.items() if value.shape != parameter.shape]
+    foreign += [key for key, value in state.items() if isinstance(value, list | tuple | dict)]
     if foreign:
         logger.warning(
             "%s cannot carry %s over to a grouped weight of former shape %s; its memory is cleared",

@@ -56,6 +56,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
         raise ValueError(
             "the plan is not the one that the model was converted with; leave it out or give the right one"
         )
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
     # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
