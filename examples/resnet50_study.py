@@ -69,6 +69,7 @@ def plan_groups(model: torch.nn.Module, studies: list[Study], target: float) -> 
     whole = sum(parameter.numel() for parameter in model.parameters())
     rest = ss.LayerBudget("everything else", whole - sum(budget.params for budget in budgets))
     found = ss.search_threshold([*budgets, rest], target)
+    found = ss.without_surplus([*budgets, rest], found, target)
     layers = {}
     for study in studies:
         level = found.group_levels[study.name]
