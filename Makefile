@@ -39,7 +39,7 @@ unit-tests: $(INSTALLED) ## tests, docstring and README examples
 bench: $(INSTALLED) ## the solver against the original method, about 10 minutes on one core
 	$(BIN)/python benchmarks/permutations.py
 
-test-matrix: $(INSTALLED) ## every torchvision classifier and many of timm, about 20 minutes; writes docs/compatibility.md
+test-matrix: $(INSTALLED) ## every torchvision classifier and many of timm, about 7 minutes; writes docs/compatibility.md
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compatibility.py
 
 clean: ## remove the environment and everything generated

@@ -5,7 +5,7 @@ from numpy.testing import assert_array_equal
 from torch import nn
 
 import strucspars as ss
-from strucspars.convert.ablation import reordered_plan
+from strucspars.convert.ablation import Shuffle, reordered_plan
 from strucspars.convert.conversion import convert_
 
 
@@ -42,8 +42,8 @@ def test_random_orders_follow_the_seed() -> None:
 
 
 @pytest.mark.parametrize("shuffle", ["shufflenet", "random", "no-shuffle"])
-def test_levels_and_fractions_stay(shuffle: str) -> None:
-    plan = reordered_plan(learned_plan(), shuffle)  # type: ignore[arg-type]  # plain text
+def test_levels_and_fractions_stay(shuffle: Shuffle) -> None:
+    plan = reordered_plan(learned_plan(), shuffle)
     assert plan.layers["0"].group_level == 3
     assert (plan.target, plan.removed_param_fraction) == (0.5, 0.6)
 

@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.core.importance import checked_importance, importance_matrix
+from strucspars.core.importance import Norm, checked_importance, importance_matrix
 
 
 @given(st.integers(0, 3), st.sampled_from(["l1", "l2"]))
-def test_importance_is_the_norm_of_each_kernel(kernel_axes: int, norm: str) -> None:
+def test_importance_is_the_norm_of_each_kernel(kernel_axes: int, norm: Norm) -> None:
     weight = np.random.default_rng(kernel_axes).standard_normal((3, 4, *[2] * kernel_axes))
-    matrix = importance_matrix(weight, norm)  # type: ignore[arg-type]  # sampled as plain text
+    matrix = importance_matrix(weight, norm)
     assert matrix.shape == (3, 4)
     assert matrix.dtype == np.float64
     for j in range(3):
@@ -39,10 +39,10 @@ def test_a_weight_that_is_not_finite_is_refused(bad: float) -> None:
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 @pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
-def test_the_scale_of_the_weights_only_scales_the_importance(scale: float, norm: str) -> None:
+def test_the_scale_of_the_weights_only_scales_the_importance(scale: float, norm: Norm) -> None:
     weight = np.random.default_rng(0).standard_normal((3, 4, 3, 3))
-    scaled = importance_matrix(weight * scale, norm)  # type: ignore[arg-type]  # plain text
-    np.testing.assert_allclose(scaled, importance_matrix(weight, norm) * scale)  # type: ignore[arg-type]  # plain text
+    scaled = importance_matrix(weight * scale, norm)
+    np.testing.assert_allclose(scaled, importance_matrix(weight, norm) * scale)
 
 
 def test_an_all_zero_weight_has_no_importance() -> None:

@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         strategy="ddp",
         max_epochs=3,
         callbacks=[callback],
-        **quiet,  # type: ignore[arg-type]
+        **quiet,  # type: ignore[arg-type]  # one dict for options of several types
     )
     module = Classifier()
     trainer.fit(module, data)

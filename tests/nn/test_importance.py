@@ -4,6 +4,7 @@ import torch
 from numpy.testing import assert_array_equal
 
 import strucspars as ss
+from strucspars.core.importance import Norm
 from strucspars.core.importance import importance_matrix as importance_of_array
 
 
@@ -11,11 +12,11 @@ from strucspars.core.importance import importance_matrix as importance_of_array
 @pytest.mark.parametrize(
     "layer", [torch.nn.Linear(6, 4), torch.nn.Conv1d(6, 4, 3), torch.nn.Conv2d(6, 4, 3), torch.nn.Conv3d(6, 4, 3)]
 )
-def test_a_parameter_gives_the_importance_of_its_values(layer: torch.nn.Module, norm: str) -> None:
+def test_a_parameter_gives_the_importance_of_its_values(layer: torch.nn.Module, norm: Norm) -> None:
     weight = layer.weight
     assert isinstance(weight, torch.nn.Parameter)
-    expected = importance_of_array(weight.detach().double().numpy(), norm)  # type: ignore[arg-type]  # plain text
-    np.testing.assert_allclose(ss.importance_matrix(weight, norm), expected, rtol=1e-12)  # type: ignore[arg-type]  # plain text
+    expected = importance_of_array(weight.detach().double().numpy(), norm)
+    np.testing.assert_allclose(ss.importance_matrix(weight, norm), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import strucspars as ss
 from strucspars.core.hierarchy import penalty_matrix
+from strucspars.core.importance import Norm
 from strucspars.sparsify.report import EpochReport
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup_epochs=1)
@@ -39,12 +40,12 @@ def sparsifier_with_penalty(model: nn.Module, config: ss.SparsifyConfig = CONFIG
     return sparsifier
 
 
-def penalty_by_definition(model: nn.Module, sparsifier: ss.Sparsifier, norm: str) -> float:
+def penalty_by_definition(model: nn.Module, sparsifier: ss.Sparsifier, norm: Norm) -> float:
     """Sec. 3.3, layer by layer: lambda * sum(S[P][:, Q] * R_g)."""
     state = sparsifier.state_dict()
     total = 0.0
     for name, layer in state["layers"].items():
-        importance = ss.importance_matrix(model.get_parameter(f"{name}.weight"), norm)  # type: ignore[arg-type]  # text
+        importance = ss.importance_matrix(model.get_parameter(f"{name}.weight"), norm)
         permuted = importance[layer["out_perm"].numpy()][:, layer["in_perm"].numpy()]
         out_channels, in_channels = importance.shape
         total += float((permuted * penalty_matrix(out_channels, in_channels, layer["group_level"])).sum())
@@ -52,9 +53,9 @@ def penalty_by_definition(model: nn.Module, sparsifier: ss.Sparsifier, norm: str
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
-def test_the_penalty_is_the_papers_sum(norm: str) -> None:
+def test_the_penalty_is_the_papers_sum(norm: Norm) -> None:
     model = network()
-    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))  # type: ignore[arg-type]  # plain text
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
     expected = penalty_by_definition(model, sparsifier, norm)
     assert expected > 0
     assert sparsifier.penalty().item() == pytest.approx(expected, rel=1e-5)
@@ -66,11 +67,11 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_the_gradient_added_equals_that_of_the_loss_term(norm: str, memory_format: torch.memory_format) -> None:
+def test_the_gradient_added_equals_that_of_the_loss_term(norm: Norm, memory_format: torch.memory_format) -> None:
     model = network().to(memory_format=memory_format)
     with torch.no_grad():
         model.get_parameter("2.weight")[:4].zero_()
-    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))  # type: ignore[arg-type]  # plain text
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
     images = torch.randn(2, 3, 8, 8)
     (model(images).square().mean() + sparsifier.penalty()).backward()
     by_loss = gradients(model)
@@ -85,9 +86,9 @@ def test_the_gradient_added_equals_that_of_the_loss_term(norm: str, memory_forma
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
-def test_the_subgradient_at_zero_is_zero(norm: str) -> None:
+def test_the_subgradient_at_zero_is_zero(norm: Norm) -> None:
     model = network()
-    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))  # type: ignore[arg-type]  # plain text
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
     with torch.no_grad():
         model.get_parameter("2.weight").zero_()
     torch.autograd.backward(sparsifier.penalty())

@@ -9,7 +9,14 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
 from strucspars.nn.selection import owners_of_parameters
-from strucspars.nn.shuffled import GROUPED_TYPES, dense_shape, group_module_, is_grouped, like_memory_format
+from strucspars.nn.shuffled import (
+    GROUPED_TYPES,
+    LAYERS_WITH_CHANNELS,
+    dense_shape,
+    group_module_,
+    is_grouped,
+    like_memory_format,
+)
 
 
 def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
@@ -87,7 +94,7 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> list[tuple[nn.Mod
     modules = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, (nn.modules.conv._ConvNd, nn.Linear))
+        if isinstance(module, LAYERS_WITH_CHANNELS)
     }
     for name in set(plan.layers) & set(modules):
         _check_weight(name, modules[name])

@@ -11,9 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.masked import MASKED_TYPES
-from strucspars.nn.shuffled import GROUPED_TYPES, dense_shape, is_grouped
-
-_LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
+from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, dense_shape, is_grouped
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     BeforeAfter(before=1168, after=1168)
     """
     _refuse_lazy_modules(model)
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, _LAYERS_WITH_CHANNELS)}
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS_WITH_CHANNELS)}
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
     _check_types(planned, modules)
     forms = {name: _layer_form(module, planned.get(name)) for name, module in modules.items()}

@@ -14,12 +14,9 @@ from torch.nn.utils import parametrize
 from strucspars.core.checks import checked_at_least
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.nn.masked import MASKED_TYPES
-from strucspars.nn.shuffled import GROUPED_TYPES, channels, dense_shape, is_grouped
+from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, is_grouped
 
 FilterFn = Callable[[nn.Module, str], bool]
-
-# What a reader of the summary would expect to see grouped, or to hear why not.
-_LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     """
     rules = rules or LayerRules()
     named: list[tuple[str, nn.Module]] = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, _LAYERS_WITH_CHANNELS)
+        (name, module) for name, module in model.named_modules() if isinstance(module, LAYERS_WITH_CHANNELS)
     ]
     _check_patterns(rules, [name for name, _ in named])
     owners = owners_of_parameters(model)

@@ -98,6 +98,10 @@ GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
 }
 
 
+# Every layer whose channels could be thought of in groups: those that are selected, and those that get a reason.
+LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
+
+
 def is_grouped(module: nn.Module) -> bool:
     """Whether the layer is one of ours, grouped already."""
     return isinstance(module, _Shuffled)

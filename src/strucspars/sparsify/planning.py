@@ -7,6 +7,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from strucspars.core.budget import Budget, LayerBudget, removed_fraction, search_threshold, without_surplus
+from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.learning import refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import ExampleInputs, count_macs
@@ -81,11 +82,10 @@ def kept_fraction(layers: Sequence[SelectedLayer], plan: GroupingPlan, config: S
     for layer in layers:
         importance = importance_matrix(layer.weight, config.norm)
         planned = plan.layers[layer.name]
-        permuted = importance[planned.out_perm][:, planned.in_perm]
-        groups = planned.num_groups
-        blocks = permuted.reshape(groups, permuted.shape[0] // groups, groups, -1)
-        kept += float(sum(blocks[group, :, group].sum() for group in range(groups)))
-        whole += float(importance.sum())
+        norm = float(importance.sum())
+        kept_norm = kept_norm_by_level(importance[planned.out_perm][:, planned.in_perm])
+        kept += norm * float(kept_norm[planned.group_level - 1])
+        whole += norm
     return kept / whole if whole > 0 else 1.0
 
 
