@@ -1,0 +1,281 @@
+"""The batches of one split, epoch by epoch, always of the same shape.
+
+What an epoch holds depends on the seed and the epoch only, so that a run can go on in the middle of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+
+from strucspars.data.augment import Variations, drawn_variations, varied
+from strucspars.data.folder import FolderSplit, SampleKey
+from strucspars.data.image_set import Augmentation, ImageSet, check_pixel_statistics
+from strucspars.data.order import EpochOrder
+from strucspars.data.seeding import Stream, generator_for
+
+# Bounds the memory of gathering; larger pieces are no faster.
+IMAGES_PER_PIECE = 10_000
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's images.
+
+    Attributes:
+        images: floating point `(B, C, H, W)`, normalised.
+        labels: int64 `(B,)`.
+        valid: bool `(B,)`; False where an image only fills up the last batch of an evaluation.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    valid: torch.Tensor
+
+
+class Batches(Protocol):
+    """A split, dealt out in batches of one size.
+
+    Attributes:
+        steps: batches per epoch.
+        batch_size: images per batch of this process.
+    """
+
+    steps: int
+    batch_size: int
+
+    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from `start_step` on."""
+        ...
+
+
+class ResidentBatches(Batches):
+    """Batches of a split that lives on the device, augmented there for a whole epoch at once.
+
+    The buffers keep their memory from epoch to epoch, so a captured CUDA graph may read them. A `Batch` is a view into
+    them: it lasts until the next epoch is filled in.
+
+    Args:
+        split: the images.
+        mean: per channel, of pixels scaled to 0 .. 1.
+        std: per channel, of the same.
+        batch_size: images per step of this process.
+        device: where images and buffers live.
+        shuffled: see `EpochOrder`; for training.
+        augmentation: None for evaluation.
+        seed: of order and augmentation.
+        rank: this process, from 0.
+        world_size: how many processes there are.
+        memory_format: of each step's images.
+        dtype: of the images.
+
+    Attributes:
+        images: `(steps, B, C, H, W)`.
+        labels: `(steps, B)`.
+        valid: `(steps, B)`.
+    """
+
+    def __init__(
+        self,
+        *,
+        split: ImageSet,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        batch_size: int,
+        device: torch.device,
+        shuffled: bool,
+        augmentation: Augmentation | None,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        count, channels, height, width = split.images.shape
+        check_pixel_statistics(mean, std, channels=channels)
+        self.order = EpochOrder(
+            count=count, batch_size=batch_size, shuffled=shuffled, seed=seed, rank=rank, world_size=world_size
+        )
+        self.steps = self.order.steps
+        self.batch_size = batch_size
+        self.device = device
+        self.augmentation = augmentation
+        self._all_images = split.images.to(device)
+        self._all_labels = split.labels.to(device)
+        self._mean = _per_channel(mean, device)
+        self._std = _per_channel(std, device)
+        self.images = _image_buffer((self.steps, batch_size, channels, height, width), memory_format, dtype, device)
+        self.labels = torch.empty(self.steps, batch_size, dtype=torch.int64, device=device)
+        self.valid = self.order.valid().to(device)
+        self._filled_epoch: int | None = None
+
+    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
+        """Fill in the epoch; then its batches, from `start_step` on."""
+        self.order.check_step(start_step)
+        self.fill_(epoch)
+        return (Batch(self.images[step], self.labels[step], self.valid[step]) for step in range(start_step, self.steps))
+
+    def fill_(self, epoch: int) -> None:
+        """Write the images and labels of an epoch into the buffers."""
+        changes = self.order.shuffled or self.augmentation is not None
+        if self._filled_epoch == epoch or (self._filled_epoch is not None and not changes):
+            return
+        indices = self.order.indices(epoch).to(self.device)
+        variations = self._variations(epoch)
+        self.labels.copy_(self._all_labels[indices])
+        rows = self.images.view(-1, *self.images.shape[2:])
+        for start in range(0, len(rows), IMAGES_PER_PIECE):
+            piece = slice(start, start + IMAGES_PER_PIECE)
+            images = self._all_images[indices.view(-1)[piece]]
+            if self.augmentation is not None and variations is not None:
+                chosen = Variations(variations.top[piece], variations.left[piece], variations.mirrored[piece])
+                images = varied(images, chosen, padding=self.augmentation.padding)
+            rows[piece].copy_(images.to(torch.float32).sub_(self._mean).div_(self._std))
+        self._filled_epoch = epoch
+
+    def _variations(self, epoch: int) -> Variations | None:
+        """Drawn for all processes on the CPU, so that neither their number nor the device changes an image."""
+        if self.augmentation is None:
+            return None
+        generator = generator_for(Stream.CROPS, self.order.seed, epoch)
+        drawn = drawn_variations(self.order.places, self.augmentation, generator)
+        top, left, mirrored = (
+            self.order.share(values).view(-1).to(self.device) for values in (drawn.top, drawn.left, drawn.mirrored)
+        )
+        return Variations(top, left, mirrored)
+
+
+class FolderBatches(Batches):
+    """Batches of images on disk, read by worker processes that live as long as this object.
+
+    One epoch at a time: beginning an epoch ends the one before.
+
+    Args:
+        dataset: the images.
+        batch_size: images per step of this process.
+        device: where batches go.
+        shuffled: see `EpochOrder`; for training.
+        seed: of the order. Crops have the data set's own seed.
+        workers: processes that read images; 0 reads them in this process.
+        rank: this process, from 0.
+        world_size: how many processes there are.
+        memory_format: of the images.
+        dtype: of the images.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: FolderSplit,
+        batch_size: int,
+        device: torch.device,
+        shuffled: bool,
+        seed: int,
+        workers: int,
+        rank: int = 0,
+        world_size: int = 1,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if workers < 0:
+            raise ValueError(f"workers must be 0 or more, got {workers}")
+        order = EpochOrder(
+            count=len(dataset), batch_size=batch_size, shuffled=shuffled, seed=seed, rank=rank, world_size=world_size
+        )
+        self.steps = order.steps
+        self.batch_size = batch_size
+        self.device = device
+        self.memory_format = memory_format
+        self.dtype = dtype
+        self._valid = order.valid().to(device)
+        self._sampler = _StepSampler(order)
+        self._loader = DataLoader(
+            _Reading(dataset),
+            collate_fn=_collated,
+            batch_sampler=self._sampler,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+            # Its own: the loader draws a number every epoch, and must not disturb the global random state.
+            generator=torch.Generator(),
+        )
+
+    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from `start_step` on; images of earlier steps are not read."""
+        self._sampler.order.check_step(start_step)
+        return self._batches(epoch, start_step)
+
+    def _batches(self, epoch: int, start_step: int) -> Iterator[Batch]:
+        self._sampler.epoch = epoch
+        self._sampler.start_step = start_step
+        for step, loaded in enumerate(self._loader, start=start_step):
+            if isinstance(loaded, ValueError):
+                raise ValueError(str(loaded))
+            images, labels = loaded
+            yield Batch(
+                images.to(self.device, self.dtype, non_blocking=True, memory_format=self.memory_format),
+                labels.to(self.device, non_blocking=True),
+                self._valid[step],
+            )
+
+
+class _Reading(Dataset[tuple[torch.Tensor, int] | ValueError]):
+    """A split whose errors are values. Raised in a worker, they would come back wrapped in the worker's trace, and hold
+    on to the loader, whose workers then take seconds to end."""
+
+    def __init__(self, split: FolderSplit) -> None:
+        self.split = split
+
+    def __getitem__(self, key: SampleKey) -> tuple[torch.Tensor, int] | ValueError:
+        try:
+            return self.split[key]
+        except ValueError as error:
+            return ValueError(str(error))
+
+
+def _collated(samples: list[tuple[torch.Tensor, int] | ValueError]) -> list[torch.Tensor] | ValueError:
+    """Images and labels of a batch, or the first error among them."""
+    for sample in samples:
+        if isinstance(sample, ValueError):
+            return sample
+    collated: list[torch.Tensor] = default_collate(samples)
+    return collated
+
+
+class _StepSampler(Sampler[list[SampleKey]]):
+    """The keys of each step's images. It is read in the parent process, so workers need not know the epoch."""
+
+    def __init__(self, order: EpochOrder) -> None:
+        self.order = order
+        self.epoch = 0
+        self.start_step = 0
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        epoch = self.epoch
+        for indices in self.order.indices(epoch)[self.start_step :].tolist():
+            yield [(epoch, index) for index in indices]
+
+    def __len__(self) -> int:
+        return self.order.steps - self.start_step
+
+
+def _per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Of pixels in 0 .. 255, ready to be combined with images."""
+    return (torch.tensor(values, dtype=torch.float64) * 255).to(torch.float32).view(-1, 1, 1).to(device)
+
+
+def _image_buffer(
+    shape: tuple[int, int, int, int, int], memory_format: torch.memory_format, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """An empty `(steps, B, C, H, W)` whose every step has the memory format."""
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
+    if memory_format == torch.contiguous_format:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if memory_format == torch.channels_last:
+        steps, batch_size, channels, height, width = shape
+        buffer = torch.empty(steps, batch_size, height, width, channels, dtype=dtype, device=device)
+        return buffer.permute(0, 1, 4, 2, 3)
+    raise ValueError(f"memory_format must be contiguous or channels_last, got {memory_format}")

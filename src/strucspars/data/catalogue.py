@@ -1,0 +1,145 @@
+"""Data sets by name, and their batches."""
+
+# `test_batches` are batches of the test split, no test of ours.
+# ruff: noqa: PT028
+
+import difflib
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from strucspars.data.batches import Batches, FolderBatches, ResidentBatches
+from strucspars.data.cifar import cifar10, cifar100
+from strucspars.data.digits import digits
+from strucspars.data.folder import FolderData, image_folder
+from strucspars.data.image_set import ResidentData
+
+DATA_NAMES = ("digits", "cifar10", "cifar100", "imagenet", "folder")
+NEEDED_ROOT = {
+    "cifar10": "the folder with cifar-10-batches-py or cifar-10-python.tar.gz",
+    "cifar100": "the folder with cifar-100-python or cifar-100-python.tar.gz",
+    "imagenet": "the folder with train/ and val/",
+    "folder": "the folder with train/ and val/",
+}
+
+
+def load_data(
+    name: str, root: Path | None, *, download: bool = False, image_size: int = 224, seed: int = 0
+) -> ResidentData | FolderData:
+    """The data set of that name.
+
+    Args:
+        name: one of `DATA_NAMES`. Digits need no root; "imagenet" and "folder" are both image folders.
+        root: where the data lie.
+        download: fetch CIFAR to `root` if it is not there.
+        image_size: side of the crops of image folders; their images are resized to 8/7 of it before, as 256 to 224.
+        seed: of the random crops of image folders.
+
+    >>> load_data("digits", None).num_classes
+    10
+    >>> load_data("digit", None)
+    Traceback (most recent call last):
+    ValueError: unknown data set 'digit'; did you mean 'digits'? There are digits, cifar10, cifar100, imagenet, folder
+    """
+    if name not in DATA_NAMES:
+        nearest = difflib.get_close_matches(name, DATA_NAMES, n=1)
+        hint = f"did you mean {nearest[0]!r}? There are" if nearest else "there are"
+        raise ValueError(f"unknown data set {name!r}; {hint} {', '.join(DATA_NAMES)}")
+    if name == "digits":
+        return digits()
+    if root is None:
+        raise ValueError(f"data set {name!r} needs a root: {NEEDED_ROOT[name]}")
+    if name == "cifar10":
+        return cifar10(root, download=download)
+    if name == "cifar100":
+        return cifar100(root, download=download)
+    if download:
+        raise ValueError(
+            f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}, and leave download out"
+        )
+    return replace(image_folder(root, image_size=image_size, resize=round(image_size * 8 / 7), seed=seed), name=name)
+
+
+def train_batches(
+    data: ResidentData | FolderData,
+    *,
+    batch_size: int,
+    device: torch.device,
+    seed: int,
+    workers: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = torch.float32,
+) -> Batches:
+    """Batches to learn from: shuffled and augmented anew every epoch. `workers` matter to images on disk only."""
+    if isinstance(data, ResidentData):
+        return ResidentBatches(
+            split=data.train,
+            mean=data.mean,
+            std=data.std,
+            batch_size=batch_size,
+            device=device,
+            shuffled=True,
+            augmentation=data.augmentation,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            memory_format=memory_format,
+            dtype=dtype,
+        )
+    return FolderBatches(
+        dataset=data.train,
+        batch_size=batch_size,
+        device=device,
+        shuffled=True,
+        seed=seed,
+        workers=workers,
+        rank=rank,
+        world_size=world_size,
+        memory_format=memory_format,
+        dtype=dtype,
+    )
+
+
+def test_batches(
+    data: ResidentData | FolderData,
+    *,
+    batch_size: int,
+    device: torch.device,
+    seed: int = 0,
+    workers: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    dtype: torch.dtype = torch.float32,
+) -> Batches:
+    """Batches to evaluate on: every image once, in natural order, as it is. `workers` matter to images on disk only."""
+    if isinstance(data, ResidentData):
+        return ResidentBatches(
+            split=data.test,
+            mean=data.mean,
+            std=data.std,
+            batch_size=batch_size,
+            device=device,
+            shuffled=False,
+            augmentation=None,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            memory_format=memory_format,
+            dtype=dtype,
+        )
+    return FolderBatches(
+        dataset=data.test,
+        batch_size=batch_size,
+        device=device,
+        shuffled=False,
+        seed=seed,
+        workers=workers,
+        rank=rank,
+        world_size=world_size,
+        memory_format=memory_format,
+        dtype=dtype,
+    )

@@ -1,0 +1,189 @@
+"""CIFAR-10 and CIFAR-100, in the "python version" that their authors publish.
+
+The files are pickles. They are read without executing anything, see `restricted_pickle`, and checked by what they hold
+instead of by a checksum, so that repacked copies are welcome.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from strucspars.data.cifar_files import FoundFile, files_in_archive, files_in_folder
+from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
+from strucspars.data.restricted_pickle import load_plain_pickle, plain_array
+
+IMAGE_SHAPE = (3, 32, 32)
+BYTES_PER_IMAGE = 3072
+
+
+@dataclass(frozen=True, kw_only=True)
+class CifarLayout:
+    """What the files of a CIFAR data set are called, and what they must hold."""
+
+    name: str
+    torchvision_name: str
+    folder: str
+    archive: str
+    train_files: tuple[str, ...]
+    test_file: str
+    images_per_train_file: int
+    images_per_test_file: int
+    label_key: str
+    num_classes: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+CIFAR10 = CifarLayout(
+    name="cifar10",
+    torchvision_name="CIFAR10",
+    folder="cifar-10-batches-py",
+    archive="cifar-10-python.tar.gz",
+    train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test_file="test_batch",
+    images_per_train_file=10_000,
+    images_per_test_file=10_000,
+    label_key="labels",
+    num_classes=10,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+)
+CIFAR100 = CifarLayout(
+    name="cifar100",
+    torchvision_name="CIFAR100",
+    folder="cifar-100-python",
+    archive="cifar-100-python.tar.gz",
+    train_files=("train",),
+    test_file="test",
+    images_per_train_file=50_000,
+    images_per_test_file=10_000,
+    label_key="fine_labels",
+    num_classes=100,
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+)
+
+
+def cifar10(root: str | os.PathLike[str], *, download: bool = False) -> ResidentData:
+    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels in ten classes.
+
+    Args:
+        root: the folder that holds `cifar-10-batches-py` or `cifar-10-python.tar.gz`, or one of the two itself.
+        download: fetch the archive to `root` with torchvision if it is not there.
+
+    Raises:
+        FileNotFoundError: no data there; the message lists the places looked at.
+        ValueError: a file is damaged, incomplete, or asks for code to be run (which is not done).
+    """
+    return read_cifar(Path(root), CIFAR10, download=download)
+
+
+def cifar100(root: str | os.PathLike[str], *, download: bool = False) -> ResidentData:
+    """CIFAR-100: as `cifar10`, with a hundred classes, in `cifar-100-python` or `cifar-100-python.tar.gz`."""
+    return read_cifar(Path(root), CIFAR100, download=download)
+
+
+def read_cifar(root: Path, layout: CifarLayout, *, download: bool) -> ResidentData:
+    """The data set of a layout, looked for under `root`."""
+    files = _found_files(root, layout)
+    if files is None and download:
+        _download(root, layout)
+        files = _found_files(root, layout)
+    if files is None:
+        raise FileNotFoundError(_places_searched(root, layout))
+    splits = {file.name: _image_set(file, layout) for file in files}
+    train = [splits[name] for name in layout.train_files]
+    return ResidentData(
+        name=layout.name,
+        train=ImageSet(torch.cat([part.images for part in train]), torch.cat([part.labels for part in train])),
+        test=splits[layout.test_file],
+        num_classes=layout.num_classes,
+        mean=layout.mean,
+        std=layout.std,
+        augmentation=Augmentation(padding=4, flip=True),
+    )
+
+
+def _found_files(root: Path, layout: CifarLayout) -> Iterator[FoundFile] | None:
+    names = (*layout.train_files, layout.test_file)
+    for folder in (root / layout.folder, root):
+        if all((folder / name).exists() for name in names):
+            return files_in_folder(folder, names)
+    for archive in (root / layout.archive, root):
+        if archive.is_file():
+            return files_in_archive(archive, layout.folder, names)
+    return None
+
+
+def _places_searched(root: Path, layout: CifarLayout) -> str:
+    names = (*layout.train_files, layout.test_file)
+    lines = [f"no {layout.torchvision_name} data under {root}; looked for"]
+    for folder in (root / layout.folder, root):
+        missing = [name for name in names if not (folder / name).exists()]
+        state = f"lacks {', '.join(missing)}" if folder.is_dir() else "no such folder"
+        lines.append(f"  the folder {folder}: {state}")
+    lines.append(f"  the archive {root / layout.archive}: no such file")
+    lines.append(f"Put {layout.archive} there, unpacked or not, or ask for a download (download=True).")
+    return "\n".join(lines)
+
+
+def _download(root: Path, layout: CifarLayout) -> None:
+    """Fetch and check the archive with torchvision; its own reader is not used."""
+    import torchvision
+
+    if root.name.endswith(".gz"):
+        raise ValueError(f"cannot download to {root}, which is the name of an archive; give the folder it should be in")
+    try:
+        getattr(torchvision.datasets, layout.torchvision_name)(root, download=True)
+    except (OSError, RuntimeError) as error:
+        raise OSError(
+            f"cannot download {layout.torchvision_name} to {root}: {error}; "
+            f"fetch {layout.archive} by other means and put it there"
+        ) from error
+
+
+def _image_set(file: FoundFile, layout: CifarLayout) -> ImageSet:
+    """Images and labels of one file, if they are what the layout promises."""
+    source = file.source
+    fields = _fields(source, load_plain_pickle(file.content, source=source))
+    expected = layout.images_per_test_file if file.name == layout.test_file else layout.images_per_train_file
+    images = plain_array(fields.get("data"))
+    if images is None or images.dtype != np.uint8:
+        raise ValueError(f"{source} has no array of bytes under 'data'; download it again")
+    if images.shape != (expected, BYTES_PER_IMAGE):
+        raise ValueError(
+            f"{source} has images of {images.shape}, expected {(expected, BYTES_PER_IMAGE)}; it is incomplete"
+        )
+    labels = _labels(source, fields.get(layout.label_key), layout)
+    if len(labels) != expected:
+        raise ValueError(f"{source} has {len(labels)} labels for {expected} images; download it again")
+    # A copy: the array lies over the file's bytes, which torch would not treat as read-only.
+    return ImageSet(torch.from_numpy(images.reshape(expected, *IMAGE_SHAPE).copy()), torch.from_numpy(labels))
+
+
+def _fields(source: str, value: object) -> Mapping[str, object]:
+    """The file's dictionary, its keys as text, whichever Python wrote them."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{source} holds a {type(value).__name__} instead of a dictionary; it is no CIFAR file")
+    return {
+        key.decode("latin1") if isinstance(key, bytes) else key: field
+        for key, field in value.items()
+        if isinstance(key, bytes | str)
+    }
+
+
+def _labels(source: str, value: object, layout: CifarLayout) -> np.ndarray:
+    array = plain_array(value)
+    numbers = value if array is None else array.ravel().tolist()
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+        raise ValueError(
+            f"{source} has no list of whole numbers under {layout.label_key!r}; it is no {layout.name} file"
+        )
+    for number in numbers:
+        if not 0 <= number < layout.num_classes:
+            raise ValueError(f"{source} has a label outside 0 .. {layout.num_classes - 1}: it is no {layout.name} file")
+    return np.array(numbers, dtype=np.int64)

@@ -1,0 +1,143 @@
+"""Folders of images, such as ImageNet: `root/train/CLASS/*.jpg` and `root/val/CLASS/*.jpg`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms import functional
+
+from strucspars.data.seeding import Stream, generator_for
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+TEST_FOLDERS = ("val", "test")
+
+SampleKey = tuple[int, int]
+"""Epoch and index of an image. A worker process learns the epoch from it, however long the worker has been living."""
+
+
+class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
+    """The images of one split, each resized (shortest side), cropped, maybe mirrored, and normalised.
+
+    `split[epoch, index]` is a float32 image `(3, image_size, image_size)` and its label. Crop and mirror depend on the
+    seed, the epoch and the index only: not on the global random state, not on which process asks, nor in what order.
+
+    Args:
+        root: a folder with one folder of images per class.
+        image_size: side of the crop.
+        resize: length that the shortest side gets before.
+        random: crop anywhere and mirror every other image, as in training; otherwise take the centre.
+        seed: of the crops and mirrors.
+    """
+
+    def __init__(self, root: Path, *, image_size: int, resize: int, random: bool, seed: int) -> None:
+        if not 1 <= image_size <= resize:
+            raise ValueError(f"image_size must lie in 1 .. resize ({resize}), got {image_size}")
+        try:
+            folder = ImageFolder(str(root))
+        except FileNotFoundError as error:  # torchvision's word for "no classes" and for "a class without images"
+            raise FileNotFoundError(f"{root} must hold a folder of images for every class: {error}") from error
+        self.classes = tuple(folder.classes)
+        # One array instead of a million strings: touching a string's reference count copies its page in every worker.
+        self._paths = np.array([os.fsencode(path) for path, _ in folder.samples])
+        self._labels = np.array(folder.targets)
+        self.image_size = image_size
+        self.resize = resize
+        self.random = random
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, key: SampleKey) -> tuple[torch.Tensor, int]:
+        epoch, index = key
+        path = os.fsdecode(self._paths[index])
+        try:
+            image = functional.resize(default_loader(path), self.resize)
+        except Exception as error:  # decoders of many formats raise many types
+            raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
+        if self.random:
+            image = self._random_crop(image, generator_for(Stream.SAMPLE, self.seed, epoch, index))
+        else:
+            image = functional.center_crop(image, self.image_size)
+        pixels = functional.normalize(functional.to_tensor(image), IMAGENET_MEAN, IMAGENET_STD)
+        return pixels, int(self._labels[index])
+
+    # "object": torchvision has no types, and an image here may come from either of its backends.
+    def _random_crop(self, image: object, generator: torch.Generator) -> object:
+        _, height, width = functional.get_dimensions(image)
+        top = int(torch.randint(0, height - self.image_size + 1, (), generator=generator))
+        left = int(torch.randint(0, width - self.image_size + 1, (), generator=generator))
+        mirrored = bool(torch.randint(0, 2, (), generator=generator))
+        cropped: object = functional.crop(image, top, left, self.image_size, self.image_size)
+        return functional.hflip(cropped) if mirrored else cropped
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FolderData:
+    """A data set that stays on disk.
+
+    Attributes:
+        name: what the data set is called in recipes.
+        train: images to learn from, cropped at random.
+        test: images to evaluate on, cropped at the centre.
+        num_classes: as many as there are folders.
+        image_shape: channels, height and width of the images that `train` and `test` give.
+    """
+
+    name: str
+    train: FolderSplit
+    test: FolderSplit
+    num_classes: int
+    image_shape: tuple[int, int, int]
+
+
+def image_folder(
+    root: str | os.PathLike[str], *, image_size: int = 224, resize: int = 256, seed: int = 0
+) -> FolderData:
+    """Images in `root/train/CLASS/` and `root/val/CLASS/` (or `root/test/CLASS/`), with the paper's transforms.
+
+    Training (Sec. 3.5): shortest side 256, random crop of 224, mirrored half of the time. Evaluation: the centre.
+
+    Args:
+        root: the folder with the two splits.
+        image_size: side of the crops.
+        resize: length that the shortest side gets before the crop.
+        seed: of the random crops and mirrors.
+
+    Raises:
+        FileNotFoundError: a folder is missing, or has no classes, or a class has no images.
+        ValueError: the splits have different classes.
+    """
+    root = Path(root)
+    train_root, test_root = _split_roots(root)
+    train = FolderSplit(train_root, image_size=image_size, resize=resize, random=True, seed=seed)
+    test = FolderSplit(test_root, image_size=image_size, resize=resize, random=False, seed=seed)
+    if train.classes != test.classes:
+        only_train, only_test = sorted({*train.classes} - {*test.classes}), sorted({*test.classes} - {*train.classes})
+        raise ValueError(
+            f"{train_root} and {test_root} must have the same classes; only the first has {only_train[:5]}, "
+            f"only the second {only_test[:5]}"
+        )
+    return FolderData(
+        name=root.resolve().name,
+        train=train,
+        test=test,
+        num_classes=len(train.classes),
+        image_shape=(3, image_size, image_size),
+    )
+
+
+def _split_roots(root: Path) -> tuple[Path, Path]:
+    test_roots = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
+    if not (root / "train").is_dir() or not test_roots:
+        raise FileNotFoundError(
+            f"no image folders under {root}; looked for {root / 'train'} and for "
+            f"{' or '.join(str(root / name) for name in TEST_FOLDERS)}, each with one folder of images per class"
+        )
+    return root / "train", test_roots[0]

@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from strucspars.data import catalogue
+from strucspars.data.batches import FolderBatches, ResidentBatches
+from strucspars.data.catalogue import DATA_NAMES, load_data, train_batches
+from strucspars.data.digits import digits
+from strucspars.data.folder import FolderData
+
+CPU = torch.device("cpu")
+
+
+def small_folder(root: Path) -> Path:
+    for split in ("train", "val"):
+        for number in range(2):
+            (root / split / f"class_{number}").mkdir(parents=True)
+            Image.new("RGB", (20, 30)).save(root / split / f"class_{number}" / "0.png")
+    return root
+
+
+def test_digits_need_no_root() -> None:
+    data = load_data("digits", None)
+    assert data.name == "digits"
+    assert data.image_shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("name", ["imagenet", "folder"])
+def test_image_folders_are_read_at_the_asked_size(tmp_path: Path, name: str) -> None:
+    data = load_data(name, small_folder(tmp_path), image_size=14, seed=3)
+    assert isinstance(data, FolderData)
+    assert data.name == name
+    assert data.image_shape == (3, 14, 14)
+    assert data.train.resize == 16
+    assert data.train.seed == 3
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_looked_for_under_the_root(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=f"no {name.upper()} data under {tmp_path}"):
+        load_data(name, tmp_path)
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown data set 'imagnet'; did you mean 'imagenet'"):
+        load_data("imagnet", None)
+    with pytest.raises(ValueError, match="unknown data set 'qqq'; there are digits, cifar10"):
+        load_data("qqq", None)
+
+
+@pytest.mark.parametrize("name", [name for name in DATA_NAMES if name != "digits"])
+def test_a_missing_root_says_what_it_should_hold(name: str) -> None:
+    with pytest.raises(ValueError, match=f"data set '{name}' needs a root: the folder with"):
+        load_data(name, None)
+
+
+def test_an_image_folder_cannot_be_downloaded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'imagenet' cannot be downloaded"):
+        load_data("imagenet", tmp_path, download=True)
+
+
+def test_digits_come_as_resident_batches() -> None:
+    data = digits()
+    training = train_batches(data, batch_size=64, device=CPU, seed=1, dtype=torch.bfloat16)
+    evaluation = catalogue.test_batches(data, batch_size=100, device=CPU, memory_format=torch.channels_last)
+    assert isinstance(training, ResidentBatches)
+    assert isinstance(evaluation, ResidentBatches)
+    assert (training.steps, evaluation.steps) == (22, 5)
+    assert training.order.shuffled
+    assert training.augmentation == data.augmentation
+    assert training.images.dtype == torch.bfloat16
+    assert evaluation.augmentation is None
+    labels = torch.cat([batch.labels[batch.valid] for batch in evaluation.epoch(0)])
+    assert torch.equal(labels, data.test.labels)
+
+
+def test_image_folders_come_as_folder_batches(tmp_path: Path) -> None:
+    data = load_data("folder", small_folder(tmp_path), image_size=14)
+    training = train_batches(data, batch_size=2, device=CPU, seed=0, workers=0)
+    evaluation = catalogue.test_batches(data, batch_size=3, device=CPU, workers=0, dtype=torch.float64)
+    assert isinstance(training, FolderBatches)
+    assert isinstance(evaluation, FolderBatches)
+    (batch,) = training.epoch(0)
+    assert batch.images.shape == (2, 3, 14, 14)
+    (batch,) = evaluation.epoch(0)
+    assert batch.valid.tolist() == [True, True, False]
+    assert batch.images.dtype == torch.float64
+
+
+def test_several_processes_share_the_batches() -> None:
+    shares = [
+        train_batches(digits(), batch_size=32, device=CPU, seed=1, rank=rank, world_size=2).steps for rank in (0, 1)
+    ]
+    assert shares == [22, 22]

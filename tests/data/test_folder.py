@@ -1,0 +1,158 @@
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import functional
+
+from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderData, image_folder
+
+
+def write_image(path: Path, number: int, size: tuple[int, int] = (20, 14)) -> None:
+    """A picture without symmetry, so that every crop and mirror of it is different."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(number)
+    pixels = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=generator)
+    Image.fromarray(pixels.numpy()).save(path)
+
+
+def write_set(root: Path, *, splits: tuple[str, ...] = ("train", "val"), per_class: int = 3) -> Path:
+    for split_number, split in enumerate(splits):
+        for number in range(2 * per_class):
+            write_image(root / split / f"class_{number % 2}" / f"{number}.png", 100 * split_number + number)
+    return root
+
+
+def folder(root: Path, *, seed: int = 0) -> FolderData:
+    return image_folder(root, image_size=8, resize=10, seed=seed)
+
+
+def normalised(image: Image.Image) -> torch.Tensor:
+    result: torch.Tensor = functional.normalize(functional.to_tensor(image), IMAGENET_MEAN, IMAGENET_STD)
+    return result
+
+
+def all_crops(path: Path) -> dict[tuple[int, int, bool], torch.Tensor]:
+    """Every crop and mirror that training may see of an image of 20 x 14, made with PIL alone."""
+    resized = Image.open(path).convert("RGB").resize((14, 10), Image.Resampling.BILINEAR)
+    return {
+        (top, left, mirrored): normalised(
+            crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else crop  # type: ignore[attr-defined,unused-ignore]
+        )
+        for top in range(3)
+        for left in range(7)
+        for mirrored in (False, True)
+        for crop in [resized.crop((left, top, left + 8, top + 8))]
+    }
+
+
+@pytest.mark.parametrize("test_folder", ["val", "test"])
+def test_both_splits_and_their_classes_are_found(tmp_path: Path, test_folder: str) -> None:
+    data = folder(write_set(tmp_path, splits=("train", test_folder)))
+    assert (data.num_classes, data.image_shape) == (2, (3, 8, 8))
+    assert (len(data.train), len(data.test)) == (6, 6)
+    assert [data.train[0, index][1] for index in range(6)] == [0, 0, 0, 1, 1, 1]
+
+
+def test_val_is_preferred_to_a_test_folder_beside_it(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    (tmp_path / "test").mkdir()
+    assert len(folder(tmp_path).test) == 6
+
+
+def test_training_sees_every_crop_and_mirror_and_nothing_else(tmp_path: Path) -> None:
+    train = folder(write_set(tmp_path, per_class=1)).train
+    crops = all_crops(tmp_path / "train" / "class_0" / "0.png")
+    seen = dict.fromkeys(crops, 0)
+    for epoch in range(500):
+        image, _ = train[epoch, 0]
+        (place,) = (place for place, crop in crops.items() if torch.allclose(crop, image, atol=1e-5))
+        seen[place] += 1
+    assert min(seen.values()) > 0
+    assert 200 < sum(count for (_, _, mirrored), count in seen.items() if mirrored) < 300
+
+
+def test_evaluation_sees_the_centre_in_every_epoch(tmp_path: Path) -> None:
+    test = folder(write_set(tmp_path)).test
+    centre = all_crops(tmp_path / "val" / "class_0" / "0.png")[1, 3, False]
+    for epoch in (0, 1):
+        torch.testing.assert_close(test[epoch, 0][0], centre)
+
+
+def test_a_sample_depends_on_seed_epoch_and_index_alone(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    first, second, other_seed = folder(tmp_path).train, folder(tmp_path).train, folder(tmp_path, seed=1).train
+    keys = [(epoch, index) for epoch in range(4) for index in range(6)]
+    torch.manual_seed(1)
+    samples = {key: first[key][0] for key in keys}
+    torch.manual_seed(2)
+    for key in reversed(keys):
+        assert torch.equal(second[key][0], samples[key])
+    assert any(not torch.equal(other_seed[key][0], samples[key]) for key in keys)
+    assert any(not torch.equal(samples[0, index], samples[1, index]) for index in range(6))
+
+
+def test_reading_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
+    train = folder(write_set(tmp_path)).train
+    state = torch.get_rng_state()
+    train[0, 0]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_paper_s_sizes_are_the_defaults(tmp_path: Path) -> None:
+    data = image_folder(write_set(tmp_path, per_class=1))
+    assert data.image_shape == (3, 224, 224)
+    assert data.train.resize == 256
+    assert data.train[0, 0][0].shape == (3, 224, 224)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1"])
+def test_grey_and_transparent_images_become_coloured_ones(tmp_path: Path, mode: str) -> None:
+    write_set(tmp_path)
+    Image.new(mode, (9, 30)).save(tmp_path / "train" / "class_0" / "0.png")
+    assert folder(tmp_path).train[0, 0][0].shape == (3, 8, 8)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "removed"])
+def test_a_broken_image_is_named(tmp_path: Path, damage: str) -> None:
+    write_set(tmp_path)
+    path = tmp_path / "train" / "class_0" / "0.png"
+    train = folder(tmp_path).train
+    contents = {"truncated": path.read_bytes()[:200], "empty": b"", "text": b"no image"}
+    path.unlink()
+    if damage in contents:
+        path.write_bytes(contents[damage])
+    with pytest.raises(ValueError, match=r"cannot read the image .*class_0/0\.png: .*; replace or remove it"):
+        train[0, 0]
+
+
+def test_missing_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"looked for .*/train and for .*/val or .*/test"):
+        folder(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="looked for"):
+        folder(write_set(tmp_path, splits=("train",)))
+
+
+def test_empty_folders_and_classes_are_named(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    (tmp_path / "val" / "class_9").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"val must hold a folder of images for every class: .*class_9"):
+        folder(tmp_path)
+    for split in ("train", "val"):
+        (tmp_path / "bare" / split).mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="bare/train must hold a folder of images for every class"):
+        folder(tmp_path / "bare")
+
+
+def test_splits_with_different_classes_are_refused(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    write_image(tmp_path / "train" / "cat" / "0.png", 0)
+    write_image(tmp_path / "val" / "dog" / "0.png", 0)
+    with pytest.raises(ValueError, match=r"only the first has \['cat'\], only the second \['dog'\]"):
+        folder(tmp_path)
+
+
+@pytest.mark.parametrize("image_size", [0, 11])
+def test_a_crop_that_does_not_fit_is_refused(tmp_path: Path, image_size: int) -> None:
+    with pytest.raises(ValueError, match=rf"1 \.\. resize \(10\), got {image_size}"):
+        image_folder(write_set(tmp_path), image_size=image_size, resize=10)

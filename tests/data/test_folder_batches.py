@@ -1,0 +1,142 @@
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from strucspars.data.batches import Batch, FolderBatches
+from strucspars.data.folder import FolderSplit
+
+COUNT = 7
+
+# Python 3.12 warns of every fork of a process with threads, torch's own among them.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A class per image, so that labels tell which image it is."""
+    root = tmp_path_factory.mktemp("images")
+    generator = torch.Generator().manual_seed(0)
+    for number in range(COUNT):
+        (root / str(number)).mkdir()
+        pixels = torch.randint(0, 256, (12, 12, 3), dtype=torch.uint8, generator=generator)
+        Image.fromarray(pixels.numpy()).save(root / str(number) / "image.png")
+    return root
+
+
+def split(root: Path, *, random: bool = True) -> FolderSplit:
+    return FolderSplit(root, image_size=6, resize=8, random=random, seed=0)
+
+
+def batches(dataset: FolderSplit, **changes: Any) -> FolderBatches:
+    options = {"batch_size": 2, "device": torch.device("cpu"), "shuffled": True, "seed": 0, "workers": 0}
+    return FolderBatches(dataset=dataset, **{**options, **changes})
+
+
+def assert_same(ours: Iterable[Batch], theirs: Iterable[Batch]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        for name in ("images", "labels", "valid"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def test_workers_make_no_difference_in_any_epoch(images: Path) -> None:
+    dataset = split(images)
+    alone, helped = batches(dataset), batches(dataset, workers=2)
+    # The workers live on from epoch to epoch, and must not stay in the first.
+    for epoch, start_step in ((0, 0), (1, 0), (1, 2), (5, 1)):
+        assert_same(helped.epoch(epoch, start_step=start_step), alone.epoch(epoch, start_step=start_step))
+    # An epoch left in the middle does not leak into the next.
+    next(helped.epoch(6))
+    assert_same(helped.epoch(7), alone.epoch(7))
+
+
+def test_an_epoch_goes_on_where_it_was_left(images: Path) -> None:
+    dataset = split(images)
+    assert_same(batches(dataset).epoch(3, start_step=2), list(batches(dataset).epoch(3))[2:])
+
+
+def test_skipped_images_are_not_read(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = split(images)
+    whole = torch.cat([batch.labels for batch in batches(dataset).epoch(0)]).tolist()
+    read = []
+    original = FolderSplit.__getitem__
+
+    def noting(self: FolderSplit, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        read.append(key)
+        return original(self, key)
+
+    monkeypatch.setattr(FolderSplit, "__getitem__", noting)
+    list(batches(dataset).epoch(0, start_step=2))
+    assert read == [(0, index) for index in whole[4:]]
+
+
+def test_training_shows_every_image_and_fills_up_from_its_beginning(images: Path) -> None:
+    training = batches(split(images))
+    epoch = list(training.epoch(1))
+    labels = torch.cat([batch.labels for batch in epoch])
+    assert len(epoch) == training.steps == 4
+    assert labels[:COUNT].sort().values.tolist() == list(range(COUNT))
+    assert labels[COUNT] == labels[0]
+    assert all(batch.valid.all() and batch.images.shape == (2, 3, 6, 6) for batch in epoch)
+
+
+def test_an_evaluation_shows_every_image_in_order_and_marks_the_filling(images: Path) -> None:
+    dataset = split(images, random=False)
+    epoch = list(batches(dataset, shuffled=False, batch_size=4).epoch(0))
+    assert torch.cat([batch.labels for batch in epoch]).tolist() == [*range(COUNT), 0]
+    assert torch.cat([batch.valid for batch in epoch]).tolist() == [True] * COUNT + [False]
+    assert torch.equal(epoch[0].images[3], dataset[0, 3][0])
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_two_processes_see_together_what_one_sees(images: Path, shuffled: bool) -> None:
+    dataset = split(images)
+    alone = batches(dataset, batch_size=4, shuffled=shuffled)
+    ranks = [batches(dataset, batch_size=2, shuffled=shuffled, rank=rank, world_size=2) for rank in (0, 1)]
+    for whole, *parts in zip(alone.epoch(1), *(rank.epoch(1) for rank in ranks), strict=True):
+        for name in ("images", "labels", "valid"):
+            together = torch.stack([getattr(part, name) for part in parts], dim=1).flatten(0, 1)
+            assert torch.equal(together, getattr(whole, name))
+
+
+def test_format_and_precision_are_as_asked(images: Path) -> None:
+    batch = next(batches(split(images), memory_format=torch.channels_last, dtype=torch.bfloat16).epoch(0))
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert batch.images.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_global_random_state_stays(images: Path, workers: int) -> None:
+    training = batches(split(images), workers=workers)
+    state = torch.get_rng_state()
+    list(training.epoch(0))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_named_in_one_line_even_by_a_worker(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "broken.jpg").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"^cannot read the image .*broken\.jpg.*; replace or remove it$"):
+        list(batches(split(tmp_path), workers=workers).epoch(0))
+
+
+def test_impossible_batches_are_refused(images: Path) -> None:
+    with pytest.raises(ValueError, match="workers must be 0 or more, got -1"):
+        batches(split(images), workers=-1)
+    with pytest.raises(ValueError, match="batch_size"):
+        batches(split(images), batch_size=0)
+    with pytest.raises(ValueError, match="start_step"):
+        batches(split(images)).epoch(0, start_step=5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_a_gpu_sees_the_same_images(images: Path) -> None:
+    dataset = split(images)
+    on_gpu = batches(dataset, device=torch.device("cuda"), workers=1)
+    for ours, theirs in zip(on_gpu.epoch(1), batches(dataset).epoch(1), strict=True):
+        assert torch.equal(ours.images.cpu(), theirs.images)
+        assert torch.equal(ours.labels.cpu(), theirs.labels)
