@@ -1,0 +1,1 @@
+"""A run as a folder that survives being killed at any moment."""

@@ -1,0 +1,226 @@
+"""The folder that a run is: where everything lies, and how it gets there whole.
+
+Everything that is read back is data; nothing in the folder is executed, so a folder from anywhere can be opened.
+"""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from strucspars.core.checks import checked_at_least
+from strucspars.core.plan import GroupingPlan
+from strucspars.runs.arrays import load_arrays, save_arrays
+from strucspars.runs.atomic import reworded, write_text_atomic
+from strucspars.runs.checkpoint import load_checkpoint, save_checkpoint
+from strucspars.runs.lock import LOCK_NAME, folder_lock
+from strucspars.runs.metrics import append_row, keep_rows, read_rows
+from strucspars.runs.strict_json import parse, plain
+
+_SHOWN_LINES = 8
+_SHOWN_WIDTH = 100
+
+
+@final
+class RunFolder:
+    """A run's folder, by whose methods nothing is lost whenever the process dies.
+
+    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = RunFolder(f"{place}/first")
+    ...     folder.create()
+    ...     with folder.locked():
+    ...         folder.write_recipe("seed: 0")
+    ...         folder.remember("finetune_form", "masked")
+    ...     folder.remembered("finetune_form")
+    'masked'
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.recipe_path = self.path / "recipe.yaml"
+        self.environment_path = self.path / "environment.json"
+        self.plan_path = self.path / "plan.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.decisions_path = self.path / "decisions.json"
+        self.summary_json_path = self.path / "summary.json"
+        self.summary_text_path = self.path / "summary.txt"
+        self.model_path = self.path / "model.safetensors"
+        self.checkpoints = self.path / "checkpoints"
+        self.dynamics = self.path / "dynamics"
+        self.importance = self.path / "importance"
+        self.tensorboard = self.path / "tensorboard"
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def _subfolders(self) -> tuple[Path, ...]:
+        return self.checkpoints, self.dynamics, self.importance, self.tensorboard
+
+    def create(self) -> None:
+        """Make the folder and its subfolders, or take it as it is if a run lies there.
+
+        Raises:
+            ValueError: the path is a file, or a folder that holds something else than a run.
+            OSError: it cannot be made.
+        """
+        try:
+            self._check_own()
+            for folder in (self.path, *self._subfolders):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            where = error.filename or self.path
+            remedy = "make its parent folder writable for you or choose another path"
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                remedy = "a file stands in the way; choose another path"
+            raise reworded(error, f"cannot make the run folder {where}: {error.strerror}; {remedy}") from error
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the folder for this process alone while the block runs; see `folder_lock`."""
+        return folder_lock(self.path)
+
+    def write_recipe(self, text: str) -> None:
+        """Store the resolved recipe once; a run that goes on must bring the same.
+
+        Raises:
+            ValueError: another recipe is there already; the message shows where they differ.
+        """
+        present = _text(self.recipe_path)
+        if present is None:
+            write_text_atomic(self.recipe_path, text)
+            return
+        difference = _difference(present, text)
+        if difference:
+            raise ValueError(
+                f"{self.path} holds a run with another recipe (- there, + now):\n{difference}\n"
+                "give the recipe of that run, use another folder, or delete this one"
+            )
+
+    def write_json(self, path: Path, value: object) -> None:
+        """Replace a JSON file, all or nothing; NaN and infinity become null."""
+        text = json.dumps(plain(value, path.name), allow_nan=False, indent=2, ensure_ascii=False)
+        write_text_atomic(path, text + "\n")
+
+    def read_json(self, path: Path) -> Any:
+        """The value of a JSON file; None where there is no such file."""
+        text = _text(path)
+        return None if text is None else parse(text, str(path))
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the metrics; it is on the disk when this returns."""
+        append_row(self.metrics_path, row)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All whole rows of the metrics."""
+        return read_rows(self.metrics_path)
+
+    def rewind_metrics(self, count: int) -> None:
+        """Keep the first `count` rows, those that the checkpoint knows of."""
+        keep_rows(self.metrics_path, count)
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint and keep the one before it; see `strucspars.runs.checkpoint`."""
+        self.checkpoints.mkdir(exist_ok=True)
+        save_checkpoint(self.checkpoints, state)
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last complete checkpoint, None before the first."""
+        return load_checkpoint(self.checkpoints)
+
+    def save_plan(self, plan: GroupingPlan) -> None:
+        """Store the plan."""
+        write_text_atomic(self.plan_path, plan.to_json() + "\n")
+
+    def load_plan(self) -> GroupingPlan | None:
+        """The stored plan, None before there is one."""
+        text = _text(self.plan_path)
+        try:
+            return None if text is None else GroupingPlan.from_json(text)
+        except ValueError as error:
+            raise ValueError(f"{self.plan_path}: {error}") from error
+
+    def save_epoch_arrays(self, stage: str, epoch: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Store what an epoch of a stage did to every layer, by array name."""
+        self.dynamics.mkdir(exist_ok=True)
+        save_arrays(self._epoch_path(stage, epoch), arrays)
+
+    def epoch_arrays(self, stage: str, epoch: int) -> dict[str, np.ndarray[Any, Any]]:
+        """What `save_epoch_arrays` stored; a `FileNotFoundError` where it did not."""
+        return load_arrays(self._epoch_path(stage, epoch))
+
+    def remember(self, key: str, value: object) -> None:
+        """Store what is decided once in a run. A second time the value must be the same.
+
+        Raises:
+            ValueError: the key was decided otherwise, or the value would not come back from JSON as it is.
+        """
+        if value is None or plain(value, f"decision {key!r}") != value:
+            raise ValueError(f"decision {key!r}: {value!r} would not come back from JSON as it is; use plain values")
+        decisions = self._decisions()
+        if key in decisions and decisions[key] != value:
+            raise ValueError(
+                f"{self.decisions_path}: {key!r} was decided to be {decisions[key]!r}, now {value!r}; "
+                "a run keeps to its decisions: ask for them with remembered()"
+            )
+        if key not in decisions:
+            self.write_json(self.decisions_path, decisions | {key: value})
+
+    def remembered(self, key: str) -> Any:
+        """What was decided for the key, None if nothing was."""
+        return self._decisions().get(key)
+
+    def _decisions(self) -> dict[str, Any]:
+        decisions = self.read_json(self.decisions_path)
+        if decisions is None and not self.decisions_path.exists():
+            return {}
+        if not isinstance(decisions, dict):
+            raise ValueError(f"{self.decisions_path} must hold a JSON object, got {type(decisions).__name__}")
+        return decisions
+
+    def _epoch_path(self, stage: str, epoch: int) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", stage):
+            raise ValueError(f"a stage's name is made of letters, digits, '-' and '_'; got {stage!r}")
+        return self.dynamics / f"{stage}-{checked_at_least('epoch', epoch, 0):04d}.npz"
+
+    def _check_own(self) -> None:
+        """Refuse a folder of somebody else. A run that was killed before its recipe was there is no such thing."""
+        if self.recipe_path.exists() or not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; choose another path for the run folder")
+        empty = {folder for folder in self._subfolders if folder.is_dir() and not any(folder.iterdir())}
+        leftovers = {self.path / LOCK_NAME, self.path / f".{self.recipe_path.name}.unfinished", *empty}
+        foreign = sorted(entry.name for entry in self.path.iterdir() if entry not in leftovers)
+        if foreign:
+            raise ValueError(
+                f"{self.path} holds {', '.join(foreign[:3])}{' and more' if foreign[3:] else ''}, but no "
+                f"{self.recipe_path.name}: it is not a run folder; choose an empty one or a path that does not exist"
+            )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is not UTF-8 text ({error.reason})") from error
+    except OSError as error:
+        raise reworded(error, f"cannot read {path}: {error.strerror}") from error
+
+
+def _difference(present: str, now: str) -> str:
+    """The lines that differ, '-' present and '+' now, shortened; empty where none does."""
+    lines = list(difflib.unified_diff(present.splitlines(), now.splitlines(), lineterm="", n=0))[2:]
+    changes = [f"  {line[:_SHOWN_WIDTH]}" for line in lines if not line.startswith("@@")]
+    hidden = len(changes) - _SHOWN_LINES
+    return "\n".join(changes[:_SHOWN_LINES] + ([f"  and {hidden} more lines"] if hidden > 0 else []))
