@@ -1,0 +1,1 @@
+"""Methods that the paper compares with. So far: Network Slimming."""

@@ -1,0 +1,368 @@
+import logging
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import nn
+
+from strucspars.models import catalogue
+from strucspars.models.catalogue import build_model, load_weights_, torchvision_names
+from strucspars.models.cifar_resnet import CifarResNet
+from strucspars.models.preactivation_resnet import PreactivationResNet
+
+USER_MODULE = """
+import torch
+number = 3
+def net(num_classes): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, num_classes))
+def fixed(num_classes): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 7))
+def pair(num_classes): return torch.nn.Identity(), num_classes
+def no_classes(): return torch.nn.Identity()
+def more(num_classes, width): return torch.nn.Identity()
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_networks_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(USER_MODULE)
+    (tmp_path / f"{name}_broken.py").write_text("import a_package_that_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def small_network(classes: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, classes))
+
+
+def copied_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+def assert_same_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(dict(model.state_dict()), state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "params"),
+    [
+        ("preact-resnet20", PreactivationResNet, 219_482),
+        ("cifar-resnet20", CifarResNet, 269_722),
+        ("resnet18", torchvision.models.ResNet, 11_181_642),
+    ],
+)
+def test_a_name_gives_the_network(name: str, kind: type, params: int) -> None:
+    with torch.device("meta"):
+        model = build_model(name, num_classes=10, image_shape=(3, 32, 32))
+    assert isinstance(model, kind)
+    assert sum(parameter.numel() for parameter in model.parameters()) == params
+
+
+def test_the_user_can_name_a_function(user_module: str) -> None:
+    model = build_model(f"{user_module}:net", num_classes=5, image_shape=(3, 2, 2))
+    assert isinstance(model, nn.Sequential)
+    assert model[1].out_features == 5
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (":nett", ["has no 'nett'", "did you mean 'net'?"]),
+        (":", ["has no ''"]),
+        (":number", ["this is a int"]),
+        (":pair", ["must return a torch.nn.Module, returned a tuple"]),
+        (":no_classes", ["num_classes"]),
+        (":more", ["missing a required argument: 'width'"]),
+        (".deeper:net", ["is not a package"]),
+        ("_broken:net", ["No module named 'a_package_that_nobody_has'"]),
+        ("x:net", ["No module named", "PYTHONPATH"]),
+    ],
+)
+def test_a_function_that_builds_no_network_is_named(user_module: str, function: str, words: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"network '{user_module}") as caught:
+        build_model(f"{user_module}{function}", num_classes=5)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("name", [":net", ".relative:net"])
+def test_a_module_without_a_full_name_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be imported"):
+        build_model(name, num_classes=5)
+
+
+def test_a_network_must_take_the_images_and_return_the_classes(user_module: str) -> None:
+    with pytest.raises(ValueError, match=r"'.*:net' cannot take images of shape \(3, 4, 4\)"):
+        build_model(f"{user_module}:net", num_classes=5, image_shape=(3, 4, 4))
+    with pytest.raises(ValueError, match=r"must return scores of shape \(1, 5\) for one image, got \(1, 7\)"):
+        build_model(f"{user_module}:fixed", num_classes=5, image_shape=(3, 2, 2))
+    with pytest.raises(ValueError, match=r"cannot take images of shape \(1, 32, 32\)"):
+        build_model("preact-resnet20", num_classes=5, image_shape=(1, 32, 32))
+
+
+def test_checking_the_images_leaves_mode_statistics_and_random_state_alone() -> None:
+    torch.manual_seed(0)
+    plain = build_model("preact-resnet20", num_classes=4)
+    after_plain = torch.rand(1)
+    torch.manual_seed(0)
+    checked = build_model("preact-resnet20", num_classes=4, image_shape=(3, 8, 8))
+    assert torch.equal(torch.rand(1), after_plain)
+    assert checked.training
+    assert_same_state(checked, copied_state(plain))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("resnet5O", "resnet50"),
+        ("preact-resnet-20", "preact-resnet20"),
+        ("preact-resnet020", "preact-resnet20"),
+        ("cifarresnet56", "cifar-resnet56"),
+        ("resnetv2_50", "timm:resnetv2_50"),
+        ("", None),
+    ],
+)
+def test_an_unknown_name_comes_with_the_nearest_one(name: str, near: str | None) -> None:
+    with pytest.raises(ValueError, match=f"there is no network '{name}'") as caught:
+        build_model(name, num_classes=10)
+    assert "timm:NAME" in str(caught.value)
+    if near is not None:
+        assert f"did you mean {near!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "rule"), [("preact-resnet50", "9 n"), ("cifar-resnet55", "6 n")])
+def test_a_depth_that_does_not_exist_is_named(name: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"network '{name}': depth must be {rule}"):
+        build_model(name, num_classes=10)
+
+
+def test_detectors_are_no_classifiers() -> None:
+    assert "fasterrcnn_resnet50_fpn" not in torchvision_names()
+    with pytest.raises(ValueError, match="there is no network 'fcn_resnet50'"):
+        build_model("fcn_resnet50", num_classes=10)
+
+
+def test_networks_with_auxiliary_classifiers_return_one_output_while_training() -> None:
+    with torch.device("meta"):
+        model = build_model("googlenet", num_classes=10)
+        assert model.train()(torch.empty(2, 3, 224, 224)).shape == (2, 10)
+
+
+def test_timm_networks_have_a_prefix() -> None:
+    with torch.device("meta"):
+        model = build_model("timm:resnet10t", num_classes=7)
+    assert model.get_parameter("fc.weight").shape[0] == 7
+
+
+@pytest.mark.parametrize("name", ["timm:resnet10tt", "timm:hf_hub:someone/resnet10t", "timm:"])
+def test_timm_networks_are_never_fetched_from_a_hub(name: str) -> None:
+    with pytest.raises(ValueError, match=r"timm has no network .*did you mean 'timm:"):
+        build_model(name, num_classes=7)
+
+
+def test_where_timm_is_missing_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match=r"'timm:resnet10t' needs timm.*pip install timm"):
+        build_model("timm:resnet10t", num_classes=7)
+
+
+@pytest.mark.parametrize("num_classes", [0, True, 2.0])
+def test_an_impossible_number_of_classes_is_an_error(num_classes: int) -> None:
+    with pytest.raises(ValueError, match="num_classes"):
+        build_model("preact-resnet20", num_classes=num_classes)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"state_dict": state, "epoch": 3},
+        lambda state: {"model": state},
+        lambda state: {f"module.{key}": value for key, value in state.items()},
+        lambda state: {f"_orig_mod.module.{key}": value for key, value in state.items()},
+        lambda state: {"state_dict": {f"module._orig_mod.{key}": value for key, value in state.items()}},
+        lambda state: {key: value for key, value in state.items() if "num_batches" not in key},
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".checkpoint"])
+def test_checkpoints_of_every_wrapping_are_loaded(
+    tmp_path: Path, wrap: Callable[[dict[str, torch.Tensor]], object], suffix: str
+) -> None:
+    stored, model = small_network(), small_network()
+    torch.save(wrap(copied_state(stored)), tmp_path / f"net{suffix}")
+    load_weights_(model, str(tmp_path / f"net{suffix}"), "small")
+    assert_same_state(model, copied_state(stored))
+
+
+def test_safetensors_are_loaded(tmp_path: Path) -> None:
+    stored, model = small_network(), small_network()
+    save_file(copied_state(stored), tmp_path / "net.safetensors")
+    load_weights_(model, str(tmp_path / "net.safetensors"), "small")
+    assert_same_state(model, copied_state(stored))
+
+
+def test_a_submodule_called_module_keeps_its_name(tmp_path: Path) -> None:
+    stored, model = (nn.ModuleDict({"module": nn.Linear(2, 2)}) for _ in range(2))
+    torch.save(stored.state_dict(), tmp_path / "net.pt")
+    load_weights_(model, str(tmp_path / "net.pt"), "small")
+    assert_same_state(model, copied_state(stored))
+
+
+def test_a_classifier_of_other_classes_keeps_its_fresh_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored, model = small_network(classes=8), small_network(classes=3)
+    fresh = copied_state(model)
+    torch.save(stored.state_dict(), tmp_path / "net.pt")
+    with caplog.at_level(logging.INFO, logger=catalogue.__name__):
+        load_weights_(model, str(tmp_path / "net.pt"), "small")
+    (line,) = caplog.messages
+    assert "classifier '3' has another number of classes" in line
+    expected = {key: (fresh if key.startswith("3.") else copied_state(stored))[key] for key in fresh}
+    assert_same_state(model, expected)
+
+
+def test_weights_of_the_same_network_are_loaded_silently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.save(small_network().state_dict(), tmp_path / "net.pt")
+    load_weights_(small_network(), str(tmp_path / "net.pt"), "small")
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"0.weight": torch.zeros(5, 3, 3, 3)}, ["0.weight (5, 3, 3, 3) where (4, 3, 3, 3) is wanted"]),
+        ({"3.weight": torch.zeros(3, 5)}, ["3.weight (3, 5) where (3, 4) is wanted"]),
+        ({"3.bias": torch.zeros(8)}, ["3.bias (8,) where (3,) is wanted"]),
+        ({"4.weight": torch.zeros(2)}, ["the network lacks: 4.weight"]),
+        ({"0.bias": None}, ["the weights lack: 0.bias"]),
+        ({f"extra{index}": torch.zeros(1) for index in range(9)}, ["extra4 and 4 more"]),
+    ],
+)
+def test_weights_of_another_network_are_an_error_and_change_nothing(
+    tmp_path: Path, change: dict[str, torch.Tensor | None], words: list[str]
+) -> None:
+    state = copied_state(small_network()) | change
+    torch.save({key: value for key, value in state.items() if value is not None}, tmp_path / "net.pt")
+    model = small_network()
+    before = copied_state(model)
+    with pytest.raises(ValueError, match=r"net\.pt' for network 'small' belong to another network") as caught:
+        load_weights_(model, str(tmp_path / "net.pt"), "small")
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert_same_state(model, before)
+
+
+class RefusesAfterwards(nn.Sequential):
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        super().load_state_dict(state_dict, strict=strict, assign=assign)
+        raise RuntimeError("not this one")
+
+
+def test_a_load_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
+    torch.save(small_network().state_dict(), tmp_path / "net.pt")
+    model = RefusesAfterwards(*small_network())
+    before = copied_state(model)
+    with pytest.raises(ValueError, match="cannot be loaded: not this one"):
+        load_weights_(model, str(tmp_path / "net.pt"), "small")
+    assert_same_state(model, before)
+
+
+class TouchesAFile:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin"])
+@pytest.mark.parametrize("plain_pickle", [True, False])
+def test_a_hostile_checkpoint_executes_nothing(tmp_path: Path, suffix: str, plain_pickle: bool) -> None:
+    marker, path = tmp_path / "executed", tmp_path / f"net{suffix}"
+    content = {"state_dict": copied_state(small_network()), "other": TouchesAFile(marker)}
+    if plain_pickle:
+        path.write_bytes(pickle.dumps(content["other"], protocol=2))
+    else:
+        torch.save(content, path)
+    model = small_network()
+    before = copied_state(model)
+    with pytest.raises(ValueError, match="was not executed"):
+        load_weights_(model, str(path), "small")
+    assert not marker.exists()
+    assert_same_state(model, before)
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.pth", "net.safetensors"])
+@pytest.mark.parametrize("keep", [0, 1, 10, 200, -30])
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, keep: int) -> None:
+    path, whole = tmp_path / name, tmp_path / "whole"
+    if name.endswith(".safetensors"):
+        save_file(copied_state(small_network()), whole)
+    else:
+        torch.save(small_network().state_dict(), whole)
+    path.write_bytes(whole.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=name):
+        load_weights_(small_network(), str(path), "small")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (torch.zeros(3), "got Tensor"),
+        ({}, "got keys"),
+        ({"net": {"a": torch.zeros(1)}, "epoch": 3}, "got keys net, epoch"),
+        ({1: torch.zeros(1)}, "got keys 1"),
+        ({"state_dict": {"epoch": 3}}, "got keys epoch"),
+    ],
+)
+def test_a_file_without_a_state_dict_says_what_it_has(tmp_path: Path, content: object, found: str) -> None:
+    torch.save(content, tmp_path / "net.pt")
+    with pytest.raises(ValueError, match=f"must hold a state dict.*{found}"):
+        load_weights_(small_network(), str(tmp_path / "net.pt"), "small")
+
+
+def test_weights_that_do_not_exist_are_named(tmp_path: Path) -> None:
+    model = small_network()
+    with pytest.raises(ValueError, match=r"no\.pt': there is no such file"):
+        load_weights_(model, str(tmp_path / "no.pt"), "resnet18")
+    with pytest.raises(ValueError, match=r"'IMAGENET1K_V9'.* of 'resnet50' are .*IMAGENET1K_V1.*DEFAULT"):
+        load_weights_(model, "IMAGENET1K_V9", "resnet50")
+    with pytest.raises(ValueError, match="only networks of torchvision have weights by name"):
+        load_weights_(model, "DEFAULT", "preact-resnet20")
+
+
+def stored_densenet() -> dict[str, torch.Tensor]:
+    """As torchvision stores them: `norm.1` in place of `norm1`."""
+    state = build_model("densenet121", num_classes=1000).state_dict()
+    return {key.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): value for key, value in state.items()}
+
+
+def test_torchvision_weights_are_fetched_with_their_hash_and_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, bool]] = []
+    stored = stored_densenet()
+
+    def fetch(self: object, *, check_hash: bool, progress: bool) -> dict[str, torch.Tensor]:
+        asked.append({"check_hash": check_hash})
+        return stored
+
+    monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", fetch)
+    model = build_model("densenet121", num_classes=10)
+    load_weights_(model, "DEFAULT", "densenet121")
+    assert asked == [{"check_hash": True}]
+    key = "features.denseblock1.denselayer1.norm1.running_var"
+    assert torch.equal(model.state_dict()[key], stored["features.denseblock1.denselayer1.norm.1.running_var"])
+    key = "features.denseblock4.denselayer2.conv2.weight"
+    assert torch.equal(model.state_dict()[key], stored["features.denseblock4.denselayer2.conv.2.weight"])
+
+
+def test_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, *, check_hash: bool, progress: bool) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", fail)
+    with pytest.raises(ValueError, match="'DEFAULT' of 'resnet18' could not be fetched: no route to host"):
+        load_weights_(small_network(), "DEFAULT", "resnet18")
