@@ -1,0 +1,314 @@
+"""What a run does, as plain options. The defaults are the paper's CIFAR-10 protocol, on the embedded digits."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from strucspars.core.budget import Budget
+from strucspars.core.checks import checked_at_least, checked_fraction
+from strucspars.core.importance import Norm
+from strucspars.core.learning import Method
+from strucspars.sparsify.config import SparsifyConfig
+
+Schedule = Literal["constant", "steps", "cosine"]
+Precision = Literal["32", "bf16", "16"]
+Form = Literal["auto", "masked", "grouped"]
+Ablation = Literal["finetune", "from-scratch", "shufflenet", "random", "no-shuffle"]
+Kind = Literal["strucspars", "dense", "slimming"]
+Protocol = Literal["original", "paper-text"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """Which images.
+
+    Attributes:
+        name: `digits` (embedded), `cifar10`, `cifar100`, `imagenet` or `folder`.
+        root: folder that holds them; not needed for the digits.
+        download: fetch CIFAR where it is missing.
+        batch_size: images per step, over all processes together.
+        image_size: side of the crops of image folders.
+        workers: processes that read image folders.
+    """
+
+    name: str = "digits"
+    root: str | None = None
+    download: bool = False
+    batch_size: int = 64
+    image_size: int = 224
+    workers: int = 4
+
+    def __post_init__(self) -> None:
+        # Batch norm needs two images to have a variance.
+        checked_at_least("data.batch_size", self.batch_size, 2)
+        checked_at_least("data.image_size", self.image_size, 8)
+        checked_at_least("data.workers", self.workers, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecipe:
+    """Which network.
+
+    Attributes:
+        name: `preact-resnet20`, `cifar-resnet56`, a torchvision name, `timm:NAME` or `package.module:function`.
+        weights: where the first stage starts: a torchvision weights name such as `DEFAULT`, or a checkpoint file;
+            None for fresh weights.
+    """
+
+    name: str = "preact-resnet20"
+    weights: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecipe:
+    """One stage of training with SGD.
+
+    Attributes:
+        epochs: how long.
+        lr: learning rate, at its highest.
+        momentum: of SGD.
+        weight_decay: of all parameters.
+        schedule: `constant`; `steps`, which divides the rate by 10 at 50 % and 75 % of the epochs; or `cosine`.
+        lr_warmup_epochs: epochs over which the rate rises linearly.
+        label_smoothing: share of the label's weight that all classes share.
+        ema: decay per step of an averaged copy of the weights, which is then evaluated and kept; None for none.
+    """
+
+    epochs: int
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Schedule = "constant"
+    lr_warmup_epochs: int = 0
+    label_smoothing: float = 0.0
+    ema: float | None = None
+
+    def __post_init__(self) -> None:
+        checked_at_least("epochs", self.epochs, 1)
+        _check_choice("schedule", self.schedule, Schedule)
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be above 0 and finite, got {self.lr!r}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum!r}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be finite and not negative, got {self.weight_decay!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing!r}")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema must lie between 0 and 1, got {self.ema!r}; leave it out for none")
+        if checked_at_least("lr_warmup_epochs", self.lr_warmup_epochs, 0) >= self.epochs:
+            raise ValueError(
+                f"lr_warmup_epochs must be fewer than the {self.epochs} epochs, got {self.lr_warmup_epochs}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsifyRecipe:
+    """The method's own options; see `SparsifyConfig` for their meaning.
+
+    Attributes:
+        target, budget, min_kept_norm, decay, norm, lambda_step, lambda_warmup_epochs, min_channels_per_group, solver:
+            as in `SparsifyConfig`.
+        include: patterns of the layers that may be grouped.
+        exclude: patterns of those that may not.
+        from_run: folder of a run whose finished first stage is taken over instead of training one.
+    """
+
+    target: float = 0.5
+    budget: Budget = "params"
+    min_kept_norm: float = 0.9
+    decay: float = 0.5
+    norm: Norm = "l1"
+    lambda_step: float | None = None
+    lambda_warmup_epochs: int = 10
+    min_channels_per_group: int = 1
+    solver: Method = "fast"
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    from_run: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("sparsify.solver", self.solver, Method)
+        for key, patterns in (("include", self.include), ("exclude", self.exclude)):
+            # A text is a sequence too: its letters would be the patterns.
+            if not isinstance(patterns, tuple):
+                raise ValueError(f"sparsify.{key} must be a tuple of patterns, got {patterns!r}")
+        warmup_epochs = checked_at_least("sparsify.lambda_warmup_epochs", self.lambda_warmup_epochs, 0)
+        # Checks the rest. Whether the warm-up fits into the first stage only the whole recipe knows.
+        _ = self.config(stage1=StageRecipe(epochs=warmup_epochs + 1), steps_per_epoch=1, seed=0)
+
+    def config(self, *, stage1: StageRecipe, steps_per_epoch: int, seed: int) -> SparsifyConfig:
+        """The method's options in a first stage of so many steps per epoch; errors name the recipe's key."""
+        try:
+            return SparsifyConfig(
+                target=self.target,
+                epochs=stage1.epochs,
+                budget=self.budget,
+                min_kept_norm=self.min_kept_norm,
+                decay=self.decay,
+                norm=self.norm,
+                lambda_step=self.lambda_step,
+                steps_per_epoch=steps_per_epoch,
+                lr=stage1.lr,
+                lambda_warmup_epochs=self.lambda_warmup_epochs,
+                min_channels_per_group=self.min_channels_per_group,
+                method=self.solver,
+                seed=seed,
+            )
+        except ValueError as error:
+            raise ValueError(f"sparsify.{error}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlimmingRecipe:
+    """The baseline of Liu et al. (2017).
+
+    Attributes:
+        target: fraction of all the network's parameters to remove.
+        strength: of the L1 penalty on the batch-norm scales.
+    """
+
+    target: float = 0.4
+    strength: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if checked_fraction("slimming.target", self.target) == 1:
+            raise ValueError(f"slimming.target must lie in [0, 1), got {self.target!r}: nothing would be left")
+        if not 0 <= self.strength < math.inf:
+            raise ValueError(f"slimming.strength must be finite and not negative, got {self.strength!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRecipe:
+    """What happens between compression and the second stage, and what it learns from.
+
+    Attributes:
+        form: train the compressed network as `masked` dense or as `grouped` convolutions; `auto` measures which is
+            faster, once.
+        ablation: the paper's Table 3: `finetune` keeps weights and orders, the others start with fresh weights and
+            the learned (`from-scratch`) or other orders.
+        recalibrate_bn: recompute the batch-norm statistics of the compressed network before it is evaluated.
+        teacher: folder of a finished dense run to distil from.
+        distill_weight: share of the teacher in the loss.
+        distill_temperature: softens both predictions.
+    """
+
+    form: Form = "auto"
+    ablation: Ablation = "finetune"
+    recalibrate_bn: bool = False
+    teacher: str | None = None
+    distill_weight: float = 0.5
+    distill_temperature: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check_choice("finetune.form", self.form, Form)
+        _check_choice("finetune.ablation", self.ablation, Ablation)
+        checked_fraction("finetune.distill_weight", self.distill_weight)
+        if not 0 < self.distill_temperature < math.inf:
+            raise ValueError(
+                f"finetune.distill_temperature must be above 0 and finite, got {self.distill_temperature!r}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRecipe:
+    """How it is computed. Off here means the paper's protocol.
+
+    Attributes:
+        device: `cuda` where there is one, by `auto`.
+        precision: `32`, `bf16` or `16` (mixed).
+        channels_last: memory layout of images and weights.
+        compile: torch.compile the network.
+        cuda_graph: capture the whole step where that is possible: one GPU, data in its memory.
+        solver_workers: processes that learn the channel orders; None for some on a GPU, none on a CPU.
+    """
+
+    device: Device = "auto"
+    precision: Precision = "32"
+    channels_last: bool = False
+    compile: bool = False
+    cuda_graph: bool = True
+    solver_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("engine.device", self.device, Device)
+        _check_choice("engine.precision", self.precision, Precision)
+        if self.solver_workers is not None:
+            checked_at_least("engine.solver_workers", self.solver_workers, 0)
+
+
+def _first_stage() -> StageRecipe:
+    return StageRecipe(epochs=100)
+
+
+def _second_stage() -> StageRecipe:
+    return StageRecipe(epochs=160, weight_decay=1e-4, schedule="steps", lr_warmup_epochs=10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole run.
+
+    Attributes:
+        name: what to call it.
+        kind: `strucspars`; or a baseline, `dense` (second stage only) or `slimming`.
+        seed: of everything random.
+        protocol: `original` has the two warm-ups that the authors' code has, `paper-text` has none.
+        data, model, sparsify, slimming, finetune, engine: see there.
+        stage1: training with the penalty.
+        stage2: finetuning; for a dense network, its training.
+
+    >>> Recipe(name="mine", stage1=StageRecipe(epochs=20)).sparsify_config(steps_per_epoch=10).epochs
+    20
+    """
+
+    name: str
+    kind: Kind = "strucspars"
+    seed: int = 0
+    protocol: Protocol = "original"
+    data: DataRecipe = field(default_factory=DataRecipe)
+    model: ModelRecipe = field(default_factory=ModelRecipe)
+    sparsify: SparsifyRecipe = field(default_factory=SparsifyRecipe)
+    slimming: SlimmingRecipe = field(default_factory=SlimmingRecipe)
+    stage1: StageRecipe = field(default_factory=_first_stage)
+    finetune: FinetuneRecipe = field(default_factory=FinetuneRecipe)
+    stage2: StageRecipe = field(default_factory=_second_stage)
+    engine: EngineRecipe = field(default_factory=EngineRecipe)
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ValueError(f"name must not be empty, got {self.name!r}")
+        _check_choice("kind", self.kind, Kind)
+        _check_choice("protocol", self.protocol, Protocol)
+        checked_at_least("seed", self.seed, 0)
+        self._check_protocol()
+        self._check_kind()
+        if self.kind == "strucspars":
+            _ = self.sparsify_config(steps_per_epoch=1)  # checks the rest
+
+    def sparsify_config(self, *, steps_per_epoch: int) -> SparsifyConfig:
+        """The method's options for a data set of so many steps."""
+        return self.sparsify.config(stage1=self.stage1, steps_per_epoch=steps_per_epoch, seed=self.seed)
+
+    def _check_protocol(self) -> None:
+        if self.protocol == "paper-text":
+            for key, epochs in (
+                ("sparsify.lambda_warmup_epochs", self.sparsify.lambda_warmup_epochs),
+                ("stage2.lr_warmup_epochs", self.stage2.lr_warmup_epochs),
+            ):
+                if epochs:
+                    raise ValueError(f"protocol paper-text has no warm-ups, but {key} is {epochs}; set it to 0")
+
+    def _check_kind(self) -> None:
+        if self.kind != "strucspars" and self.finetune.ablation != "finetune":
+            raise ValueError(f"finetune.ablation {self.finetune.ablation!r} needs kind strucspars, got {self.kind!r}")
+        if self.kind == "dense" and self.finetune.recalibrate_bn:
+            raise ValueError("finetune.recalibrate_bn needs a network that is compressed, but kind is dense")
+        if self.kind != "strucspars" and self.sparsify.from_run is not None:
+            raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
+
+
+def _check_choice(key: str, value: str, choices: object) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{key} must be one of {', '.join(get_args(choices))}, got {value!r}")
