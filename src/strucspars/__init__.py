@@ -1,7 +1,7 @@
 """Structured sparsification: learn which channels belong together, and turn convolutions into group convolutions."""
 
 from strucspars._version import __version__
-from strucspars.convert.ablation import reordered_plan
+from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
 from strucspars.convert.conversion import convert_, mask_
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold, without_surplus
@@ -55,6 +55,7 @@ __all__ = [
     "refine_at_level",
     "removed_fraction",
     "reordered_plan",
+    "rescale_fresh_weights_",
     "save",
     "search_threshold",
     "select_layers",

@@ -5,8 +5,8 @@ from numpy.testing import assert_array_equal
 from torch import nn
 
 import strucspars as ss
-from strucspars.convert.ablation import Shuffle, reordered_plan
-from strucspars.convert.conversion import convert_
+from strucspars.convert.ablation import Shuffle, reordered_plan, rescale_fresh_weights_
+from strucspars.convert.conversion import convert_, mask_
 
 
 def learned_plan() -> ss.GroupingPlan:
@@ -51,3 +51,85 @@ def test_levels_and_fractions_stay(shuffle: Shuffle) -> None:
 def test_an_unknown_shuffle_is_named() -> None:
     with pytest.raises(ValueError, match="shuffle must be one of shufflenet, random, no-shuffle, got 'none'"):
         reordered_plan(learned_plan(), "none")  # type: ignore[arg-type]  # the bad value is the point
+
+
+def fresh_tower() -> nn.Sequential:
+    """Ten wide layers after He: the mean square of the activations is the same all the way."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(10):
+        convolution = nn.Conv2d(128, 128, 3, padding=1, padding_mode="circular")
+        nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+        nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a parameter
+        layers += [convolution, nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def random_plan(model: nn.Module, level: int) -> ss.GroupingPlan:
+    generator = np.random.default_rng(0)
+    layers = {
+        layer.name: ss.LayerPlan(
+            group_level=level,
+            out_perm=generator.permutation(layer.weight_shape[0]),
+            in_perm=generator.permutation(layer.weight_shape[1]),
+            weight_shape=layer.weight_shape,
+        )
+        for layer in ss.select_layers(model).layers
+    }
+    return ss.GroupingPlan(layers)
+
+
+def gain(model: nn.Module) -> float:
+    """Mean square of what comes out, where what goes in has 1."""
+    features = torch.randn(4, 128, 6, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return float(model(features).square().mean())
+
+
+def test_fresh_grouped_layers_pass_signals_on_as_dense_ones_do_once_they_are_rescaled() -> None:
+    dense, small, rescaled = fresh_tower(), fresh_tower(), fresh_tower()
+    plan = random_plan(dense, level=3)
+    convert_(small, plan)
+    rescale_fresh_weights_(convert_(rescaled, plan), plan)
+    assert 0.5 < gain(dense) < 2
+    assert 0.5 < gain(rescaled) < 2
+    assert gain(small) == pytest.approx(gain(rescaled) / 4**10, rel=1e-3)
+
+
+def test_rescaling_is_the_same_before_and_after_conversion_masked_and_converted() -> None:
+    towers = [fresh_tower() for _ in range(3)]
+    plan = random_plan(towers[0], level=2)
+    before = convert_(rescale_fresh_weights_(towers[0], plan), plan)
+    after = rescale_fresh_weights_(convert_(towers[1], plan), plan)
+    masked = convert_(rescale_fresh_weights_(mask_(towers[2], plan), plan), plan)
+    for other in (after, masked):
+        torch.testing.assert_close(other.state_dict(), before.state_dict(), rtol=0, atol=0)
+
+
+def test_rescaling_gives_the_variance_of_a_group_convolutions_own_fan_in() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(128, 128, 3), nn.Conv2d(128, 128, 3))
+    plan = random_plan(model, level=4)
+    first_only = ss.GroupingPlan({"0": plan.layers["0"]})
+    bias, untouched = model.get_parameter("0.bias").clone(), model.get_parameter("1.weight").clone()
+    rescale_fresh_weights_(model, first_only)
+    own = nn.Conv2d(128, 128, 3, groups=8).weight.std()
+    torch.testing.assert_close(model.get_parameter("0.weight").std(), own, rtol=0.02, atol=0)
+    assert torch.equal(model.get_parameter("0.bias"), bias)
+    assert torch.equal(model.get_parameter("1.weight"), untouched)
+
+
+def test_rescaling_by_a_plan_that_does_not_fit_changes_nothing() -> None:
+    model = fresh_tower()
+    convert_(model, random_plan(model, level=2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    other_groups = random_plan(fresh_tower(), level=3)
+    with pytest.raises(ValueError, match="layer '0' has 2 groups, the plan 4; give the plan"):
+        rescale_fresh_weights_(model, other_groups)
+    with pytest.raises(ValueError, match="layer 'conv' of the plan is not in the network"):
+        rescale_fresh_weights_(model, ss.GroupingPlan({"conv": other_groups.layers["0"]}))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    layer = nn.Conv2d(8, 24, 1)
+    (planned,) = learned_plan().layers.values()
+    with pytest.raises(ValueError, match="names a shared weight more than once"):
+        rescale_fresh_weights_(nn.Sequential(layer, layer), ss.GroupingPlan({"0": planned, "1": planned}))

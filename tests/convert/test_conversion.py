@@ -350,3 +350,107 @@ def test_an_optimizer_with_one_memory_for_all_is_refused() -> None:
     with pytest.raises(ValueError, match="LBFGS remembers all parameters as one vector"):
         convert_(model, random_plan(model), torch.optim.LBFGS(model.parameters()))
     assert type(model.expand) is nn.Conv2d
+
+
+class Sentences(nn.Module):
+    """Linear layers and a convolution around PyTorch's encoder, whose layers read their weights themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(12, 16)
+        self.mix = nn.Conv1d(16, 16, 3, padding=1)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 6)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        features = self.mix(self.embed(words).transpose(1, 2)).transpose(1, 2)
+        scores: torch.Tensor = self.head(self.encoder(features))
+        return scores
+
+
+WORDS = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(2))
+SENTENCE_RULES = ss.LayerRules(layer_types=(nn.Linear, nn.Conv1d))
+
+
+def sentence_plan(model: nn.Module, *names: str) -> ss.GroupingPlan:
+    generator = np.random.default_rng(0)
+    layers = {}
+    for name in names:
+        shape = tuple(model.get_parameter(f"{name}.weight").shape)
+        layers[name] = ss.LayerPlan(
+            group_level=2,
+            out_perm=generator.permutation(shape[0]),
+            in_perm=generator.permutation(shape[1]),
+            weight_shape=shape,
+        )
+    return ss.GroupingPlan(layers)
+
+
+def test_around_a_transformer_encoder_everything_that_is_selected_converts_to_the_masked_function() -> None:
+    torch.manual_seed(0)
+    masked = Sentences().eval()
+    names = [layer.name for layer in select_layers(masked, SENTENCE_RULES).layers]
+    assert names == ["embed", "mix", "head"]
+    plan = sentence_plan(masked, *names)
+    converted = convert_(copy.deepcopy(masked), plan)
+    mask_(masked, plan)
+    with torch.no_grad():
+        torch.testing.assert_close(converted(WORDS), masked(WORDS), rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_that_its_parent_reads_can_be_masked_but_not_converted() -> None:
+    torch.manual_seed(0)
+    model = Sentences().eval()
+    plan = sentence_plan(model, "encoder.layers.0.linear1", "encoder.layers.1.linear2", "head")
+    complaint = "layer 'encoder.layers.0.linear1': TransformerEncoderLayer reads its weight itself.*mask_"
+    with pytest.raises(ValueError, match=complaint):
+        convert_(model, plan)
+    assert type(model.head) is nn.Linear
+    with torch.no_grad():
+        before = model(WORDS)
+        mask_(model, plan)
+        fast_path = model(WORDS)
+    assert not torch.allclose(fast_path, before, rtol=1e-2)
+    torch.testing.assert_close(model(WORDS), fast_path, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=complaint):
+        convert_(model, plan)
+
+
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_model_on_the_meta_device_is_refused_with_the_remedy(change_: Callable[..., nn.Module]) -> None:
+    with torch.device("meta"):
+        model = Net()
+    plan = random_plan(model)
+    with pytest.raises(ValueError, match=r"layer 'expand' is on the meta device, .* call model\.to_empty\(device="):
+        change_(model, plan)
+    assert type(model.expand) is nn.Conv2d
+
+
+def test_the_orders_of_a_converted_model_come_back_from_its_state_after_to_empty() -> None:
+    model = random_network().eval()
+    plan = random_plan(model)
+    convert_(model, plan)
+    state = copy.deepcopy(model.state_dict())
+    expected = model(IMAGES)
+    model.to("meta").to_empty(device="cpu").load_state_dict(state)
+    torch.testing.assert_close(model(IMAGES), expected)
+
+
+class OtherTensor(torch.Tensor):
+    """Stands for the weights of quantisation libraries, which are tensors of their own classes."""
+
+
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_weight_that_is_no_plain_tensor_is_refused(change_: Callable[..., nn.Module]) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1))
+    plan = random_plan(model)
+    model[0].weight = nn.Parameter(torch.randn(8, 4, 1, 1).as_subclass(OtherTensor))
+    with pytest.raises(ValueError, match="layer '0': its weight is a OtherTensor, not a plain tensor; take it off"):
+        change_(model, plan)
+
+
+def test_a_planned_layer_of_another_kind_is_named_with_its_type() -> None:
+    plan = random_plan(nn.Sequential(nn.Conv2d(4, 8, 1)))
+    with pytest.raises(ValueError, match="layer '0' is a BatchNorm2d, only Conv1d, Conv2d, Conv3d, Linear can be"):
+        convert_(nn.Sequential(nn.BatchNorm2d(8)), plan)

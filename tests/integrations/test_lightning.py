@@ -1,4 +1,3 @@
-import importlib
 import os
 import subprocess
 import sys
@@ -395,12 +394,3 @@ def test_plan_and_sparsifier_say_when_they_come() -> None:
         _ = callback.plan
     with pytest.raises(RuntimeError, match=r"made when trainer\.fit\(\.\.\.\) starts"):
         _ = callback.sparsifier
-
-
-def test_without_lightning_the_import_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "strucspars.integrations.lightning")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "lightning"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "lightning", None)
-    with pytest.raises(ImportError, match=r"pip install 'strucspars\[lightning\]'"):
-        importlib.import_module("strucspars.integrations.lightning")

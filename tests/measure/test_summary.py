@@ -1,4 +1,6 @@
 import copy
+import importlib
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -246,3 +248,37 @@ def test_a_plan_for_an_unknown_layer_is_refused() -> None:
     (layer,) = plan_of(model, ["2"]).layers.values()
     with pytest.raises(ValueError, match="layer 'conv' of the plan is not in the network"):
         summary(model, plan=GroupingPlan({"conv": layer}))
+
+
+def test_a_quantised_layer_has_a_row_with_what_is_known() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own: such layers will be gone some day
+        quantized = pytest.importorskip("torch.ao.nn.quantized", reason="this PyTorch has no quantised layers")
+        dynamic = importlib.import_module("torch.ao.nn.quantized.dynamic")
+        packed = quantized.Conv2d(8, 8, 3, groups=2)
+        model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), dynamic.Linear(8, 4), packed)
+    model.forward = lambda images: model[:4](images)  # type: ignore[method-assign]  # the last needs quantised input
+    report = summary(model, IMAGE)
+    assert [row.name for row in report.rows] == ["0", "3", "4"]
+    linear, convolution = report.rows[1:]
+    assert (linear.params, linear.macs, linear.weight_shape) == (BeforeAfter(0, 0), None, ())
+    assert linear.note.startswith("Linear is quantised: group the network first")
+    assert "its packed weight is counted neither as parameters nor in MACs" in linear.note
+    assert convolution.groups == BeforeAfter(2, 2)
+    assert report.params == BeforeAfter(32, 32)
+    assert report.macs == report.rows[0].macs
+    assert "Conv2d is quantised" in str(report)
+
+
+class OtherTensor(torch.Tensor):
+    """A tensor of another library that can do next to nothing."""
+
+    def any(self, *_: object) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def test_a_weight_that_is_no_plain_tensor_does_not_disturb_the_summary() -> None:
+    layer = nn.Conv2d(4, 8, 1, bias=False)
+    layer.weight = nn.Parameter(torch.randn(8, 4, 1, 1).as_subclass(OtherTensor))
+    (row,) = summary(layer).rows
+    assert (row.params, row.note) == (BeforeAfter(32, 32), "its weight is a OtherTensor, not a plain tensor")

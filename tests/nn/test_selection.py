@@ -1,3 +1,5 @@
+import importlib
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -134,3 +136,85 @@ def test_bad_rules_are_named() -> None:
         LayerRules(layer_types=(nn.ConvTranspose2d,))
     with pytest.raises(ValueError, match="min_channels_per_group must be at least 1"):
         LayerRules(min_channels_per_group=0)
+
+
+def quantised(module: str, name: str, *arguments: int) -> nn.Module:
+    """A layer of PyTorch's, which warns that it will be gone some day, and is gone on some day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            layer: nn.Module = getattr(importlib.import_module(module), name)(*arguments)
+        except (ImportError, AttributeError, RuntimeError) as error:
+            pytest.skip(f"this PyTorch has no quantised {name}: {error}")
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "arguments"),
+    [
+        ("torch.ao.nn.quantized", "Conv1d", (4, 8, 3)),
+        ("torch.ao.nn.quantized", "Conv2d", (4, 8, 3)),
+        ("torch.ao.nn.quantized", "Conv3d", (4, 8, 3)),
+        ("torch.ao.nn.quantized", "ConvTranspose2d", (4, 8, 3)),
+        ("torch.ao.nn.quantized", "Linear", (4, 8)),
+        ("torch.ao.nn.quantized.dynamic", "Linear", (4, 8)),
+        ("torch.ao.nn.quantized.dynamic", "Conv2d", (4, 8, 3)),
+        ("torch.ao.nn.intrinsic.quantized", "ConvReLU2d", (4, 8, 3)),
+        ("torch.ao.nn.intrinsic.quantized", "LinearReLU", (4, 8)),
+    ],
+)
+def test_a_quantised_layer_is_listed_with_the_reason(module: str, name: str, arguments: tuple[int, ...]) -> None:
+    model = nn.Sequential(quantised(module, name, *arguments), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+    selection = select_layers(model)
+    assert names(selection) == ["1"]
+    assert [layer.name for layer in selection.skipped] == ["0"]
+    assert reason(selection, "0") == f"{name} is quantised: group the network first, then quantise it"
+
+
+def test_quantised_layers_without_channels_are_not_listed() -> None:
+    model = nn.Sequential(quantised("torch.ao.nn.quantized", "BatchNorm2d", 8), nn.ReLU())
+    assert select_layers(model) == Selection((), ())
+
+
+def test_a_layer_made_for_quantisation_aware_training_is_a_subclass() -> None:
+    quantization = importlib.import_module("torch.ao.quantization")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        qconfig = quantization.get_default_qat_qconfig("fbgemm")
+        layer = importlib.import_module("torch.ao.nn.qat").Conv2d(4, 8, 3, qconfig=qconfig)
+    assert reason(select_layers(nn.Sequential(layer)), "0") == "Conv2d is a subclass, which may compute something else"
+
+
+class OtherTensor(torch.Tensor):
+    """Stands for the weights of quantisation libraries, which are tensors of their own classes."""
+
+
+def test_a_weight_that_is_no_plain_tensor_is_left_alone() -> None:
+    layer = nn.Linear(4, 8)
+    layer.weight = nn.Parameter(torch.randn(8, 4).as_subclass(OtherTensor))
+    selection = select_layers(nn.Sequential(layer), LayerRules(layer_types=(nn.Linear,)))
+    assert reason(selection, "0") == "its weight is a OtherTensor, not a plain tensor"
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
+    class OwnLayer(nn.TransformerEncoderLayer):
+        pass
+
+    model = nn.ModuleDict(
+        {
+            "encoder": nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+            "own": OwnLayer(8, 2, 16),
+            "decoder": nn.TransformerDecoderLayer(8, 2, 16),
+            "attention": nn.MultiheadAttention(8, 2),
+        }
+    )
+    model["attention"].out_proj = nn.Linear(8, 8)
+    selection = select_layers(model, LayerRules(layer_types=(nn.Linear,)))
+    assert names(selection) == ["decoder.linear1", "decoder.linear2"]
+    for layer in ("linear1", "linear2"):
+        told = "TransformerEncoderLayer reads its weight itself, and would go on as before"
+        assert reason(selection, f"encoder.layers.1.{layer}") == told
+        assert reason(selection, f"own.{layer}").startswith("OwnLayer reads its weight")
+    assert "is a subclass" in reason(selection, "encoder.layers.0.self_attn.out_proj")
+    assert reason(selection, "attention.out_proj").startswith("MultiheadAttention reads its weight")

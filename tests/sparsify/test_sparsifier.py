@@ -381,3 +381,21 @@ def test_compiled_and_plain_penalties_have_equal_gradients_after_an_epoch() -> N
     model.zero_grad()
     sparsifier.regularize_()
     torch.testing.assert_close(by_compiler, gradients(model))
+
+
+def test_a_coarse_network_says_how_much_more_is_removed_than_asked(caplog: pytest.LogCaptureFixture) -> None:
+    coarse_config = replace(CONFIG, target=0.3)
+
+    def two_layers() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False))
+
+    sparsifier = ss.Sparsifier(two_layers(), coarse_config)
+    for planned in (sparsifier.plan, lambda: ss.one_shot_plan(two_layers(), target=0.3)):
+        assert planned().removed_param_fraction == 0.5
+        assert "the plan removes 50.0 % of all params where 30.0 % were asked for" in caplog.text
+        assert "nothing nearer was found" in caplog.text
+        caplog.clear()
+    for target in (0.25, 0.495, 0.5):
+        ss.one_shot_plan(two_layers(), target=target)
+    assert "asked for" not in caplog.text

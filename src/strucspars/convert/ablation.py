@@ -1,12 +1,17 @@
 """The other channel orders of the paper's ablation (Table 3), with the learned number of groups."""
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
+import torch
+from torch import nn
 
+from strucspars.convert.conversion import planned_modules
 from strucspars.core.arrays import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.nn.shuffled import is_grouped
 
 Shuffle = Literal["shufflenet", "random", "no-shuffle"]
 
@@ -15,7 +20,8 @@ def reordered_plan(plan: GroupingPlan, shuffle: Shuffle, *, seed: int = 0) -> Gr
     """The same group levels with other orders, to convert freshly initialised networks with (Table 3).
 
     `"shufflenet"` reads the inputs as they come and interleaves the outputs of the groups; `"random"` draws both
-    orders; `"no-shuffle"` changes neither. The paper's FromScratch is `convert_(fresh_network, plan)` itself.
+    orders; `"no-shuffle"` changes neither. The paper's FromScratch is `convert_(fresh_network, plan)` itself. Give the
+    fresh weights their scale with `rescale_fresh_weights_`.
 
     >>> layer = LayerPlan(group_level=2, out_perm=np.arange(4)[::-1], in_perm=np.arange(2), weight_shape=(4, 2))
     >>> reordered_plan(GroupingPlan({"fc": layer}), "shufflenet").layers["fc"].out_perm
@@ -49,3 +55,38 @@ def _orders(layer: LayerPlan, shuffle: Shuffle, generator: np.random.Generator) 
         return np.arange(out_channels), in_order
     interleaved = np.arange(out_channels).reshape(layer.num_groups, -1).T.ravel()
     return inverse(interleaved), in_order
+
+
+def rescale_fresh_weights_(model: nn.Module, plan: GroupingPlan) -> nn.Module:
+    """Multiply freshly initialised weights by the root of their number of groups, in place; returns the model.
+
+    Initialisation counts the inputs of the dense layer; each output of `G` groups sums over `G` times fewer, so its
+    variance would be `G` times too small (`docs/decisions/0009-fresh-weights.md`). Call it once, before or after
+    `convert_` or `mask_`; not on trained weights. Biases stay.
+
+    Args:
+        model: freshly initialised as a dense network; dense still, masked or converted.
+        plan: what it is, or will be, converted with.
+
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False))
+    >>> plan = ss.one_shot_plan(model, target=0.75)
+    >>> before = model[0].weight.detach().clone()
+    >>> torch.equal(rescale_fresh_weights_(model, plan)[0].weight, 2 * before)
+    True
+    """
+    modules = planned_modules(model, plan)
+    if len({module.get_parameter("weight") for module in modules.values()}) < len(modules):
+        raise ValueError("the plan names a shared weight more than once; keep one of its names")
+    for name, module in modules.items():
+        layer, weight = plan.layers[name], module.get_parameter("weight")
+        kept_inputs = layer.weight_shape[1] // (layer.num_groups if is_grouped(module) else 1)
+        if weight.shape[1] != kept_inputs:
+            raise ValueError(
+                f"layer {name!r} has {layer.weight_shape[1] // weight.shape[1]} groups, the plan {layer.num_groups}; "
+                "give the plan that the model was converted with"
+            )
+    with torch.no_grad():
+        for name, module in modules.items():
+            module.get_parameter("weight").mul_(math.sqrt(plan.layers[name].num_groups))
+    return model

@@ -8,7 +8,7 @@ from strucspars.convert.optimizer_state import change_optimizer_state_, check_op
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
-from strucspars.nn.selection import owners_of_parameters
+from strucspars.nn.selection import is_plain, owners_of_parameters, readers_of_weights
 from strucspars.nn.shuffled import (
     GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
@@ -40,9 +40,9 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     torch.Size([8, 1, 3, 3])
     """
     check_optimizer(optimizer)
-    changes = _layers_to_change(model, plan)
+    changes = _layers_to_convert(model, plan)
     _unmask_(model)
-    for module, layer in changes:
+    for module, layer in changes.values():
         if optimizer is not None:
             _regroup_optimizer_state_(optimizer, module, layer)
         group_module_(module, layer)
@@ -53,7 +53,8 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     """Keep the planned layers dense but hold what the plan prunes at zero, in place; returns the model.
 
     The function is that of the converted model, and `convert_` turns the one into the other. On GPUs finetuning this
-    form is faster. The model's keys do not change.
+    form is faster. The model's keys do not change: the masks are not in its `state_dict`, so mask again after
+    `to_empty`.
 
     Args:
         model: any module.
@@ -70,7 +71,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     check_optimizer(optimizer)
     changes = _layers_to_change(model, plan)
     _unmask_(model)
-    for module, layer in changes:
+    for module, layer in changes.values():
         mask_module_(module, layer)
         if optimizer is not None:
             _mask_optimizer_state_(optimizer, module)
@@ -86,30 +87,49 @@ def _unmask_(model: nn.Module) -> None:
 
 def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
     """Raise a `ValueError` that names the layer unless `convert_` would accept this plan for this model."""
-    _layers_to_change(model, plan)
+    _layers_to_convert(model, plan)
 
 
-def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> list[tuple[nn.Module, LayerPlan]]:
+def _layers_to_convert(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
+    """The layers to change, none of which has to keep its shape."""
+    changes = _layers_to_change(model, plan)
+    readers = readers_of_weights(model)
+    for name, (module, _) in changes.items():
+        if module in readers:
+            raise ValueError(
+                f"layer {name!r}: {readers[module]} reads its weight itself, and cannot do with a smaller one; "
+                "take it off the plan, or keep it dense with mask_"
+            )
+    return changes
+
+
+def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module]:
+    """The layers that the plan names, after checking that they are there and have the shapes it knows."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers = {name: module for name, module in modules.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
+    for name in plan.layers:
+        if name in layers:
+            _check_weight(name, layers[name])
+        elif name in modules:
+            _check_type(name, modules[name])
+    plan.check_matches({name: dense_shape(layers[name]) if name in plan.layers else () for name in layers})
+    return {name: layers[name] for name in plan.layers}
+
+
+def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
     """The dense layers that the plan groups, after checking that all of it fits."""
-    modules = {
-        name: module
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, LAYERS_WITH_CHANNELS)
-    }
-    for name in set(plan.layers) & set(modules):
-        _check_weight(name, modules[name])
-    plan.check_matches({name: dense_shape(modules[name]) if name in plan.layers else () for name in modules})
     owners = owners_of_parameters(model)
-    changes: dict[nn.Module, LayerPlan] = {}
-    for name, layer in plan.layers.items():
-        module = modules[name]
-        if layer.group_level == 1 or is_grouped(module):
+    changes: dict[str, tuple[nn.Module, LayerPlan]] = {}
+    seen = set()
+    for name, module in planned_modules(model, plan).items():
+        if plan.layers[name].group_level == 1 or is_grouped(module):
             continue
         _check_groupable(name, module)
-        if module in changes or len(owners[id(module.get_parameter("weight"))]) > 1:
+        if module in seen or len(owners[id(module.get_parameter("weight"))]) > 1:
             raise ValueError(f"layer {name!r} shares its weight with another layer; take it off the plan")
-        changes[module] = layer
-    return list(changes.items())
+        seen.add(module)
+        changes[name] = module, plan.layers[name]
+    return changes
 
 
 def _check_weight(name: str, module: nn.Module) -> None:
@@ -121,16 +141,30 @@ def _check_weight(name: str, module: nn.Module) -> None:
         )
 
 
-def _check_groupable(name: str, module: nn.Module) -> None:
+def _check_type(name: str, module: nn.Module) -> None:
     if type(module) not in (*GROUPED_TYPES, *DENSE_TYPES):
         known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
         raise ValueError(
             f"layer {name!r} is a {type(module).__name__}, only {known} can be grouped; take it off the plan"
         )
+
+
+def _check_groupable(name: str, module: nn.Module) -> None:
+    _check_type(name, module)
     if "forward" in vars(module):
         raise ValueError(f"layer {name!r} has a forward of its own, which would go on as before; take it off the plan")
     if not isinstance(module, nn.Linear) and module.groups != 1:
         raise ValueError(f"layer {name!r} has {module.groups} groups already; take it off the plan")
+    weight = module.get_parameter("weight")
+    if not is_plain(weight):
+        raise ValueError(
+            f"layer {name!r}: its weight is a {type(weight).__name__}, not a plain tensor; take it off the plan"
+        )
+    if weight.is_meta:
+        raise ValueError(
+            f"layer {name!r} is on the meta device, where channel orders and masks have no values and to_empty() "
+            "would invent some; call model.to_empty(device=...) and load the weights first"
+        )
 
 
 def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module, layer: LayerPlan) -> None:

@@ -15,6 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
@@ -22,16 +26,6 @@ from strucspars.measure.counting import ExampleInputs
 from strucspars.nn.selection import FilterFn, LayerRules, SelectedLayer
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.sparsifier import Sparsifier
-
-try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.plugins.precision import MixedPrecision
-    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-    from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-except ModuleNotFoundError as error:
-    raise ImportError(
-        f"strucspars.integrations.lightning needs Lightning ({error}); install it: pip install 'strucspars[lightning]'"
-    ) from error
 
 logger = logging.getLogger(__name__)
 

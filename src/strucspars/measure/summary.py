@@ -18,7 +18,7 @@ from strucspars.measure.counting import (
 from strucspars.measure.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
 from strucspars.measure.text_table import Column, text_table
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import select_layers
+from strucspars.nn.selection import SkippedLayer, is_plain, select_layers
 from strucspars.nn.shuffled import is_grouped
 
 TEXT_WIDTH = 120
@@ -31,8 +31,9 @@ class SummaryRow:
     Attributes:
         name: its name in the network.
         layer_type: name of its class.
-        weight_shape: shape of its weight before grouping.
-        groups, params, macs: before grouping and after; `macs` is None where no example inputs were given.
+        weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away.
+        groups, params, macs: before grouping and after; `macs` is None where no example inputs were given, and for a
+            quantised layer. Packed weights are no parameters.
         kept_norm: fraction of the L1 norm inside the groups of the plan; None without a plan for the layer, and once
             the layer is converted.
         note: why it is not grouped, and whatever else to know; empty if nothing.
@@ -108,19 +109,25 @@ def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan:
     with undisturbed(model):
         forms = layer_forms(model, plan)
         trace = None if example_inputs is None else trace_forward(model, forms, example_inputs)
-        reasons = {skipped.name: skipped.reason for skipped in select_layers(model).skipped}
-        rows = tuple(_row(name, form, planned.get(name), trace, reasons.get(name)) for name, form in forms.items())
+        skipped = {layer.name: layer for layer in select_layers(model).skipped}
+        rows = tuple(
+            _row(name, forms[name], planned.get(name), trace, skipped.get(name))
+            if name in forms
+            else _quantised_row(skipped[name])
+            for name, _ in model.named_modules()
+            if name in forms or name in skipped
+        )
     macs = None if trace is None else _macs_of_all(rows)
     paper_flops = None if macs is None or trace is None else _plus_batch_norms(macs, trace)
     return Summary(rows, network_params(model, forms), macs, paper_flops)
 
 
 def _row(
-    name: str, form: LayerForm, layer: LayerPlan | None, trace: ForwardTrace | None, reason: str | None
+    name: str, form: LayerForm, layer: LayerPlan | None, trace: ForwardTrace | None, skipped: SkippedLayer | None
 ) -> SummaryRow:
     notes = []
-    if reason is not None and layer is None and not is_grouped(form.module):
-        notes.append(reason)
+    if skipped is not None and layer is None and not is_grouped(form.module):
+        notes.append(skipped.reason)
     if _is_all_zero(form.module):
         notes.append("all zero")
     macs = None
@@ -141,9 +148,26 @@ def _row(
     )
 
 
+def _quantised_row(skipped: SkippedLayer) -> SummaryRow:
+    """What is known of a layer whose weight is packed away."""
+    groups = vars(skipped.module).get("groups", 1)
+    params = sum(parameter.numel() for parameter in skipped.module.parameters())
+    return SummaryRow(
+        name=skipped.name,
+        layer_type=type(skipped.module).__name__,
+        weight_shape=(),
+        groups=BeforeAfter(groups, groups),
+        params=BeforeAfter(params, params),
+        macs=None,
+        kept_norm=None,
+        note=f"{skipped.reason}; its packed weight is counted neither as parameters nor in MACs",
+    )
+
+
 def _is_all_zero(module: nn.Module) -> bool:
     weight = weight_of(module)
-    return not weight.is_meta and not weight.any().item()
+    # Of other tensors it is not known which operations they have.
+    return is_plain(weight) and not weight.is_meta and not weight.any().item()
 
 
 def _kept_norm(name: str, module: nn.Module, layer: LayerPlan) -> float | None:

@@ -114,13 +114,15 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     """
     rules = rules or LayerRules()
     named: list[tuple[str, nn.Module]] = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, LAYERS_WITH_CHANNELS)
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, LAYERS_WITH_CHANNELS) or is_quantised(module)
     ]
     _check_patterns(rules, [name for name, _ in named])
-    owners = owners_of_parameters(model)
+    others = _Others(owners_of_parameters(model), readers_of_weights(model))
     layers, skipped = [], []
     for name, module in named:
-        reason = _reason_to_skip(name, module, rules, filter_fn, owners)
+        reason = _reason_to_skip(name, module, rules, filter_fn, others)
         if reason is None:
             layers.append(_with_levels(name, module, rules))
         else:
@@ -128,11 +130,21 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     return Selection(tuple(layers), tuple(skipped))
 
 
+@dataclass(frozen=True)
+class _Others:
+    """What the rest of the network does with the layers' weights."""
+
+    owners: Mapping[int, list[str]]
+    readers: Mapping[nn.Module, str]
+
+
 def _reason_to_skip(
-    name: str, module: nn.Module, rules: LayerRules, filter_fn: FilterFn | None, owners: Mapping[int, list[str]]
+    name: str, module: nn.Module, rules: LayerRules, filter_fn: FilterFn | None, others: _Others
 ) -> str | None:
     """Why a layer stays as it is, or None. Cheap and general reasons come first."""
     kind = type(module).__name__
+    if is_quantised(module):
+        return f"{kind} is quantised: group the network first, then quantise it"
     if is_grouped(module):
         return "grouped already by strucspars"
     if type(module) not in (*rules.layer_types, *(MASKED_TYPES[dense] for dense in rules.layer_types)):
@@ -149,17 +161,21 @@ def _reason_to_skip(
         return "excluded"
     if filter_fn is not None and not filter_fn(module, name):
         return "filtered out"
-    return _reason_in_the_weight(name, module, rules, owners)
+    if "forward" in vars(module):
+        return "its forward is replaced on this very object, and would go on as before"
+    if module in others.readers:
+        return f"{others.readers[module]} reads its weight itself, and would go on as before"
+    return _reason_in_the_weight(name, module, rules, others.owners)
 
 
 def _reason_in_the_weight(
     name: str, module: nn.Module, rules: LayerRules, owners: Mapping[int, list[str]]
 ) -> str | None:
     layer = cast(nn.Conv2d, module)
-    if "forward" in vars(module):
-        return "its forward is replaced on this very object, and would go on as before"
     if "weight" not in module._parameters:
         return "its weight is recomputed before every call (weight or spectral norm): remove that first"
+    if not is_plain(layer.weight):
+        return f"its weight is a {type(layer.weight).__name__}, not a plain tensor"
     out_channels, in_channels = channels(module)
     if not isinstance(module, nn.Linear) and layer.groups > 1:
         depthwise = layer.groups == in_channels
@@ -181,6 +197,43 @@ def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
         for parameter in module._parameters.values():
             owners[id(parameter)].append(name)
     return owners
+
+
+# By type of parent, the children whose weights it reads past their own forward: here in fast paths for inference.
+_READ_BY_PARENT: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.TransformerEncoderLayer: ("linear1", "linear2"),
+    nn.MultiheadAttention: ("out_proj",),
+}
+
+
+def readers_of_weights(model: nn.Module) -> Mapping[nn.Module, str]:
+    """The layers whose weights another module reads directly, with that module's type: they cannot change shape."""
+    readers = {}
+    for parent in model.modules():
+        for parent_type, children in _READ_BY_PARENT.items():
+            for name, child in parent.named_children() if isinstance(parent, parent_type) else ():
+                if name in children:
+                    readers[child] = type(parent).__name__
+    return readers
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether this is one of PyTorch's quantised convolutions or linear layers, which are no kin of the plain ones.
+
+    Known by where their classes are defined: importing them to compare with warns, and fails where they are gone.
+    """
+    return not isinstance(module, LAYERS_WITH_CHANNELS) and any(
+        base.__module__.startswith("torch.")
+        and "quantized" in base.__module__.split(".")
+        and base.__name__.startswith(("Conv", "Linear"))
+        and not base.__name__.endswith("PackedParams")
+        for base in type(module).__mro__
+    )
+
+
+def is_plain(weight: torch.Tensor) -> bool:
+    """Whether a weight is an ordinary tensor. Subclasses hold quantised or distributed values, or something else."""
+    return type(weight) in (nn.Parameter, torch.Tensor)
 
 
 def _with_levels(name: str, module: nn.Module, rules: LayerRules) -> SelectedLayer:

@@ -1,6 +1,7 @@
 """What is known about a layer during sparse training, and how an epoch changes it (Algorithm 1)."""
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,9 +9,10 @@ from threadpoolctl import threadpool_limits
 
 from strucspars.core.arrays import FloatArray, IntArray
 from strucspars.core.budget import LayerBudget
+from strucspars.core.connectivity import Connectivity
 from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.hierarchy import group_penalty, num_groups, spread_over_channels
-from strucspars.core.learning import learn_permutations
+from strucspars.core.learning import Method, learn_permutations
 from strucspars.core.permutation import inverse
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import SelectedLayer
@@ -29,31 +31,79 @@ class LayerState:
 
 
 def learned_states(
-    layers: Sequence[SelectedLayer], config: SparsifyConfig, previous: Sequence[LayerState] | None
+    layers: Sequence[SelectedLayer],
+    config: SparsifyConfig,
+    previous: Sequence[LayerState] | None,
+    executor: Executor | None = None,
 ) -> list[LayerState]:
-    """Learn or refresh the channel orders of all layers from their present weights, then read off the levels."""
+    """Learn or refresh the channel orders of all layers from their present weights, then read off the levels.
+
+    With an executor the layers are solved by its workers, side by side; the outcome is the same.
+    """
     starts = previous if previous is not None else [None] * len(layers)
-    # Many small matrix products: further threads gain little, and where other processes hold their cores they wait.
-    with threadpool_limits(limits=1, user_api="blas"):
-        return [_learned_state(layer, config, start) for layer, start in zip(layers, starts, strict=True)]
+    problems = (_problem(layer, config, start) for layer, start in zip(layers, starts, strict=True))
+    if executor is None:
+        # Many small matrix products: further threads gain little, and where other processes hold their cores they wait.
+        with threadpool_limits(limits=1, user_api="blas"):
+            solutions = [_solved(problem) for problem in problems]
+    else:
+        solutions = _solved_by_workers(list(problems), executor)
+    return [
+        LayerState(learned.out_perm, learned.in_perm, learned.cost, kept_norm, _level(layer, kept_norm, config))
+        for layer, (learned, kept_norm) in zip(layers, solutions, strict=True)
+    ]
 
 
-def _learned_state(layer: SelectedLayer, config: SparsifyConfig, start: LayerState | None) -> LayerState:
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What a worker needs to know about a layer."""
+
+    name: str
+    importance: FloatArray
+    method: Method
+    decay: float
+    largest_level: int
+    start: tuple[IntArray, IntArray] | None
+    seed: int
+
+
+_Solution = tuple[Connectivity, tuple[float, ...]]
+
+
+def _problem(layer: SelectedLayer, config: SparsifyConfig, start: LayerState | None) -> _Problem:
     try:
         importance = importance_matrix(layer.weight, config.norm)
-        learned = learn_permutations(
-            importance,
-            config.method,
-            decay=config.decay,
-            max_group_level=layer.largest_level,
-            start=None if start is None else (start.out_perm, start.in_perm),
-            seed=config.seed,
-        )
     except ValueError as error:
         raise ValueError(f"layer {layer.name!r}: {error}") from error
-    kept_norm = tuple(kept_norm_by_level(importance[learned.out_perm][:, learned.in_perm]).tolist())
-    level = layer_budget(layer, kept_norm).level_at(config.min_kept_norm)
-    return LayerState(learned.out_perm, learned.in_perm, learned.cost, kept_norm, level)
+    orders = None if start is None else (start.out_perm, start.in_perm)
+    return _Problem(layer.name, importance, config.method, config.decay, layer.largest_level, orders, config.seed)
+
+
+def _solved(problem: _Problem) -> _Solution:
+    try:
+        learned = learn_permutations(
+            problem.importance,
+            problem.method,
+            decay=problem.decay,
+            max_group_level=problem.largest_level,
+            start=problem.start,
+            seed=problem.seed,
+        )
+    except ValueError as error:
+        raise ValueError(f"layer {problem.name!r}: {error}") from error
+    permuted = problem.importance[learned.out_perm][:, learned.in_perm]
+    return learned, tuple(kept_norm_by_level(permuted).tolist())
+
+
+def _solved_by_workers(problems: Sequence[_Problem], executor: Executor) -> list[_Solution]:
+    # The largest first: a long one that starts last keeps all others waiting.
+    order = sorted(range(len(problems)), key=lambda index: -problems[index].importance.size)
+    futures = {index: executor.submit(_solved, problems[index]) for index in order}
+    return [futures[index].result() for index in range(len(problems))]
+
+
+def _level(layer: SelectedLayer, kept_norm: tuple[float, ...], config: SparsifyConfig) -> int:
+    return layer_budget(layer, kept_norm).level_at(config.min_kept_norm)
 
 
 def layer_budget(layer: SelectedLayer, kept_norm: tuple[float, ...], macs: int = 0) -> LayerBudget:

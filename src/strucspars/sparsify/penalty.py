@@ -4,7 +4,9 @@ Both work on lists of tensors at once, without waiting for the device, so that t
 captured graph: new values of lambda and R_g are copied into the same tensors.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,24 @@ from strucspars.core.importance import Norm
 
 
 class StructuredPenalty:
-    """The penalty on a fixed list of weights, with strengths that change from epoch to epoch."""
+    """The penalty on a fixed list of weights, with strengths that change from epoch to epoch.
+
+    Beside the weights it holds two tensors of their size: the strengths, and room to work in.
+    """
 
     def __init__(self, weights: Sequence[torch.nn.Parameter], norm: Norm) -> None:
         self._weights: list[torch.Tensor] = list(weights)
         self._norm = norm
-        # In the shape and memory format of the weights: the fused kernels want it so.
-        self._strengths = [torch.zeros_like(weight, requires_grad=False) for weight in self._weights]
+        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
+        for index, weight in enumerate(self._weights):
+            kinds[weight.device, weight.dtype].append(index)
+        self._buckets = [_Bucket([self._weights[index] for index in indices]) for indices in kinds.values()]
+        by_index = {
+            index: strength
+            for indices, bucket in zip(kinds.values(), self._buckets, strict=True)
+            for index, strength in zip(indices, bucket.strengths, strict=True)
+        }
+        self._strengths = [by_index[index] for index in range(len(self._weights))]
 
     def set_strength_(self, index: int, strength: FloatArray) -> None:
         """New lambda * R_g of one layer, `(C_out, C_in)` in the original channel order."""
@@ -32,14 +45,18 @@ class StructuredPenalty:
     def value(self) -> torch.Tensor:
         """The penalty as a differentiable scalar."""
         self._check_device()
+        if self._norm == "l1" and not torch.compiler.is_compiling():
+            sums: list[torch.Tensor] = [_WeightedL1.apply(bucket, *bucket.weights) for bucket in self._buckets]
+        else:
+            # The compiler fuses plain formulas by itself.
+            sums = [self._term(*pair) for pair in zip(self._weights, self._strengths, strict=True)]
+        return sums[0] if len(sums) == 1 else torch.stack([term.to(sums[0]) for term in sums]).sum()
+
+    def _term(self, weight: torch.Tensor, strength: torch.Tensor) -> torch.Tensor:
         if self._norm == "l1":
-            value: torch.Tensor = _WeightedL1.apply(*self._weights, *self._strengths)
-            return value
-        terms = [
-            (torch.linalg.vector_norm(_kernels(weight), dim=2) * _kernels(strength)[..., 0]).sum()
-            for weight, strength in zip(self._weights, self._strengths, strict=True)
-        ]
-        return torch.stack(terms).sum()
+            return (weight.abs() * strength).sum()
+        norms: torch.Tensor = torch.linalg.vector_norm(_kernels(weight), dim=2)
+        return (norms * _kernels(strength)[..., 0]).sum()
 
     @torch.no_grad()
     def add_gradient_(self) -> None:
@@ -67,27 +84,58 @@ class StructuredPenalty:
             raise ValueError(f"the model moved from {there} to {here} after its Sparsifier was made; move it before")
 
 
+class _Bucket:
+    """Weights of one device and precision, their strengths, and room for a copy: each side by side in one tensor.
+
+    So the value takes one fused copy and two plain kernels however many weights there are. Most of what the loss term
+    adds to a step is work of the host: small tensors made, listed and handed to autograd.
+    """
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        self.weights = weights
+        self.all_strengths, self.strengths = _side_by_side(weights)
+        self.all_copies, self.copies = _side_by_side(weights)
+
+
 class _WeightedL1(torch.autograd.Function):
-    """`sum(strength * |weight|)` over a list of weights, followed by their strengths; zero subgradient at zero."""
+    """`sum(strength * |weight|)` over the weights of a bucket; zero subgradient at zero.
+
+    The strengths do not pass through autograd, which would look at each of them. They are saved as one tensor: like a
+    weight that changes between the forward and the backward pass, strengths that do raise an error.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *weights_and_strengths: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*weights_and_strengths)
-        weights, strengths = _halves(weights_and_strengths)
-        return torch.stack(torch._foreach_norm(torch._foreach_mul(weights, strengths), 1)).sum()
+    def forward(ctx: Any, bucket: _Bucket, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.strengths = bucket.strengths
+        ctx.save_for_backward(bucket.all_strengths, *weights)
+        ctx.set_materialize_grads(False)
+        torch._foreach_copy_(bucket.copies, weights)
+        value: torch.Tensor = torch.linalg.vector_norm(bucket.all_copies.mul_(bucket.all_strengths), 1)
+        return value
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        weights, strengths = _halves(ctx.saved_tensors)
-        directions = torch._foreach_sign(weights)
-        torch._foreach_mul_(directions, strengths)
-        torch._foreach_mul_(directions, gradients[0])
-        return *directions, *[None] * len(strengths)
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        (gradient,), (_, *weights), (_, *needed) = gradients, ctx.saved_tensors, ctx.needs_input_grad
+        if gradient is None:
+            return (None,) * (1 + len(weights))
+        # Frozen weights are left out. Those that come through got one: without any, autograd does not call this.
+        directions = torch._foreach_sign(list(compress(weights, needed)))
+        torch._foreach_mul_(directions, list(compress(ctx.strengths, needed)))
+        torch._foreach_mul_(directions, gradient)
+        remaining = iter(directions)
+        return None, *(next(remaining) if need else None for need in needed)
 
 
-def _halves(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    middle = len(tensors) // 2
-    return list(tensors[:middle]), list(tensors[middle:])
+def _side_by_side(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Zeros for all weights in one flat tensor, and views of it in their shapes and memory formats."""
+    flat = torch.zeros(sum(weight.numel() for weight in weights), dtype=weights[0].dtype, device=weights[0].device)
+    views, begin = [], 0
+    for weight in weights:
+        # The fused kernels want the memory format of the weights; like an empty one, since a weight may have gaps.
+        stride = torch.empty_like(weight, device="meta").stride()
+        views.append(flat.as_strided(weight.shape, stride, begin))
+        begin += weight.numel()
+    return flat, views
 
 
 def _kernels(weight: torch.Tensor) -> torch.Tensor:

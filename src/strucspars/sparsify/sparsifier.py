@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -49,6 +50,7 @@ class Sparsifier:
         *,
         rules: LayerRules | None = None,
         example_inputs: ExampleInputs | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """Learn the channel orders of every selected layer from its initial weight (Algorithm 1, line 1).
 
@@ -58,10 +60,12 @@ class Sparsifier:
             filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
             rules: names, types and limits of the layers.
             example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
+            executor: worker processes that learn the channel orders; None learns them here.
         """
         rules = rules or LayerRules()
         narrowest = max(rules.min_channels_per_group, config.min_channels_per_group)
         self.config = config
+        self._executor = executor
         self.selection: Selection = select_layers(
             model, replace(rules, min_channels_per_group=narrowest), filter_fn=filter_fn
         )
@@ -71,7 +75,7 @@ class Sparsifier:
         self._size = network_size(model, example_inputs, config.budget)
         self._penalty = StructuredPenalty([layer.weight for layer in self.selection.layers], config.norm)
         self._controller = LambdaState()
-        self._states = agreed(lambda: learned_states(self.selection.layers, config, None))
+        self._states = agreed(lambda: self._learned_states(None))
         # A target out of reach fails here, not when the training is over.
         search_threshold(network_budget(self.selection.layers, self._states, self._size), config.target, config.budget)
         self._set_strengths_()
@@ -97,9 +101,7 @@ class Sparsifier:
         begin = time.perf_counter()
         before = self._states
         # Lambda's state comes along: a rank that resumed from elsewhere is brought back into step.
-        self._states, self._controller = agreed(
-            lambda: (learned_states(self.selection.layers, self.config, before), self._controller)
-        )
+        self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
         removed = self._removed_fraction()
         self._controller = next_lambda(self.config.schedule, self._controller, removed)
         self._set_strengths_()
@@ -118,8 +120,7 @@ class Sparsifier:
         """
 
         def decide() -> GroupingPlan:
-            states = learned_states(self.selection.layers, self.config, self._states)
-            return plan_for_target(self.selection.layers, states, self._size, self.config)
+            return plan_for_target(self.selection.layers, self._learned_states(self._states), self._size, self.config)
 
         return agreed(decide)
 
@@ -173,6 +174,9 @@ class Sparsifier:
             in_perm=checked_permutation(saved["in_perm"], in_channels, name=f"layer {layer.name!r}: in_perm"),
             group_level=checked_group_level(saved["group_level"], out_channels, in_channels),
         )
+
+    def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
+        return learned_states(self.selection.layers, self.config, previous, self._executor)
 
     def _removed_fraction(self) -> float:
         budgets = network_budget(self.selection.layers, self._states, self._size)

@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from strucspars.sparsify.penalty import StructuredPenalty
+
+SHAPES = ((4, 6, 3, 3), (8, 4, 1, 1), (6, 2))
+
+
+def weights_and_penalty(
+    *dtypes: torch.dtype, memory_format: torch.memory_format = torch.contiguous_format
+) -> tuple[list[nn.Parameter], StructuredPenalty, list[torch.Tensor]]:
+    """Random weights of several shapes, with some zeros, their penalty, and its strengths in full shape."""
+    generator = torch.Generator().manual_seed(0)
+    weights, strengths = [], []
+    for index, shape in enumerate(SHAPES):
+        values = torch.randn(shape, generator=generator).to(dtypes[index % len(dtypes)] if dtypes else torch.float32)
+        values[0] = 0
+        weights.append(nn.Parameter(values.to(memory_format=memory_format) if values.dim() == 4 else values))
+        strengths.append(torch.rand(shape[:2], generator=generator))
+    penalty = StructuredPenalty(weights, "l1")
+    for index, strength in enumerate(strengths):
+        penalty.set_strength_(index, strength.numpy().astype(np.float64))
+    full = [
+        strength.view(*strength.shape, *[1] * (weight.dim() - 2)).expand_as(weight).to(weight)
+        for weight, strength in zip(weights, strengths, strict=True)
+    ]
+    return weights, penalty, full
+
+
+def expected_value(weights: list[nn.Parameter], strengths: list[torch.Tensor]) -> float:
+    return sum(
+        (weight.detach().double().abs() * strength.double()).sum().item()
+        for weight, strength in zip(weights, strengths, strict=True)
+    )
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_value_and_gradient_are_those_of_the_weighted_norm(memory_format: torch.memory_format) -> None:
+    weights, penalty, strengths = weights_and_penalty(memory_format=memory_format)
+    value = penalty.value()
+    assert value.item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
+    gradients = torch.autograd.grad(3 * value, weights)
+    for gradient, weight, strength in zip(gradients, weights, strengths, strict=True):
+        torch.testing.assert_close(gradient, 3 * weight.detach().sign() * strength)
+        assert gradient.dim() != 4 or gradient.is_contiguous(memory_format=memory_format)
+
+
+def test_weights_of_several_precisions_are_added_up() -> None:
+    weights, penalty, strengths = weights_and_penalty(torch.float32, torch.float64)
+    value = penalty.value()
+    assert value.item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
+    for gradient, weight, strength in zip(torch.autograd.grad(value, weights), weights, strengths, strict=True):
+        torch.testing.assert_close(gradient, weight.detach().sign() * strength)
+
+
+def test_a_weight_with_gaps_in_memory_is_penalised_like_any_other() -> None:
+    weight = nn.Parameter(torch.randn(4, 8)[:, ::2])
+    assert not weight.is_contiguous()
+    other = nn.Parameter(torch.randn(2, 2))
+    penalty = StructuredPenalty([weight, other], "l1")
+    for index, parameter in enumerate((weight, other)):
+        penalty.set_strength_(index, np.ones(parameter.shape))
+    torch.testing.assert_close(penalty.value(), weight.abs().sum() + other.abs().sum())
+
+
+def test_two_values_of_one_graph_and_a_graph_used_twice_give_twice_the_gradient() -> None:
+    weights, penalty, _ = weights_and_penalty()
+    once = torch.autograd.grad(penalty.value(), weights)
+    twice = torch.autograd.grad(penalty.value() + penalty.value(), weights)
+    torch.testing.assert_close(twice, tuple(2 * gradient for gradient in once))
+    value = penalty.value()
+    for _ in range(2):
+        torch.autograd.backward(value, retain_graph=True)
+    torch.testing.assert_close(tuple(weight.grad for weight in weights), twice)
+
+
+def test_an_earlier_value_keeps_its_number_and_gradient_when_another_is_taken() -> None:
+    weights, penalty, strengths = weights_and_penalty()
+    first = penalty.value()
+    before = first.item()
+    torch.autograd.backward(penalty.value())
+    assert first.item() == before
+    torch.testing.assert_close(torch.autograd.grad(first, weights)[1], weights[1].detach().sign() * strengths[1])
+
+
+def test_what_changes_between_forward_and_backward_raises() -> None:
+    weights, penalty, strengths = weights_and_penalty()
+    value = penalty.value()
+    with torch.no_grad():
+        weights[1].neg_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(value)
+    value = penalty.value()
+    penalty.set_strength_(1, 2 * strengths[1][..., 0, 0].double().numpy())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(value)
+
+
+def test_a_frozen_weight_counts_in_the_value_and_gets_no_gradient() -> None:
+    weights, penalty, strengths = weights_and_penalty()
+    weights[0].requires_grad_(False)
+    value = penalty.value()
+    assert value.item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
+    torch.autograd.backward(value)
+    assert weights[0].grad is None
+    for weight, strength in zip(weights[1:], strengths[1:], strict=True):
+        torch.testing.assert_close(weight.grad, weight.detach().sign() * strength)
+    for weight in weights:
+        weight.requires_grad_(False)
+    assert not penalty.value().requires_grad
+
+
+def test_the_gradient_can_be_differentiated_by_its_factor() -> None:
+    weights, penalty, strengths = weights_and_penalty()
+    factor = torch.tensor(2.0, requires_grad=True)
+    gradients = torch.autograd.grad(factor * penalty.value(), weights, create_graph=True)
+    (by_factor,) = torch.autograd.grad(torch.stack([gradient.sum() for gradient in gradients]).sum(), factor)
+    signed = [(weight.detach().sign() * strength).sum() for weight, strength in zip(weights, strengths, strict=True)]
+    torch.testing.assert_close(by_factor, torch.stack(signed).sum())
+
+
+def test_a_scaled_loss_gives_the_unscaled_gradient_after_unscaling() -> None:
+    weights, penalty, strengths = weights_and_penalty()
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    torch.autograd.backward(scaler.scale(penalty.value()))
+    scaler.unscale_(optimizer)
+    for weight, strength in zip(weights, strengths, strict=True):
+        torch.testing.assert_close(weight.grad, weight.detach().sign() * strength)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch 2.11's own compiler
+def test_the_compiled_value_has_the_same_gradient() -> None:
+    weights, penalty, _ = weights_and_penalty()
+    compiled = torch.compile(penalty.value, backend="aot_eager", fullgraph=True)
+    value, plain = compiled(), penalty.value()
+    torch.testing.assert_close(value, plain)
+    torch.testing.assert_close(torch.autograd.grad(value, weights), torch.autograd.grad(plain, weights))
