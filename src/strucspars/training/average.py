@@ -1,0 +1,29 @@
+"""An exponential moving average of a network's weights (EMA)."""
+
+import copy
+
+import torch
+from torch import nn
+
+
+class AveragedModel:
+    """A copy of a model that follows it slowly; updated on the device, all tensors at once.
+
+    Floating-point buffers, such as batch-norm statistics, are averaged too; counters are copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self._decay = decay
+        sources, averages = list(model.state_dict().values()), list(self.model.state_dict().values())
+        pairs = list(zip(averages, sources, strict=True))
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._averages, self._sources = [pair[0] for pair in floating], [pair[1] for pair in floating]
+        self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
+
+    @torch.no_grad()
+    def update_(self) -> None:
+        """Move a step towards the model."""
+        torch._foreach_lerp_(self._averages, self._sources, 1 - self._decay)
+        for average, source in self._counters:
+            average.copy_(source)

@@ -1,0 +1,100 @@
+"""Between the stages: from a plan to the network that is finetuned, and from the finetuned one to the small one."""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
+from strucspars.convert.conversion import convert_
+from strucspars.core.plan import GroupingPlan
+from strucspars.data.batches import Batches
+from strucspars.training.engine import Engine
+from strucspars.training.loss import StageLoss
+from strucspars.training.recipe import Ablation, Form, StageRecipe
+from strucspars.training.rules import HeldZerosRule, PlainRule, TrainingRule
+from strucspars.training.steps import EpochRunner, TrainingStep, epoch_runner
+
+TIMED_STEPS = 10
+
+
+@dataclass(frozen=True, eq=False)
+class TrainableForm:
+    """A compressed network as it is trained: its modules, and the rule that keeps it compressed."""
+
+    model: nn.Module
+    rule: TrainingRule
+
+
+def grouped_form(model: nn.Module, plan: GroupingPlan) -> TrainableForm:
+    """Real group convolutions."""
+    return TrainableForm(convert_(model, plan), PlainRule())
+
+
+def masked_form(model: nn.Module, plan: GroupingPlan) -> TrainableForm:
+    """Dense convolutions with the pruned weights at zero: the same function, often faster on a GPU."""
+    return TrainableForm(model, HeldZerosRule(model, plan))
+
+
+FORMS: dict[Form, Callable[[nn.Module, GroupingPlan], TrainableForm]] = {
+    "masked": masked_form,
+    "grouped": grouped_form,
+}
+
+
+def ablation_plan(plan: GroupingPlan, ablation: Ablation, *, seed: int) -> GroupingPlan:
+    """The learned plan, or its levels with the orders of Table 3."""
+    if ablation == "finetune" or ablation == "from-scratch":
+        return plan
+    return reordered_plan(plan, ablation, seed=seed)
+
+
+def with_fresh_weights(build: Callable[[], nn.Module], plan: GroupingPlan) -> nn.Module:
+    """A network with new weights, at the scale that the plan's groups need."""
+    model = build()
+    rescale_fresh_weights_(model, plan)
+    return model
+
+
+def form_milliseconds(
+    engine: Engine, model: nn.Module, plan: GroupingPlan, options: StageRecipe, batches: Batches
+) -> dict[Form, float]:
+    """How long a training step takes in either form, on copies of the model."""
+    times: dict[Form, float] = {}
+    for form, build in FORMS.items():
+        trainable = build(copy.deepcopy(model), plan)
+        step = TrainingStep(engine, trainable.model.train(), replace(options, ema=None), StageLoss(), trainable.rule)
+        runner = epoch_runner(engine, step, batches)
+        _milliseconds(runner, engine, steps=2, rates=[0.0] * batches.steps)
+        times[form] = _milliseconds(runner, engine, steps=TIMED_STEPS, rates=[0.0] * batches.steps)
+    return times
+
+
+def _milliseconds(runner: EpochRunner, engine: Engine, *, steps: int, rates: list[float]) -> float:
+    """Time per step over some steps; what comes before the first of them is not counted."""
+    begins: list[float] = []
+
+    def should_stop() -> bool:
+        begins.append(time.perf_counter())
+        return len(begins) > steps
+
+    done = runner.run(1, rates, start_step=0, should_stop=should_stop, on_step=lambda step: None)
+    if engine.device.type == "cuda":
+        torch.cuda.current_stream().synchronize()
+    return 1000 * (time.perf_counter() - begins[0]) / max(1, done - 1)
+
+
+@torch.no_grad()
+def recalibrate_(model: nn.Module, batches: Batches, engine: Engine) -> None:
+    """Recompute all batch-norm statistics over one epoch of training images: the compressed network has others."""
+
+    def images() -> Iterator[torch.Tensor]:
+        with engine.with_precision():
+            for batch in batches.epoch(1):
+                yield batch.images
+
+    torch.optim.swa_utils.update_bn(images(), model)
+    engine.average_buffers_(model)

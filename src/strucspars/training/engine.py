@@ -1,0 +1,153 @@
+"""Devices, precision and processes of a run, by Lightning Fabric."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from strucspars.training.recipe import EngineRecipe, Precision
+
+FABRIC_PRECISION: dict[Precision, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
+    "32": "32-true",
+    "bf16": "bf16-mixed",
+    "16": "16-mixed",
+}
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Fabric announces its precision, recommends another one, and asks for srun on machines that merely have it."""
+    logger = logging.getLogger("lightning.fabric")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*srun.*")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+class Engine:
+    """Where and how a run computes: one process, or one of many that torchrun has started."""
+
+    def __init__(self, recipe: EngineRecipe) -> None:
+        self.recipe = recipe
+        has_gpu = torch.cuda.is_available()
+        if recipe.device == "cuda" and not has_gpu:
+            raise ValueError("engine.device is cuda, but PyTorch sees no GPU here; use engine.device=auto or cpu")
+        on_gpu = has_gpu and recipe.device != "cpu"
+        if recipe.precision == "16" and not on_gpu:
+            raise ValueError("engine.precision 16 needs a GPU; use bf16 or 32 on a CPU")
+        local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        processes = int(os.environ.get("WORLD_SIZE", 1))
+        with _without_remarks():
+            self._fabric = Fabric(
+                accelerator="cuda" if on_gpu else "cpu",
+                devices=local_processes,
+                num_nodes=processes // local_processes,
+                strategy="ddp" if processes > 1 else "auto",
+                precision=FABRIC_PRECISION[recipe.precision],
+            )
+            self._fabric.launch()
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self._fabric.device
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return self._fabric.global_rank
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return self._fabric.world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes files."""
+        return self._fabric.is_global_zero
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Layout of images and weights."""
+        return torch.channels_last if self.recipe.channels_last else torch.contiguous_format
+
+    @property
+    def captures_graphs(self) -> bool:
+        """Whether whole steps may run as CUDA graphs: one process on a GPU, without a gradient scaler."""
+        return (
+            self.recipe.cuda_graph
+            and self.device.type == "cuda"
+            and self.world_size == 1
+            and self.recipe.precision != "16"
+        )
+
+    def placed(self, model: Model) -> Model:
+        """The model on this device, in the layout of the recipe."""
+        # `to` changes modules in place and returns them.
+        model.to(self.device)
+        model.to(memory_format=self.memory_format)
+        return model
+
+    def trainable(self, model: nn.Module) -> nn.Module:
+        """The model as the training step calls it: compiled, in mixed precision, in step with other processes."""
+        if self.recipe.compile:
+            model = cast(nn.Module, torch.compile(model))
+        return self._fabric.setup_module(model, move_to_device=False)
+
+    def with_precision(self) -> AbstractContextManager[Any]:
+        """Mixed precision for forward passes that are not trained."""
+        return self._fabric.autocast()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of the loss, scaled where the precision needs it."""
+        self._fabric.backward(loss)
+
+    def prepared(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The optimizer as the precision needs it."""
+        return self._fabric.setup_optimizers(optimizer)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring gradients to their true scale before something is added to them."""
+        self._fabric.strategy.precision.unscale_gradients(optimizer)
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes."""
+        return cast(torch.Tensor, self._fabric.all_reduce(values, reduce_op="sum"))
+
+    def any_true(self, value: bool) -> bool:
+        """Whether it is true on any process."""
+        return bool(self.summed(torch.tensor(float(value), device=self.device)) > 0)
+
+    def shared(self, value: Any) -> Any:
+        """What the first process holds, on all of them."""
+        return self._fabric.broadcast(value)
+
+    def share_buffers_(self, model: nn.Module) -> None:
+        """Give all processes the first one's buffers: batch-norm statistics are local until then."""
+        if self.world_size > 1:
+            for buffer in model.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+
+    def average_buffers_(self, model: nn.Module) -> None:
+        """The mean of all processes' floating-point buffers, on each of them."""
+        if self.world_size > 1:
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    torch.distributed.all_reduce(buffer, op=torch.distributed.ReduceOp.AVG)
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        self._fabric.barrier()

@@ -1,0 +1,258 @@
+"""The two ways to make a network smaller: structured sparsification, and the baseline it is compared with."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from strucspars.baselines.channel_selection import ChannelSelection
+from strucspars.baselines.narrowing import slim_
+from strucspars.baselines.slimmed_file import load_slimmed, save_slimmed
+from strucspars.baselines.slimming import select_channels
+from strucspars.convert.conversion import convert_
+from strucspars.core.plan import GroupingPlan
+from strucspars.export.storage import load, save
+from strucspars.nn.importance import importance_matrix
+from strucspars.nn.selection import LayerRules
+from strucspars.runs.arrays import save_arrays
+from strucspars.runs.folder import RunFolder
+from strucspars.sparsify.sparsifier import Sparsifier
+from strucspars.training.compression import FORMS, TrainableForm, ablation_plan, masked_form, with_fresh_weights
+from strucspars.training.recipe import Form, Kind, Recipe
+from strucspars.training.rules import PlainRule, SlimmingRule, SparsifyRule, TrainingRule
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Workshop:
+    """What a method works with.
+
+    Attributes:
+        build: makes the recipe's network with fresh weights, on the device.
+        build_other: the same with other fresh weights.
+        example: one image of zeros, to count operations with.
+        steps_per_epoch: optimizer steps.
+        executor: workers that learn channel orders, if any.
+        is_first: whether this process writes files.
+    """
+
+    recipe: Recipe
+    folder: RunFolder
+    build: Callable[[], nn.Module]
+    build_other: Callable[[], nn.Module]
+    example: torch.Tensor
+    steps_per_epoch: int
+    executor: Executor | None
+    is_first: bool
+
+
+class Deployment(Protocol):
+    """How a network is trained last, saved, and read back."""
+
+    plan: GroupingPlan | None
+
+    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
+        """The network as the last stage trains it."""
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """The trained network as it is deployed; writes it to the folder."""
+
+    def reload(self) -> nn.Module:
+        """The deployed network, read from the folder."""
+
+
+class CompressionMethod(Deployment, Protocol):
+    """Trains a network so that much of it can go, decides what goes, and lets it go."""
+
+    first_stage: str
+
+    def first_rule(self, model: nn.Module) -> TrainingRule:
+        """What the first stage does in every step and after every epoch."""
+
+    def decide(self, model: nn.Module) -> dict[str, Any]:
+        """Decide what goes and write it down; returns what the metrics should say about it."""
+
+    def recall(self) -> None:
+        """Take the decision from the folder."""
+
+    def cut_(self, model: nn.Module) -> nn.Module:
+        """Drop what goes from a trained network, for a look at it before finetuning."""
+
+
+class StructuredSparsification:
+    """The paper's method."""
+
+    first_stage = "sparsify"
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._sparsifier: Sparsifier | None = None
+        self.plan: GroupingPlan | None = None
+
+    def first_rule(self, model: nn.Module) -> TrainingRule:
+        """The structured penalty; learns the first channel orders."""
+        recipe = self._workshop.recipe
+        options = recipe.sparsify
+        self._sparsifier = Sparsifier(
+            model,
+            recipe.sparsify_config(steps_per_epoch=self._workshop.steps_per_epoch),
+            rules=LayerRules(include=options.include, exclude=options.exclude),
+            example_inputs=self._workshop.example,
+            executor=self._workshop.executor,
+        )
+        self._store_importance("start")
+        return SparsifyRule(self._sparsifier)
+
+    def decide(self, model: nn.Module) -> dict[str, Any]:
+        """Search the threshold that meets the target, from the weights as they are now."""
+        learned = self._plan_of_another_run()
+        if learned is None:
+            assert self._sparsifier is not None
+            self._store_importance("end")
+            learned = self._sparsifier.plan()
+        recipe = self._workshop.recipe
+        self.plan = ablation_plan(learned, recipe.finetune.ablation, seed=recipe.seed)
+        if self._workshop.is_first:
+            self._workshop.folder.save_plan(self.plan)
+        return {
+            "min_kept_norm": learned.min_kept_norm,
+            "removed_param_fraction": learned.removed_param_fraction,
+            "removed_mac_fraction": learned.removed_mac_fraction,
+        }
+
+    def recall(self) -> None:
+        """Take the plan from the folder."""
+        self.plan = self._workshop.folder.load_plan()
+        if self.plan is None:
+            raise ValueError(f"{self._workshop.folder.plan_path} is missing, but the finetuning has begun; restore it")
+
+    def cut_(self, model: nn.Module) -> nn.Module:
+        """Zero what the plan prunes."""
+        return masked_form(model, self._decided()).model
+
+    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
+        """Masked or grouped, with inherited or fresh weights."""
+        plan = self._decided()
+        if self._workshop.recipe.finetune.ablation != "finetune":
+            model = with_fresh_weights(self._workshop.build_other, plan)
+        assert form is not None
+        return FORMS[form](model, plan)
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """Real group convolutions, saved with their plan."""
+        convert_(model, self._decided())
+        if self._workshop.is_first:
+            save(model, self._workshop.folder.model_path, plan=self._decided())
+        return model
+
+    def reload(self) -> nn.Module:
+        """Read the saved network back."""
+        return load(self._workshop.folder.model_path, self._workshop.build())
+
+    def _decided(self) -> GroupingPlan:
+        assert self.plan is not None, "decide or recall comes first"
+        return self.plan
+
+    def _plan_of_another_run(self) -> GroupingPlan | None:
+        source = self._workshop.recipe.sparsify.from_run
+        if source is None:
+            return None
+        plan = RunFolder(source).load_plan()
+        if plan is None:
+            raise ValueError(f"sparsify.from_run: {source} has no plan yet; finish its first stage")
+        return plan
+
+    def _store_importance(self, moment: str) -> None:
+        """The importance matrices as a report shows them; half precision is plenty for a picture."""
+        path = self._workshop.folder.importance / f"{moment}.npz"
+        if not self._workshop.is_first or self._sparsifier is None or (moment == "start" and path.exists()):
+            return
+        layers = self._sparsifier.selection.layers
+        norm = self._workshop.recipe.sparsify.norm
+        save_arrays(path, {layer.name: importance_matrix(layer.weight, norm).astype(np.float16) for layer in layers})
+        shapes = [{"name": layer.name, "weight_shape": list(layer.weight_shape)} for layer in layers]
+        self._workshop.folder.write_json(self._workshop.folder.path / "layers.json", shapes)
+
+
+class NetworkSlimming:
+    """Liu et al. (2017): the baseline of the paper's tables."""
+
+    first_stage = "slim"
+    plan: GroupingPlan | None = None
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+        self._path = workshop.folder.path / "selection.json"
+        self.selection: ChannelSelection | None = None
+
+    def first_rule(self, model: nn.Module) -> TrainingRule:
+        """L1 on the batch-norm scales."""
+        return SlimmingRule(model, self._workshop.recipe.slimming.strength)
+
+    def decide(self, model: nn.Module) -> dict[str, Any]:
+        """One threshold for all batch-norm scales that meets the target."""
+        self.selection = select_channels(model, target=self._workshop.recipe.slimming.target)
+        if self._workshop.is_first:
+            self._workshop.folder.write_json(self._path, self.selection.to_json())
+        return {"removed_channel_fraction": self.selection.removed_channel_fraction}
+
+    def recall(self) -> None:
+        """Take the selection from the folder."""
+        text = self._workshop.folder.read_json(self._path)
+        if not isinstance(text, str):
+            raise ValueError(f"{self._path} is missing or damaged, but the finetuning has begun; restore it")
+        self.selection = ChannelSelection.from_json(text)
+
+    def cut_(self, model: nn.Module) -> nn.Module:
+        """Drop the channels."""
+        return slim_(model, self._decided())
+
+    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
+        """Narrow; there is no other form."""
+        return TrainableForm(slim_(model, self._decided()), PlainRule())
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """Narrow already; saved with its selection."""
+        if self._workshop.is_first:
+            save_slimmed(model, self._decided(), self._workshop.folder.model_path)
+        return model
+
+    def reload(self) -> nn.Module:
+        """Read the saved network back."""
+        return load_slimmed(self._workshop.folder.model_path, self._workshop.build())
+
+    def _decided(self) -> ChannelSelection:
+        assert self.selection is not None, "decide or recall comes first"
+        return self.selection
+
+
+class DenseTraining:
+    """No compression: the network that the others are compared with."""
+
+    plan: GroupingPlan | None = None
+
+    def __init__(self, workshop: Workshop) -> None:
+        self._workshop = workshop
+
+    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
+        """The network as it is."""
+        return TrainableForm(model, PlainRule())
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """Saved as it is."""
+        if self._workshop.is_first:
+            save(model, self._workshop.folder.model_path)
+        return model
+
+    def reload(self) -> nn.Module:
+        """Read the saved network back."""
+        return load(self._workshop.folder.model_path, self._workshop.build())
+
+
+COMPRESSION_METHODS: dict[Kind, Callable[[Workshop], CompressionMethod]] = {
+    "strucspars": StructuredSparsification,
+    "slimming": NetworkSlimming,
+}

@@ -1,0 +1,63 @@
+"""What a run tells whoever watches it. The pipeline itself prints nothing."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """Gets told what happens, in the order in which it happens. Several runs may share one, each under its name."""
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """A stage of training begins, or goes on after `done_epochs`."""
+
+    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """The present epoch has come to this step; called every some steps."""
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """An epoch is over; the row is what `metrics.jsonl` got."""
+
+    def message(self, run: str, text: str) -> None:
+        """Something worth a line."""
+
+
+class Silence:
+    """Watches, and says nothing."""
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """Say nothing."""
+
+    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """Say nothing."""
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """Say nothing."""
+
+    def message(self, run: str, text: str) -> None:
+        """Say nothing."""
+
+
+class Several:
+    """Passes everything on to several observers."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.stage_started(run, stage, epochs=epochs, steps=steps, done_epochs=done_epochs)
+
+    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.steps_done(run, epoch=epoch, step=step)
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.epoch_done(run, row)
+
+    def message(self, run: str, text: str) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.message(run, text)

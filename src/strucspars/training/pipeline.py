@@ -1,0 +1,229 @@
+"""Train, compress, finetune, evaluate, save: a recipe becomes a finished run folder, whatever happens in between."""
+
+import copy
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from strucspars.runs.atomic import write_text_atomic
+from strucspars.runs.checkpoint import load_named, save_named
+from strucspars.runs.environment import environment
+from strucspars.runs.folder import RunFolder
+from strucspars.training.compression import form_milliseconds, recalibrate_
+from strucspars.training.engine import Engine
+from strucspars.training.evaluation import Accuracy, Evaluation
+from strucspars.training.loss import StageLoss
+from strucspars.training.methods import COMPRESSION_METHODS, CompressionMethod, DenseTraining, Deployment, Workshop
+from strucspars.training.observer import Observer, Several, Silence
+from strucspars.training.outcome import RunSummary, run_summary
+from strucspars.training.outcome_text import outcome_text
+from strucspars.training.recipe import Form, Recipe, StageRecipe
+from strucspars.training.recipe_reading import recipe_yaml
+from strucspars.training.rules import TrainingRule
+from strucspars.training.setting import Setting
+from strucspars.training.stage import CHECKPOINT_VERSION, Stage
+from strucspars.training.tensorboard import TensorBoardLog
+
+FINETUNE = "finetune"
+COMPRESS = "compress"
+SPARSIFIED = "sparsified"
+
+
+def run_pipeline(
+    recipe: Recipe,
+    path: str | Path,
+    *,
+    observer: Observer | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    executor: Executor | None = None,
+) -> RunSummary:
+    """Run a recipe in a folder, or go on with what was begun there; a finished run is only read.
+
+    Args:
+        recipe: what to do.
+        path: the run folder.
+        observer: gets told what happens.
+        should_stop: asked after every step; once it is true, the state is saved and `RunInterrupted` raised.
+        executor: worker processes that learn the channel orders.
+
+    Raises:
+        ValueError: the recipe, the data or the folder do not fit; the message says how.
+        RunFolderBusy: another process works in the folder.
+        RunInterrupted: asked to stop.
+        TrainingDiverged: the loss is no number.
+    """
+    engine = Engine(recipe.engine)
+    folder = RunFolder(path)
+    with ExitStack() as stack:
+        if engine.device.type == "cuda":
+            # A stream of its own: graphs cannot be captured on the default one, and several runs can go side by side.
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(engine.device)))  # type: ignore[no-untyped-call]
+        if engine.is_first:
+            folder.create()
+            stack.enter_context(folder.locked())
+            folder.write_recipe(recipe_yaml(recipe))
+        finished = engine.shared(folder.read_json(folder.summary_json_path) if engine.is_first else None)
+        if finished is not None:
+            return RunSummary.from_json(finished)
+        checkpoint = _last_checkpoint(folder, engine)
+        watchers = [observer or Silence()]
+        if engine.is_first:
+            folder.write_json(folder.environment_path, environment())
+            log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
+            watchers.append(stack.enter_context(log))
+        setting = Setting(recipe, folder, engine, Several(*watchers), should_stop)
+        return _Run(setting, folder, executor, checkpoint).finished()
+
+
+def _last_checkpoint(folder: RunFolder, engine: Engine) -> dict[str, Any] | None:
+    """The last checkpoint, on all processes; rows of the metrics that it does not know will be written again."""
+    checkpoint: dict[str, Any] | None = engine.shared(folder.load_checkpoint() if engine.is_first else None)
+    if checkpoint is not None and checkpoint.get("version") != CHECKPOINT_VERSION:
+        raise ValueError(
+            f"{folder.checkpoints} was written by another version of strucspars "
+            f"({checkpoint.get('version')!r}, not {CHECKPOINT_VERSION}); finish the run with that one"
+        )
+    if engine.is_first:
+        folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
+    return checkpoint
+
+
+class _Run:
+    """One run from its last checkpoint to its summary."""
+
+    def __init__(
+        self, setting: Setting, folder: RunFolder, executor: Executor | None, checkpoint: dict[str, Any] | None
+    ) -> None:
+        self._setting, self._folder, self._checkpoint = setting, folder, checkpoint
+        self._recipe, self._engine, self._context = setting.recipe, setting.engine, setting.context
+        workshop = Workshop(
+            recipe=self._recipe,
+            folder=folder,
+            build=setting.fresh_model,
+            build_other=setting.other_fresh_model,
+            example=setting.example,
+            steps_per_epoch=self._context.train.steps,
+            executor=executor,
+            is_first=self._engine.is_first,
+        )
+        self._compression: CompressionMethod | None = None
+        if self._recipe.kind in COMPRESSION_METHODS:
+            self._compression = COMPRESSION_METHODS[self._recipe.kind](workshop)
+        self._deployment: Deployment = self._compression or DenseTraining(workshop)
+
+    def finished(self) -> RunSummary:
+        """Do what is left to do."""
+        if self._compression is None:
+            model = self._setting.first_model()
+        elif self._begun(FINETUNE):
+            self._compression.recall()
+            model = self._setting.fresh_model()
+        else:
+            model = self._after_first_stage(self._compression)
+            self._compress(self._compression, model)
+        form = self._form(model)
+        trainable = self._deployment.trainable(model, form)
+        stage = self._stage(
+            FINETUNE, self._recipe.stage2, trainable.model, trainable.rule, self._setting.second_stage_loss()
+        )
+        self._deployment.finish(stage.run())
+        self._engine.wait()
+        return self._summed_up(form)
+
+    def _after_first_stage(self, method: CompressionMethod) -> nn.Module:
+        """The network after the first stage: trained now, earlier, or by another run."""
+        model = self._setting.first_model()
+        source = self._recipe.sparsify.from_run
+        if source is not None:
+            saved = load_named(RunFolder(source).checkpoints, SPARSIFIED)
+            if saved is None:
+                raise ValueError(f"sparsify.from_run: {source} is no run that has finished its first stage")
+            model.load_state_dict(saved["model"])
+            return model
+        options = self._recipe.stage1
+        rule = method.first_rule(model)
+        trained = self._stage(method.first_stage, options, model, rule, self._setting.loss(options)).run()
+        if trained is not model:
+            model.load_state_dict(trained.state_dict())
+        if self._engine.is_first:
+            save_named(self._folder.checkpoints, SPARSIFIED, {"model": model.state_dict()})
+        return model
+
+    def _stage(self, name: str, options: StageRecipe, model: nn.Module, rule: TrainingRule, loss: StageLoss) -> Stage:
+        checkpoint = self._checkpoint if self._begun(name) else None
+        return Stage(self._context, name, options, model, loss=loss, rule=rule, checkpoint=checkpoint)
+
+    def _begun(self, stage: str) -> bool:
+        return self._checkpoint is not None and self._checkpoint["stage"] == stage
+
+    def _compress(self, method: CompressionMethod, model: nn.Module) -> None:
+        """Decide what goes, and look at the network before and after (Table 5)."""
+        begin = time.perf_counter()
+        decided = method.decide(model)
+        before = self._accuracy(model)
+        cut = method.cut_(copy.deepcopy(model))
+        after = self._accuracy(cut)
+        row = {
+            "stage": COMPRESS,
+            "epoch": 0,
+            "before_top1": before.top1,
+            "before_top5": before.top5,
+            "test_top1": after.top1,
+            "test_top5": after.top5,
+            "test_loss": after.loss,
+            **decided,
+        }
+        if self._recipe.finetune.recalibrate_bn:
+            recalibrate_(cut, self._context.train, self._engine)
+            row["recalibrated_top1"] = self._accuracy(cut).top1
+        row["seconds"] = time.perf_counter() - begin
+        if self._engine.is_first:
+            self._folder.append_metrics(row)
+        self._context.observer.epoch_done(self._context.name, row)
+
+    def _accuracy(self, model: nn.Module) -> Accuracy:
+        return Evaluation(self._engine, model, self._context.test).accuracy()
+
+    def _form(self, model: nn.Module) -> Form | None:
+        """Masked or grouped: as the recipe says, as decided before, or whichever is faster here."""
+        plan = self._deployment.plan
+        if plan is None:
+            return None
+        wanted = self._recipe.finetune.form
+        if wanted != "auto":
+            return wanted
+        decided: Form | None = self._engine.shared(
+            self._folder.remembered("finetune_form") if self._engine.is_first else None
+        )
+        if decided is None:
+            times = form_milliseconds(self._engine, model, plan, self._recipe.stage2, self._context.train)
+            decided = self._engine.shared(min(times, key=times.__getitem__))
+            if self._engine.is_first:
+                self._folder.remember("form_milliseconds", times)
+                self._folder.remember("finetune_form", decided)
+        return decided
+
+    def _summed_up(self, form: Form | None) -> RunSummary:
+        """Read back what was saved, evaluate that, and write the summary."""
+        small = self._engine.placed(self._deployment.reload())
+        summary = run_summary(
+            self._recipe,
+            self._folder.metrics(),
+            dense=self._setting.fresh_model(),
+            small=small,
+            example=self._setting.example,
+            converted_top1=self._accuracy(small).top1,
+            finetune_form=form,
+        )
+        if self._engine.is_first:
+            text = outcome_text(summary, self._recipe, self._folder)
+            write_text_atomic(self._folder.summary_text_path, text + "\n")
+            # Last: a run that has this file is finished.
+            self._folder.write_json(self._folder.summary_json_path, summary.to_json())
+        return summary

@@ -1,0 +1,107 @@
+"""What a recipe names, made real: data, networks, and a teacher to learn from."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from strucspars.data.catalogue import load_data, test_batches, train_batches
+from strucspars.export.storage import load
+from strucspars.models.catalogue import build_model, load_weights_
+from strucspars.runs.folder import RunFolder
+from strucspars.training.engine import Engine
+from strucspars.training.loss import Distillation, StageLoss
+from strucspars.training.observer import Observer
+from strucspars.training.recipe import Recipe, StageRecipe
+from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.seeds import derived_seed
+from strucspars.training.stage import RunContext
+from strucspars.training.steps import CAPTURE_LOCK
+
+
+class Setting:
+    """The data and networks of one run, on its device."""
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, engine: Engine, observer: Observer, should_stop: Callable[[], bool]
+    ) -> None:
+        self.recipe, self.engine = recipe, engine
+        options = recipe.data
+        root = None if options.root is None else Path(options.root).expanduser()
+        self._data = load_data(
+            options.name, root, download=options.download, image_size=options.image_size, seed=recipe.seed
+        )
+        if options.batch_size % engine.world_size:
+            raise ValueError(f"data.batch_size {options.batch_size} cannot be shared by {engine.world_size} processes")
+        train, test = (
+            make(
+                self._data,
+                batch_size=options.batch_size // engine.world_size,
+                device=engine.device,
+                seed=recipe.seed,
+                workers=options.workers,
+                rank=engine.rank,
+                world_size=engine.world_size,
+                memory_format=engine.memory_format,
+            )
+            for make in (train_batches, test_batches)
+        )
+        self.context = RunContext(
+            name=recipe.name,
+            seed=recipe.seed,
+            engine=engine,
+            folder=folder,
+            train=train,
+            test=test,
+            observer=observer,
+            should_stop=should_stop,
+        )
+
+    @property
+    def example(self) -> torch.Tensor:
+        """One image of zeros, to count operations with."""
+        return torch.zeros(1, *self._data.image_shape, device=self.engine.device)
+
+    def fresh_model(self) -> nn.Module:
+        """The recipe's network with fresh weights, on the device; the same ones every time."""
+        return self._built(self.recipe, "weights")
+
+    def other_fresh_model(self) -> nn.Module:
+        """The same network with other fresh weights: what an ablation starts from."""
+        return self._built(self.recipe, "fresh weights of the ablation")
+
+    def first_model(self) -> nn.Module:
+        """What training starts from: fresh weights, or those that the recipe names."""
+        model = self.fresh_model()
+        if self.recipe.model.weights is not None:
+            load_weights_(model, self.recipe.model.weights, self.recipe.model.name)
+        return model
+
+    def second_stage_loss(self) -> StageLoss:
+        """Cross-entropy, and the teacher if there is one."""
+        return self.loss(self.recipe.stage2, self._distillation())
+
+    def loss(self, options: StageRecipe, distillation: Distillation | None = None) -> StageLoss:
+        """The loss of a stage."""
+        return StageLoss(label_smoothing=options.label_smoothing, distillation=distillation)
+
+    def _distillation(self) -> Distillation | None:
+        options = self.recipe.finetune
+        if options.teacher is None:
+            return None
+        folder = RunFolder(Path(options.teacher).expanduser())
+        if not folder.model_path.is_file() or not folder.recipe_path.is_file():
+            raise ValueError(f"finetune.teacher: {folder.path} is not the folder of a finished run")
+        teacher = load(folder.model_path, self._built(read_recipe(folder.recipe_path), "weights"))
+        teacher.eval().requires_grad_(False)
+        return Distillation(teacher=teacher, weight=options.distill_weight, temperature=options.distill_temperature)
+
+    def _built(self, recipe: Recipe, purpose: str) -> nn.Module:
+        # Runs in other threads share the generator that initialises weights.
+        with CAPTURE_LOCK:
+            torch.manual_seed(derived_seed(self.recipe.seed, purpose))
+            model = build_model(
+                recipe.model.name, num_classes=self._data.num_classes, image_shape=self._data.image_shape
+            )
+        return self.engine.placed(model)

@@ -1,0 +1,206 @@
+"""One stage of training: epochs, their metrics, and checkpoints that a killed run goes on from, exactly."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from strucspars.data.batches import Batches
+from strucspars.runs.folder import RunFolder
+from strucspars.training.engine import Engine
+from strucspars.training.evaluation import Evaluation
+from strucspars.training.loss import StageLoss
+from strucspars.training.observer import Observer
+from strucspars.training.recipe import StageRecipe
+from strucspars.training.rules import TrainingRule
+from strucspars.training.schedule import learning_rates
+from strucspars.training.seeds import derived_seed
+from strucspars.training.steps import TrainingStep, epoch_runner
+
+CHECKPOINT_VERSION = 1
+
+
+class RunInterrupted(Exception):
+    """The run was asked to stop; everything is saved, and the same command goes on."""
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss is no number any more; the last good checkpoint is kept."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunContext:
+    """What all stages of a run share."""
+
+    name: str
+    seed: int
+    engine: Engine
+    folder: RunFolder
+    train: Batches
+    test: Batches
+    observer: Observer
+    should_stop: Callable[[], bool]
+
+
+class Stage:
+    """Trains one model under one rule from where the last checkpoint of this stage left it."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        name: str,
+        options: StageRecipe,
+        model: nn.Module,
+        *,
+        loss: StageLoss,
+        rule: TrainingRule,
+        checkpoint: Mapping[str, Any] | None,
+    ) -> None:
+        self._context, self._name, self._options, self._model, self._rule = context, name, options, model, rule
+        self._step = TrainingStep(context.engine, model, options, loss, rule)
+        self._done_epochs, self._done_steps = 0, 0
+        self._random_states: list[torch.Tensor] = []
+        if checkpoint is not None:
+            self._restore_(checkpoint)
+        # Captures hold on to tensors: nothing may be replaced from here on.
+        self._epochs = epoch_runner(context.engine, self._step, context.train)
+        self._evaluation = Evaluation(context.engine, self.trained_model, context.test)
+
+    @property
+    def trained_model(self) -> nn.Module:
+        """What the stage is about: the model, or its average."""
+        return self._model if self._step.average is None else self._step.average.model
+
+    def run(self) -> nn.Module:
+        """Train to the last epoch; returns the trained model.
+
+        Raises:
+            RunInterrupted: asked to stop; a checkpoint holds the middle of the epoch.
+            TrainingDiverged: the loss is not finite.
+        """
+        context, options = self._context, self._options
+        context.observer.stage_started(
+            context.name, self._name, epochs=options.epochs, steps=context.train.steps, done_epochs=self._done_epochs
+        )
+        for epoch in range(self._done_epochs + 1, options.epochs + 1):
+            self._run_epoch(epoch)
+        return self.trained_model
+
+    def _run_epoch(self, epoch: int) -> None:
+        begin = time.perf_counter()
+        self._prepare_epoch_(epoch)
+        rates = learning_rates(self._options, epoch, self._context.train.steps)
+        self._done_steps = self._epochs.run(
+            epoch,
+            rates,
+            start_step=self._done_steps,
+            # Several processes stop together or not at all: they agree at the end of an epoch.
+            should_stop=self._context.should_stop if self._context.engine.world_size == 1 else lambda: False,
+            on_step=lambda step: self._context.observer.steps_done(self._context.name, epoch=epoch, step=step),
+        )
+        if self._done_steps < self._context.train.steps:
+            self._save(epoch - 1)
+            raise RunInterrupted(f"stopped in epoch {epoch} of {self._name}")
+        self._finish_epoch(epoch, rates[-1], begin)
+        if self._context.engine.any_true(self._context.should_stop()):
+            raise RunInterrupted(f"stopped after epoch {epoch} of {self._name}")
+
+    def _prepare_epoch_(self, epoch: int) -> None:
+        self._model.train()
+        if self._done_steps == 0:
+            # Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own.
+            torch.manual_seed(derived_seed(self._context.seed, f"{self._name} epoch", epoch))
+            self._step.sums.zero_()
+        elif self._random_states:
+            _set_random_states(self._random_states)
+
+    def _finish_epoch(self, epoch: int, rate: float, begin: float) -> None:
+        context = self._context
+        loss_sum, right, count = context.engine.summed(self._step.sums.clone()).tolist()
+        if not math.isfinite(loss_sum):
+            raise TrainingDiverged(
+                f"the loss became {loss_sum} in epoch {epoch} of {self._name}; the checkpoint of epoch {epoch - 1} is "
+                f"kept. Start another run with a lower learning rate (it was {rate:g})"
+            )
+        trained = time.perf_counter()
+        context.engine.share_buffers_(self._model)
+        decided = self._rule.end_epoch()
+        accuracy = self._evaluation.accuracy()
+        row = {
+            "stage": self._name,
+            "epoch": epoch,
+            "lr": rate,
+            "train_loss": loss_sum / count,
+            "train_top1": right / count,
+            "test_loss": accuracy.loss,
+            "test_top1": accuracy.top1,
+            "test_top5": accuracy.top5,
+            **decided,
+            "train_seconds": trained - begin,
+            "seconds": time.perf_counter() - begin,
+        }
+        self._done_epochs, self._done_steps = epoch, 0
+        if context.engine.is_first:
+            arrays = self._rule.arrays()
+            if arrays:
+                context.folder.save_epoch_arrays(self._name, epoch, arrays)
+            context.folder.append_metrics(row)
+        self._save(epoch)
+        context.observer.epoch_done(context.name, row)
+
+    def _save(self, done_epochs: int) -> None:
+        """Write a checkpoint: of an epoch's end, or of the step within the next one that the run has come to."""
+        if self._context.engine.is_first:
+            self._context.folder.save_checkpoint(
+                {
+                    "version": CHECKPOINT_VERSION,
+                    "stage": self._name,
+                    "done_epochs": done_epochs,
+                    "done_steps": self._done_steps,
+                    "metrics_rows": len(self._context.folder.metrics()),
+                    "model": self._model.state_dict(),
+                    "momenta": _momenta(self._step),
+                    "average": None if self._step.average is None else self._step.average.model.state_dict(),
+                    "rule": self._rule.state_dict(),
+                    "sums": self._step.sums,
+                    "random_states": _random_states(),
+                }
+            )
+
+    def _restore_(self, checkpoint: Mapping[str, Any]) -> None:
+        self._model.load_state_dict(checkpoint["model"])
+        for momentum, saved in zip(_momenta(self._step), checkpoint["momenta"], strict=True):
+            momentum.copy_(saved)
+        if self._step.average is not None:
+            self._step.average.model.load_state_dict(checkpoint["average"])
+        if checkpoint["rule"]:
+            self._rule.load_state_dict(checkpoint["rule"])
+        self._step.sums.copy_(checkpoint["sums"])
+        self._done_epochs, self._done_steps = checkpoint["done_epochs"], checkpoint["done_steps"]
+        self._random_states = checkpoint["random_states"]
+
+
+def _momenta(step: TrainingStep) -> list[torch.Tensor]:
+    """The optimizer's memory, in the order of its parameters."""
+    return [
+        step.optimizer.state[parameter]["momentum_buffer"]
+        for group in step.optimizer.param_groups
+        for parameter in group["params"]
+        if step.optimizer.state[parameter]
+    ]
+
+
+def _random_states() -> list[torch.Tensor]:
+    """The CPU's random state, and the device's."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
+
+
+def _set_random_states(states: list[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1 and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[1])

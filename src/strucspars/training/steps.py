@@ -1,0 +1,218 @@
+"""One optimizer step, and a whole epoch of them: plainly, or as a CUDA graph that is replayed.
+
+In a graph everything of a step happens on the device, the choice of the batch and of the learning rate included, so
+the host only says "again". Sums are read once per epoch.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from strucspars.data.batches import Batches, ResidentBatches
+from strucspars.training.average import AveragedModel
+from strucspars.training.engine import Engine
+from strucspars.training.loss import StageLoss
+from strucspars.training.recipe import StageRecipe
+from strucspars.training.rules import TrainingRule
+
+WARMUP_STEPS = 3
+# How far the host may run ahead of the device, in steps: enough to keep it busy, little enough to stop soon.
+MAX_STEPS_AHEAD = 64
+# Graphs of several runs are captured one after the other: captures share the device's random state.
+CAPTURE_LOCK = threading.Lock()
+
+
+class TrainingStep:
+    """Forward, backward, rule, optimizer and average; adds up loss, right answers and images on the device."""
+
+    def __init__(
+        self, engine: Engine, model: nn.Module, options: StageRecipe, loss: StageLoss, rule: TrainingRule
+    ) -> None:
+        self.model = model
+        self.optimizer = _sgd(model, options, on_device=engine.captures_graphs, device=engine.device)
+        self.average = None if options.ema is None else AveragedModel(model, options.ema)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+        self._engine, self._loss, self._rule = engine, loss, rule
+        self._forward = engine.trainable(model)
+        self._fabric_optimizer = engine.prepared(self.optimizer)
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """One step on one batch."""
+        self.optimizer.zero_grad(set_to_none=True)
+        scores = self._forward(images)
+        loss = self._loss(scores, images, labels)
+        self._engine.backward(loss)
+        self._engine.unscale_(self.optimizer)
+        self._rule.add_gradient_()
+        self._fabric_optimizer.step()
+        if self.average is not None:
+            self.average.update_()
+        with torch.no_grad():
+            right = (scores.argmax(dim=1) == labels).sum()
+            self.sums += torch.stack([loss.detach() * len(labels), right, torch.full_like(loss, len(labels))])
+
+    def set_rate_(self, rate: float) -> None:
+        """The learning rate of the next steps."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor that a step changes."""
+        momenta = [value for state in self.optimizer.state.values() for value in state.values()]
+        averaged = [] if self.average is None else list(self.average.model.state_dict().values())
+        return [*self.model.state_dict().values(), *momenta, *averaged, self.sums]
+
+
+def _sgd(model: nn.Module, options: StageRecipe, *, on_device: bool, device: torch.device) -> torch.optim.SGD:
+    """SGD with its momenta in place from the start, at zero, which is what its first step assumes."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # A learning rate that lives on the device needs the fused form.
+    rate = torch.tensor(options.lr, device=device) if on_device else options.lr
+    optimizer = torch.optim.SGD(
+        parameters,
+        lr=rate,
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        fused=True if on_device else None,
+    )
+    if options.momentum > 0:
+        for parameter in parameters:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+class EpochRunner(Protocol):
+    """Runs the steps of one epoch."""
+
+    def run(
+        self,
+        epoch: int,
+        rates: Sequence[float],
+        *,
+        start_step: int,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[int], None],
+    ) -> int:
+        """Run from a step to the end, or until told to stop; returns the steps of this epoch that are done."""
+
+
+class PlainEpochs:
+    """Step after step, as written."""
+
+    def __init__(self, step: TrainingStep, batches: Batches) -> None:
+        self._step, self._batches = step, batches
+
+    def run(
+        self,
+        epoch: int,
+        rates: Sequence[float],
+        *,
+        start_step: int,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[int], None],
+    ) -> int:
+        """Run the steps of an epoch."""
+        done = start_step
+        for batch in self._batches.epoch(epoch, start_step=start_step):
+            self._step.set_rate_(rates[done])
+            self._step(batch.images, batch.labels)
+            done += 1
+            on_step(done)
+            if should_stop():
+                break
+        return done
+
+
+class CapturedEpochs:
+    """The step as one CUDA graph over data that lie on the device."""
+
+    def __init__(self, step: TrainingStep, batches: ResidentBatches) -> None:
+        self._batches = batches
+        device = batches.images.device
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        self._rates = torch.zeros(batches.steps, device=device)
+        self._rate = torch.zeros((), device=device)
+        # The graph knows addresses only: whatever it reads or writes must live as long as this object.
+        self._step = step
+        self._images, self._labels = torch.empty_like(batches.images[0]), torch.empty_like(batches.labels[0])
+        for group in step.optimizer.param_groups:
+            group["lr"] = self._rate
+        batches.fill_(1)
+        self._graph = captured(self._whole_step, lambda: [*step.tensors(), self._place])
+
+    def run(
+        self,
+        epoch: int,
+        rates: Sequence[float],
+        *,
+        start_step: int,
+        should_stop: Callable[[], bool],
+        on_step: Callable[[int], None],
+    ) -> int:
+        """Replay the steps of an epoch."""
+        self._batches.fill_(epoch)
+        self._rates.copy_(torch.tensor(rates))
+        self._place.fill_(start_step)
+        pace = Pace()
+        for step in range(start_step, self._batches.steps):
+            self._graph.replay()
+            if pace.keep():
+                on_step(step + 1)
+            if should_stop():
+                return step + 1
+        return self._batches.steps
+
+    def _whole_step(self) -> None:
+        batches = self._batches
+        self._images.copy_(batches.images.index_select(0, self._place)[0])
+        self._labels.copy_(batches.labels.index_select(0, self._place)[0])
+        self._rate.copy_(self._rates.index_select(0, self._place)[0])
+        self._step(self._images, self._labels)
+        # Around: the warm-up may take more steps than a small epoch has.
+        self._place.add_(1).remainder_(batches.steps)
+
+
+class Pace:
+    """Keeps the host from running far ahead of the device, without ever emptying the device's queue."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._earlier: torch.cuda.Event | None = None
+
+    def keep(self) -> bool:
+        """Count a step; every some steps wait for the device to finish those before, and return True."""
+        self._count += 1
+        if self._count % (MAX_STEPS_AHEAD // 2):
+            return False
+        if self._earlier is not None:
+            self._earlier.synchronize()
+        self._earlier = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped in torch
+        self._earlier.record()
+        return True
+
+
+def captured(step: Callable[[], None], tensors: Callable[[], Sequence[torch.Tensor]]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of the step. The warm-up that capturing needs is undone: `tensors` are what a step changes."""
+    with CAPTURE_LOCK:
+        before = [tensor.clone() for tensor in tensors()]
+        for _ in range(WARMUP_STEPS):
+            step()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.current_stream().synchronize()
+        # Other runs go on in other threads meanwhile; what they ask of the device must not spoil this capture.
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            step()
+        with torch.no_grad():
+            for tensor, value in zip(tensors(), before, strict=True):
+                tensor.copy_(value)
+    return graph
+
+
+def epoch_runner(engine: Engine, step: TrainingStep, batches: Batches) -> EpochRunner:
+    """The fastest way that the engine and the data allow."""
+    if engine.captures_graphs and isinstance(batches, ResidentBatches):
+        return CapturedEpochs(step, batches)
+    return PlainEpochs(step, batches)
