@@ -11,7 +11,6 @@ from torch import nn
 import strucspars as ss
 from strucspars.baselines.narrowing import norm_sites
 from strucspars.baselines.slimming import (
-    SlimmingConfig,
     SlimmingPenalty,
     select_channels,
     slim_,
@@ -101,8 +100,6 @@ def test_a_bad_strength_is_named(strength: Any) -> None:
     message = f"slimming strength must be .* got {re.escape(repr(strength))}"
     with pytest.raises(ValueError, match=message):
         SlimmingPenalty(nn.BatchNorm2d(2), strength)
-    with pytest.raises(ValueError, match=message):
-        SlimmingConfig(slimming_strength=strength)
 
 
 @pytest.mark.parametrize("depth", [20, 56])

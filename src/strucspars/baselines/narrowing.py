@@ -17,7 +17,7 @@ from torch import nn
 from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.models.cifar_resnet import BasicBlock, CifarResNet
 from strucspars.models.preactivation_resnet import EXPANSION, PreactivationBottleneck, PreactivationResNet
-from strucspars.nn.shuffled import like_memory_format
+from strucspars.nn.shuffled import like_memory_format, replace_values_
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -247,10 +247,4 @@ def _narrow_parameter_(parameter: nn.Parameter, dim: int, kept: torch.Tensor) ->
     def narrow(tensor: torch.Tensor) -> torch.Tensor:
         return like_memory_format(tensor.index_select(dim, kept), tensor)
 
-    gradient, parameter.grad = parameter.grad, None
-    values = narrow(parameter.data)
-    # A graph that is still alive, say that of the last loss, holds autograd to the old shape until the precision
-    # changes.
-    parameter.data = values.new_empty(0, dtype=torch.float32 if values.dtype == torch.float64 else torch.float64)
-    parameter.data = values
-    parameter.grad = None if gradient is None else narrow(gradient)
+    replace_values_(parameter, narrow)

@@ -8,15 +8,14 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from strucspars._version import __version__
 from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.baselines.narrowing import check_slimmed, slim_
+from strucspars.export.storage import VERSION_KEY, write_tensors
 
 SELECTION_KEY = "strucspars.channel_selection"
-VERSION_KEY = "strucspars.version"
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -45,19 +44,7 @@ def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.P
     True
     """
     check_slimmed(model, selection)
-    path = Path(path)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    metadata = {SELECTION_KEY: selection.to_json(), VERSION_KEY: __version__}
-    partial = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        save_file(tensors, partial, metadata=metadata)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    write_tensors(Path(path), model.state_dict(), {SELECTION_KEY: selection.to_json(), VERSION_KEY: __version__})
 
 
 def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:

@@ -10,7 +10,6 @@ all the network's parameters, so that methods are compared at the same size.
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from strucspars.measure.counting import ExampleInputs, count_macs
 __all__ = [
     "ChannelSelection",
     "SelectedBatchNorm2d",
-    "SlimmingConfig",
     "SlimmingPenalty",
     "load_slimmed",
     "save_slimmed",
@@ -43,24 +41,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlimmingConfig:
-    """Options of training for Network Slimming.
-
-    Attributes:
-        slimming_strength: weight of the L1 penalty on the batch norms' scales.
-
-    >>> SlimmingConfig().slimming_strength
-    1e-05
-    """
-
-    # Liu et al. use 1e-5 for ResNet and DenseNet on CIFAR, and 1e-4 for VGG.
-    slimming_strength: float = 1e-5
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "slimming_strength", _checked_strength(self.slimming_strength))
-
-
 class SlimmingPenalty:
     """The penalty `strength * sum(|scale|)` over every `BatchNorm2d` of a model, as a gradient.
 
@@ -68,7 +48,7 @@ class SlimmingPenalty:
 
     Args:
         model: any network with batch norms, wrapped or not.
-        strength: weight of the penalty.
+        strength: weight of the penalty. Liu et al. use 1e-5 for ResNet and DenseNet on CIFAR, and 1e-4 for VGG.
 
     >>> norm = nn.BatchNorm2d(2)
     >>> SlimmingPenalty(norm, strength=0.5).add_gradient_()

@@ -59,11 +59,16 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     for name, value in model.state_dict().items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
+    write_tensors(path, model.state_dict(), {PLAN_KEY: plan.to_json(), VERSION_KEY: __version__})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file that appears under its name only when it is complete, or raise an `OSError`."""
     # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    separate = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        save_file(tensors, unfinished, metadata={PLAN_KEY: plan.to_json(), VERSION_KEY: __version__})
+        save_file(separate, unfinished, metadata=metadata)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
         unfinished.replace(path)

@@ -129,17 +129,17 @@ def group_module_(module: nn.Module, layer: LayerPlan) -> None:
     """Turn a dense layer into the grouped one of the plan, in place: smaller tensors, and the grouped class."""
     weight = module.get_parameter("weight")
     out_perm = torch.tensor(layer.out_perm, device=weight.device)
-    _replace_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
+    replace_values_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
     _flush_denormals_(weight.data)
     if module.bias is not None:
-        _replace_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
+        replace_values_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
     cast(nn.Conv2d, module).groups = layer.num_groups
     module.__class__ = GROUPED_TYPES[type(module)]
     for name, order in order_buffers(layer).items():
         module.register_buffer(name, order.to(weight.device))
 
 
-def _replace_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Give a parameter and its gradient new values, of another shape maybe, without making it another parameter."""
     gradient, parameter.grad = parameter.grad, None
     changed = change(parameter.data)
