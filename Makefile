@@ -6,14 +6,14 @@ INSTALLED := $(VENV)/installed
 # The exact versions we test with; hatchling comes first because the package is built in this environment.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint format types imports unit-tests bench test-matrix clean
+.PHONY: help demo test lint format types imports unit-tests bench test-matrix test-recipes clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## study the layers of a ResNet-50 and plan its groups, a few seconds once installed
-	$(BIN)/python examples/resnet50_study.py --out demo-output
+demo: $(INSTALLED) ## the whole pipeline on small data: train, compress, finetune, compare; two minutes once installed
+	$(BIN)/strucspars demo --out demo-output
 
 test: lint types imports unit-tests ## everything that CI checks
 	@echo "All checks passed."
@@ -41,6 +41,9 @@ bench: $(INSTALLED) ## the solver against the original method, about 10 minutes 
 
 test-matrix: $(INSTALLED) ## every torchvision classifier and many of timm, about 7 minutes; writes docs/compatibility.md
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compatibility.py
+
+test-recipes: $(INSTALLED) ## every recipe of Table 2 for 1 + 1 epochs on generated images; writes results/table2_recipes.md
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/table2_recipes.py
 
 clean: ## remove the environment and everything generated
 	rm -rf $(VENV) demo-output build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,14 +2,14 @@
 
 import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
-from strucspars.convert.conversion import convert_
+from strucspars.convert.conversion import check_fits, convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.data.batches import Batches
 from strucspars.training.engine import Engine
@@ -36,6 +36,7 @@ def grouped_form(model: nn.Module, plan: GroupingPlan) -> TrainableForm:
 
 def masked_form(model: nn.Module, plan: GroupingPlan) -> TrainableForm:
     """Dense convolutions with the pruned weights at zero: the same function, often faster on a GPU."""
+    check_fits(model, plan)
     return TrainableForm(model, HeldZerosRule(model, plan))
 
 
@@ -89,12 +90,21 @@ def _milliseconds(runner: EpochRunner, engine: Engine, *, steps: int, rates: lis
 
 @torch.no_grad()
 def recalibrate_(model: nn.Module, batches: Batches, engine: Engine) -> None:
-    """Recompute all batch-norm statistics over one epoch of training images: the compressed network has others."""
+    """Recompute all batch-norm statistics over one epoch of training images: the compressed network has others.
 
-    def images() -> Iterator[torch.Tensor]:
-        with engine.with_precision():
-            for batch in batches.epoch(1):
-                yield batch.images
-
-    torch.optim.swa_utils.update_bn(images(), model)
+    All else runs as in evaluation: dropout would add variance that is not there later, and draw random numbers.
+    """
+    training = model.training
+    model.eval()
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train().reset_running_stats()
+        norm.momentum = None  # the plain mean of all batches
+    with engine.with_precision():
+        for batch in batches.epoch(1):
+            model(batch.images)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    model.train(training)
     engine.average_buffers_(model)

@@ -25,15 +25,17 @@ Model = TypeVar("Model", bound=nn.Module)
 @contextmanager
 def _without_remarks() -> Iterator[None]:
     """Fabric announces its precision, recommends another one, and asks for srun on machines that merely have it."""
-    logger = logging.getLogger("lightning.fabric")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(f"lightning.{part}.utilities.rank_zero") for part in ("fabric", "pytorch")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*srun.*")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 class Engine:
@@ -47,6 +49,8 @@ class Engine:
         on_gpu = has_gpu and recipe.device != "cpu"
         if recipe.precision == "16" and not on_gpu:
             raise ValueError("engine.precision 16 needs a GPU; use bf16 or 32 on a CPU")
+        # Shapes never change within a run, so it pays to look for the fastest algorithms once.
+        torch.backends.cudnn.benchmark = on_gpu
         local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         processes = int(os.environ.get("WORLD_SIZE", 1))
         with _without_remarks():
@@ -93,6 +97,11 @@ class Engine:
             and self.world_size == 1
             and self.recipe.precision != "16"
         )
+
+    @property
+    def casts_at_once(self) -> bool:
+        """Whether all weights are cast to half precision together: where kernels are what a step consists of."""
+        return self.captures_graphs and self.recipe.precision == "bf16" and not self.recipe.compile
 
     def placed(self, model: Model) -> Model:
         """The model on this device, in the layout of the recipe."""
@@ -146,7 +155,9 @@ class Engine:
         if self.world_size > 1:
             for buffer in model.buffers():
                 if buffer.is_floating_point():
-                    torch.distributed.all_reduce(buffer, op=torch.distributed.ReduceOp.AVG)
+                    # Summed and divided: gloo knows no mean.
+                    torch.distributed.all_reduce(buffer)
+                    buffer.div_(self.world_size)
 
     def wait(self) -> None:
         """Wait for all processes."""

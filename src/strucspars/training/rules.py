@@ -128,9 +128,11 @@ class HeldZerosRule(PlainRule):
     @torch.no_grad()
     def add_gradient_(self) -> None:
         """Zero the gradients of pruned weights."""
-        if self._weights:
-            gradients = [weight.grad for weight in self._weights if weight.grad is not None]
-            torch._foreach_mul_(gradients, self._masks)
+        pairs = zip(self._weights, self._masks, strict=True)
+        # A layer that takes no part in the forward pass has no gradient.
+        present = [(weight.grad, mask) for weight, mask in pairs if weight.grad is not None]
+        if present:
+            torch._foreach_mul_([gradient for gradient, _ in present], [mask for _, mask in present])
 
 
 class SlimmingRule(PlainRule):

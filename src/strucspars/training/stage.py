@@ -4,11 +4,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from strucspars.core.checks import checked_at_least
 from strucspars.data.batches import Batches
 from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
@@ -19,9 +21,11 @@ from strucspars.training.recipe import StageRecipe
 from strucspars.training.rules import TrainingRule
 from strucspars.training.schedule import learning_rates
 from strucspars.training.seeds import derived_seed
-from strucspars.training.steps import TrainingStep, epoch_runner
+from strucspars.training.steps import CAPTURE_LOCK, TrainingStep, epoch_runner
 
 CHECKPOINT_VERSION = 1
+CHECKPOINT_NUMBERS = ("done_epochs", "done_steps", "metrics_rows")
+CHECKPOINT_REMEDY = "restore the right one, or delete them to train from the beginning"
 
 
 class RunInterrupted(Exception):
@@ -65,7 +69,14 @@ class Stage:
         self._done_epochs, self._done_steps = 0, 0
         self._random_states: list[torch.Tensor] = []
         if checkpoint is not None:
-            self._restore_(checkpoint)
+            try:
+                self._restore_(checkpoint)
+            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                # Whatever tensors of a foreign checkpoint do not fit to, it means the same.
+                raise ValueError(
+                    f"{context.folder.checkpoints}: the checkpoint does not belong to this run: "
+                    f"{' '.join(str(error).split())}; {CHECKPOINT_REMEDY}"
+                ) from error
         # Captures hold on to tensors: nothing may be replaced from here on.
         self._epochs = epoch_runner(context.engine, self._step, context.train)
         self._evaluation = Evaluation(context.engine, self.trained_model, context.test)
@@ -113,29 +124,31 @@ class Stage:
         self._model.train()
         if self._done_steps == 0:
             # Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own.
-            torch.manual_seed(derived_seed(self._context.seed, f"{self._name} epoch", epoch))
+            # Not while a run in another thread draws its weights from the same generator.
+            with CAPTURE_LOCK:
+                torch.manual_seed(derived_seed(self._context.seed, f"{self._name} epoch", epoch))
             self._step.sums.zero_()
         elif self._random_states:
             _set_random_states(self._random_states)
 
     def _finish_epoch(self, epoch: int, rate: float, begin: float) -> None:
         context = self._context
-        loss_sum, right, count = context.engine.summed(self._step.sums.clone()).tolist()
-        if not math.isfinite(loss_sum):
-            raise TrainingDiverged(
-                f"the loss became {loss_sum} in epoch {epoch} of {self._name}; the checkpoint of epoch {epoch - 1} is "
-                f"kept. Start another run with a lower learning rate (it was {rate:g})"
-            )
+        loss_sum, right = context.engine.summed(self._step.sums.clone()).tolist()
+        batches = context.train.steps * context.engine.world_size
         trained = time.perf_counter()
         context.engine.share_buffers_(self._model)
-        decided = self._rule.end_epoch()
+        if self._step.average is not None:
+            context.engine.share_buffers_(self._step.average.model)
         accuracy = self._evaluation.accuracy()
+        for loss in (loss_sum, accuracy.loss):
+            self._check_finite(loss, epoch, rate)
+        decided = self._rule.end_epoch()
         row = {
             "stage": self._name,
             "epoch": epoch,
             "lr": rate,
-            "train_loss": loss_sum / count,
-            "train_top1": right / count,
+            "train_loss": loss_sum / batches,
+            "train_top1": right / (batches * context.train.batch_size),
             "test_loss": accuracy.loss,
             "test_top1": accuracy.top1,
             "test_top5": accuracy.top5,
@@ -151,6 +164,14 @@ class Stage:
             context.folder.append_metrics(row)
         self._save(epoch)
         context.observer.epoch_done(context.name, row)
+
+    def _check_finite(self, loss: float, epoch: int, rate: float) -> None:
+        # Of the test images too: the epoch's last step may have spoilt the weights, which must not become a checkpoint.
+        if not math.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss became {loss} in epoch {epoch} of {self._name}; what was saved before that epoch is kept. "
+                f"Start another run with a lower learning rate (it was {rate:g})"
+            )
 
     def _save(self, done_epochs: int) -> None:
         """Write a checkpoint: of an epoch's end, or of the step within the next one that the run has come to."""
@@ -181,7 +202,26 @@ class Stage:
             self._rule.load_state_dict(checkpoint["rule"])
         self._step.sums.copy_(checkpoint["sums"])
         self._done_epochs, self._done_steps = checkpoint["done_epochs"], checkpoint["done_steps"]
+        if self._done_epochs > self._options.epochs or self._done_steps >= self._context.train.steps:
+            raise ValueError(f"it has {self._done_epochs} epochs and {self._done_steps} steps of {self._name}")
         self._random_states = checkpoint["random_states"]
+
+
+def check_checkpoint(checkpoint: Mapping[str, Any], where: Path) -> None:
+    """Raise a `ValueError` unless a stage of this version may have written it."""
+    version = checkpoint.get("version")
+    if version != CHECKPOINT_VERSION:
+        raise ValueError(
+            f"{where} was written by another version of strucspars ({version!r}, not {CHECKPOINT_VERSION}); "
+            "finish the run with that one"
+        )
+    for key in CHECKPOINT_NUMBERS:
+        try:
+            checked_at_least(key, checkpoint.get(key, "nothing"), 0)
+        except ValueError as error:
+            raise ValueError(f"{where}: the checkpoint is no stage's: {error}; {CHECKPOINT_REMEDY}") from error
+    if not isinstance(checkpoint.get("stage"), str):
+        raise ValueError(f"{where}: the checkpoint names no stage; {CHECKPOINT_REMEDY}")
 
 
 def _momenta(step: TrainingStep) -> list[torch.Tensor]:

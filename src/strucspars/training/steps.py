@@ -13,8 +13,10 @@ from torch import nn
 
 from strucspars.data.batches import Batches, ResidentBatches
 from strucspars.training.average import AveragedModel
+from strucspars.training.batch_counters import counters_set_aside
 from strucspars.training.engine import Engine
 from strucspars.training.loss import StageLoss
+from strucspars.training.low_precision import CastAtOnce
 from strucspars.training.recipe import StageRecipe
 from strucspars.training.rules import TrainingRule
 
@@ -26,7 +28,11 @@ CAPTURE_LOCK = threading.Lock()
 
 
 class TrainingStep:
-    """Forward, backward, rule, optimizer and average; adds up loss, right answers and images on the device."""
+    """Forward, backward, rule, optimizer and average.
+
+    Attributes:
+        sums: of the batches' mean losses and of their right answers, on the device.
+    """
 
     def __init__(
         self, engine: Engine, model: nn.Module, options: StageRecipe, loss: StageLoss, rule: TrainingRule
@@ -34,9 +40,10 @@ class TrainingStep:
         self.model = model
         self.optimizer = _sgd(model, options, on_device=engine.captures_graphs, device=engine.device)
         self.average = None if options.ema is None else AveragedModel(model, options.ema)
-        self.sums = torch.zeros(3, dtype=torch.float64, device=engine.device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=engine.device)
         self._engine, self._loss, self._rule = engine, loss, rule
-        self._forward = engine.trainable(model)
+        self._cast = CastAtOnce(model, torch.bfloat16) if engine.casts_at_once else None
+        self._forward = engine.trainable(self._cast or model)
         self._fabric_optimizer = engine.prepared(self.optimizer)
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -45,6 +52,8 @@ class TrainingStep:
         scores = self._forward(images)
         loss = self._loss(scores, images, labels)
         self._engine.backward(loss)
+        if self._cast is not None:
+            self._cast.collect_gradients_()
         self._engine.unscale_(self.optimizer)
         self._rule.add_gradient_()
         self._fabric_optimizer.step()
@@ -52,7 +61,7 @@ class TrainingStep:
             self.average.update_()
         with torch.no_grad():
             right = (scores.argmax(dim=1) == labels).sum()
-            self.sums += torch.stack([loss.detach() * len(labels), right, torch.full_like(loss, len(labels))])
+            self.sums += torch.stack([loss.detach(), right])
 
     def set_rate_(self, rate: float) -> None:
         """The learning rate of the next steps."""
@@ -141,7 +150,8 @@ class CapturedEpochs:
         for group in step.optimizer.param_groups:
             group["lr"] = self._rate
         batches.fill_(1)
-        self._graph = captured(self._whole_step, lambda: [*step.tensors(), self._place])
+        with counters_set_aside(step.model) as self._counters:
+            self._graph = captured(self._whole_step, lambda: [*step.tensors(), self._place])
 
     def run(
         self,
@@ -156,6 +166,12 @@ class CapturedEpochs:
         self._batches.fill_(epoch)
         self._rates.copy_(torch.tensor(rates))
         self._place.fill_(start_step)
+        done = self._replayed(start_step, should_stop, on_step)
+        if self._counters:
+            torch._foreach_add_(self._counters, done - start_step)
+        return done
+
+    def _replayed(self, start_step: int, should_stop: Callable[[], bool], on_step: Callable[[int], None]) -> int:
         pace = Pace()
         for step in range(start_step, self._batches.steps):
             self._graph.replay()

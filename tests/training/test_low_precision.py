@@ -1,0 +1,84 @@
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from strucspars.models.preactivation_resnet import PreactivationResNet
+from strucspars.training.batch_counters import counters_set_aside
+from strucspars.training.low_precision import CastAtOnce
+
+
+def losses_and_gradients(
+    model: nn.Module, cast: CastAtOnce | None, images: torch.Tensor
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    model.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = (cast or model)(images).float().logsumexp(dim=1).mean()
+    torch.autograd.backward(loss)
+    if cast is not None:
+        cast.collect_gradients_()
+    return loss.detach(), [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_casting_all_weights_at_once_computes_what_autocast_does() -> None:
+    torch.manual_seed(0)
+    model = PreactivationResNet(20)
+    images = torch.randn(4, 3, 16, 16)
+    expected_loss, expected = losses_and_gradients(model, None, images)
+    loss, gradients = losses_and_gradients(model, CastAtOnce(model, torch.bfloat16), images)
+    assert len(gradients) == len(expected) == len(list(model.parameters()))
+    assert all(gradient.dtype == torch.float32 for gradient in gradients)
+    assert_close(loss, expected_loss)
+    assert_close(gradients, expected)
+
+
+def test_cast_weights_follow_the_weights_they_are_copies_of() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(2))
+    images = torch.randn(2, 3, 4, 4)
+    model(images)
+    cast = CastAtOnce(model, torch.bfloat16)
+    before = cast(images.bfloat16()).float()
+    with torch.no_grad():
+        model.get_parameter("0.weight").mul_(2)
+        model.get_parameter("0.bias").mul_(2)
+        model.get_parameter("2.bias").zero_()
+    after = cast(images.bfloat16()).float()
+    assert not torch.equal(before, after)
+    assert_close(after, model(images), rtol=0.05, atol=0.05)
+
+
+def test_frozen_and_unused_parameters_get_no_gradient() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 2), "frozen": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
+    model["frozen"].requires_grad_(False)
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = model
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            hidden: torch.Tensor = self.layers["frozen"](self.layers["used"](features))
+            return hidden
+
+    cast = CastAtOnce(Chain(), torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.autograd.backward(cast(torch.ones(1, 2)).sum())
+    cast.collect_gradients_()
+    assert model["used"].weight.grad is not None
+    assert model["frozen"].weight.grad is None
+    assert model["unused"].weight.grad is None
+
+
+def test_counters_of_batch_norms_come_back_as_the_same_tensors_uncounted() -> None:
+    model = nn.Sequential(
+        nn.BatchNorm2d(2), nn.BatchNorm2d(2, momentum=None), nn.BatchNorm2d(2, track_running_stats=False)
+    )
+    counter = model[0].num_batches_tracked
+    with counters_set_aside(model) as counters:
+        assert model[0].num_batches_tracked is None
+        model(torch.randn(2, 2, 3, 3))
+    assert counters == [counter]
+    assert model[0].num_batches_tracked is counter
+    assert counter == 0
+    # The plain mean of all batches needs its count.
+    assert model[1].num_batches_tracked == 1
+    assert not torch.equal(model[0].running_mean, torch.zeros(2))
