@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import compatibility
+import table2_recipes
 from permutations import markdown, summary_table
+
+from strucspars.training.paper_rows import PAPER_ROWS
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,3 +52,29 @@ def test_the_penalty_and_the_epoch_step_cost_what_they_may() -> None:
     for network, row in measured("penalty")["networks"].items():
         assert row["added_fraction"]["regularize_"] <= 0.05, network
     assert measured("epoch_step")["resnet50"]["end_epoch_seconds"]["most"] < 1
+
+
+def test_the_page_of_the_imagenet_recipes_is_that_of_its_json() -> None:
+    assert (ROOT / "results" / "table2_recipes.md").read_text() == table2_recipes.markdown(measured("table2_recipes"))
+
+
+def test_every_recipe_of_table_2_has_run_and_has_the_papers_size() -> None:
+    report = measured("table2_recipes")
+    rows = {row["recipe"]: row for row in report["rows"]}
+    assert {name for name, paper in PAPER_ROWS.items() if paper.table == 2} <= set(rows)
+    assert report["overrides"] == list(table2_recipes.OVERRIDES)
+    assert report["failures"] == {}
+    for name, row in rows.items():
+        dense = name.endswith("-dense")
+        assert row["stages"] == (["finetune"] if dense else ["sparsify", "compress", "finetune"]), name
+        assert (row["grouped_layers"] == 0) == dense, name
+        assert (row["paper_params"], row["paper_flops"]) == (PAPER_ROWS[name].params, PAPER_ROWS[name].flops), name
+        assert not table2_recipes.differs(row), name
+
+
+def test_a_recipe_that_is_a_point_larger_than_the_papers_is_noticed() -> None:
+    row = {"target": 0.5, "dense_params": 1000, "params": 505, "paper_params": 500.0, "flops": 7.0, "paper_flops": 9.0}
+    assert not table2_recipes.differs(row)
+    assert table2_recipes.differs(row | {"params": 515})
+    assert table2_recipes.differs(row | {"target": None})
+    assert not table2_recipes.differs(row | {"target": None, "flops": 9.01})

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.training.compression import FORMS, TrainableForm, ablation_plan, masked_form, with_fresh_weights
 from strucspars.training.recipe import Form, Kind, Recipe
 from strucspars.training.rules import PlainRule, SlimmingRule, SparsifyRule, TrainingRule
+from strucspars.training.steps import CAPTURE_LOCK
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,13 +98,15 @@ class StructuredSparsification:
         """The structured penalty; learns the first channel orders."""
         recipe = self._workshop.recipe
         options = recipe.sparsify
-        self._sparsifier = Sparsifier(
-            model,
-            recipe.sparsify_config(steps_per_epoch=self._workshop.steps_per_epoch),
-            rules=LayerRules(include=options.include, exclude=options.exclude),
-            example_inputs=self._workshop.example,
-            executor=self._workshop.executor,
-        )
+        # Counting operations sets the random state aside, from which other threads may be drawing weights.
+        with CAPTURE_LOCK:
+            self._sparsifier = Sparsifier(
+                model,
+                recipe.sparsify_config(steps_per_epoch=self._workshop.steps_per_epoch),
+                rules=LayerRules(include=options.include, exclude=options.exclude),
+                example_inputs=self._workshop.example,
+                executor=self._workshop.executor,
+            )
         self._store_importance("start")
         return SparsifyRule(self._sparsifier)
 
@@ -157,12 +161,22 @@ class StructuredSparsification:
         return self.plan
 
     def _plan_of_another_run(self) -> GroupingPlan | None:
-        source = self._workshop.recipe.sparsify.from_run
+        options = self._workshop.recipe.sparsify
+        source = options.from_run
         if source is None:
             return None
-        plan = RunFolder(source).load_plan()
+        plan = RunFolder(Path(source).expanduser()).load_plan()
         if plan is None:
             raise ValueError(f"sparsify.from_run: {source} has no plan yet; finish its first stage")
+        if plan.min_kept_norm is None:
+            raise ValueError(
+                f"sparsify.from_run: {source} is an ablation, whose orders were not learned; name the run whose were"
+            )
+        if (plan.target, plan.budget) != (options.target, options.budget):
+            raise ValueError(
+                f"sparsify.from_run: {source} was compressed by {plan.target} of its {plan.budget}, this recipe asks "
+                f"for {options.target} of the {options.budget}; set sparsify.target and sparsify.budget likewise"
+            )
         return plan
 
     def _store_importance(self, moment: str) -> None:
@@ -190,7 +204,10 @@ class NetworkSlimming:
 
     def first_rule(self, model: nn.Module) -> TrainingRule:
         """L1 on the batch-norm scales."""
-        return SlimmingRule(model, self._workshop.recipe.slimming.strength)
+        options = self._workshop.recipe.slimming
+        # A network or a target that does not do fails here, not when the training is over.
+        select_channels(model, target=options.target)
+        return SlimmingRule(model, options.strength)
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
         """One threshold for all batch-norm scales that meets the target."""

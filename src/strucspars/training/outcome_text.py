@@ -1,7 +1,7 @@
 """A finished run as text: what it came to, what the paper has for it, and where everything lies."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def follows_paper(recipe: Recipe) -> bool:
 
 
 def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
-    """Several finished runs of one kind in one table, a line each, by folder; below them, their means."""
+    """Several finished runs of one recipe in a table, by folder; below them, their mean and deviation."""
     runs = list(summaries.values())
     numbers: dict[str, list[float | None]] = {
         "removed": [run.removed_param_fraction for run in runs],
@@ -88,20 +88,16 @@ def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
         "best epoch": [run.finetuned.best_top1 for run in runs],
         "saved": [run.converted_top1 for run in runs],
     }
-    names = [*map(str, summaries), f"mean and deviation of {len(runs)}"]
+    below = ["mean", "deviation"] if len(runs) > 1 else []
     columns = [
-        Column("run", names if len(runs) > 1 else names[:1], is_text=True),
-        Column("params", [f"{run.params.after:,}" for run in runs] + [""] * (len(runs) > 1)),
+        Column("run", [*map(str, summaries), *below], is_text=True),
+        Column("params", [*(f"{run.params.after:,}" for run in runs), *("" for _ in below)]),
     ]
     for title, values in numbers.items():
-        last = [_spread(values)] if len(runs) > 1 else []
-        columns.append(Column(title, [*map(percent, values), *last]))
+        known = [value for value in values if value is not None]
+        spread = [statistics.mean(known), statistics.stdev(known)] if len(known) > 1 else [None for _ in below]
+        columns.append(Column(title, [percent(value) for value in (*values, *spread)]))
     return text_table(columns)
-
-
-def _spread(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{statistics.mean(known):.2%} ± {100 * statistics.stdev(known):.2f}" if len(known) > 1 else ""
 
 
 def _sizes(summary: RunSummary, paper: PaperRow | None) -> str:
@@ -158,7 +154,7 @@ def _accuracies_before(summary: RunSummary) -> list[_Row]:
         rows.append(("before compression", summary.before_compression_top1, top5, before))
         rows.append(("after compression", summary.compressed_top1, summary.compressed_top5, after))
     if summary.sparsified is not None:
-        rows.insert(1, _best("first stage", summary.sparsified))
+        rows.insert(0, _best("first stage", summary.sparsified))
     if summary.recalibrated_top1 is not None:
         rows.append(("the same, batch norm recalibrated", summary.recalibrated_top1, None, ""))
     return rows

@@ -15,7 +15,7 @@ from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.checkpoint import load_named, save_named
 from strucspars.runs.environment import environment
 from strucspars.runs.folder import RunFolder
-from strucspars.training.compression import form_milliseconds, recalibrate_
+from strucspars.training.compression import FORMS, form_milliseconds, recalibrate_
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Accuracy, Evaluation
 from strucspars.training.loss import StageLoss
@@ -27,7 +27,8 @@ from strucspars.training.recipe import Form, Recipe, StageRecipe
 from strucspars.training.recipe_reading import recipe_yaml
 from strucspars.training.rules import TrainingRule
 from strucspars.training.setting import Setting
-from strucspars.training.stage import CHECKPOINT_VERSION, Stage
+from strucspars.training.stage import Stage, check_checkpoint
+from strucspars.training.steps import CAPTURE_LOCK
 from strucspars.training.tensorboard import TensorBoardLog
 
 FINETUNE = "finetune"
@@ -84,11 +85,8 @@ def run_pipeline(
 def _last_checkpoint(folder: RunFolder, engine: Engine) -> dict[str, Any] | None:
     """The last checkpoint, on all processes; rows of the metrics that it does not know will be written again."""
     checkpoint: dict[str, Any] | None = engine.shared(folder.load_checkpoint() if engine.is_first else None)
-    if checkpoint is not None and checkpoint.get("version") != CHECKPOINT_VERSION:
-        raise ValueError(
-            f"{folder.checkpoints} was written by another version of strucspars "
-            f"({checkpoint.get('version')!r}, not {CHECKPOINT_VERSION}); finish the run with that one"
-        )
+    if checkpoint is not None:
+        check_checkpoint(checkpoint, folder.checkpoints)
     if engine.is_first:
         folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
     return checkpoint
@@ -116,9 +114,17 @@ class _Run:
         if self._recipe.kind in COMPRESSION_METHODS:
             self._compression = COMPRESSION_METHODS[self._recipe.kind](workshop)
         self._deployment: Deployment = self._compression or DenseTraining(workshop)
+        stages = [FINETUNE] if self._compression is None else [self._compression.first_stage, FINETUNE]
+        if checkpoint is not None and checkpoint["stage"] not in stages:
+            raise ValueError(
+                f"{folder.checkpoints}: the checkpoint is of a stage {checkpoint['stage']!r}, but a run of kind "
+                f"{self._recipe.kind} has {' and '.join(stages)}; restore the right one, or use another folder"
+            )
 
     def finished(self) -> RunSummary:
         """Do what is left to do."""
+        # First: a teacher that is missing should not be missed only when the first stage is over.
+        loss = self._setting.second_stage_loss()
         if self._compression is None:
             model = self._setting.first_model()
         elif self._begun(FINETUNE):
@@ -129,9 +135,7 @@ class _Run:
             self._compress(self._compression, model)
         form = self._form(model)
         trainable = self._deployment.trainable(model, form)
-        stage = self._stage(
-            FINETUNE, self._recipe.stage2, trainable.model, trainable.rule, self._setting.second_stage_loss()
-        )
+        stage = self._stage(FINETUNE, self._recipe.stage2, trainable.model, trainable.rule, loss)
         self._deployment.finish(stage.run())
         self._engine.wait()
         return self._summed_up(form)
@@ -141,10 +145,14 @@ class _Run:
         model = self._setting.first_model()
         source = self._recipe.sparsify.from_run
         if source is not None:
-            saved = load_named(RunFolder(source).checkpoints, SPARSIFIED)
+            saved = load_named(RunFolder(Path(source).expanduser()).checkpoints, SPARSIFIED)
             if saved is None:
                 raise ValueError(f"sparsify.from_run: {source} is no run that has finished its first stage")
-            model.load_state_dict(saved["model"])
+            try:
+                model.load_state_dict(saved["model"])
+            except (KeyError, TypeError, RuntimeError) as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(f"sparsify.from_run: {source} belongs to another network: {reason}") from error
             return model
         options = self._recipe.stage1
         rule = method.first_rule(model)
@@ -205,22 +213,27 @@ class _Run:
             times = form_milliseconds(self._engine, model, plan, self._recipe.stage2, self._context.train)
             decided = self._engine.shared(min(times, key=times.__getitem__))
             if self._engine.is_first:
-                self._folder.remember("form_milliseconds", times)
+                # The decision first: killed in between, the next process would measure other times and contradict.
                 self._folder.remember("finetune_form", decided)
+                self._folder.remember("form_milliseconds", times)
+        if decided not in FORMS:
+            raise ValueError(f"{self._folder.decisions_path}: finetune_form must be masked or grouped, got {decided!r}")
         return decided
 
     def _summed_up(self, form: Form | None) -> RunSummary:
         """Read back what was saved, evaluate that, and write the summary."""
         small = self._engine.placed(self._deployment.reload())
-        summary = run_summary(
-            self._recipe,
-            self._folder.metrics(),
-            dense=self._setting.fresh_model(),
-            small=small,
-            example=self._setting.example,
-            converted_top1=self._accuracy(small).top1,
-            finetune_form=form,
-        )
+        dense, converted_top1 = self._setting.fresh_model(), self._accuracy(small).top1
+        with CAPTURE_LOCK:
+            summary = run_summary(
+                self._recipe,
+                self._folder.metrics(),
+                dense=dense,
+                small=small,
+                example=self._setting.example,
+                converted_top1=converted_top1,
+                finetune_form=form,
+            )
         if self._engine.is_first:
             text = outcome_text(summary, self._recipe, self._folder)
             write_text_atomic(self._folder.summary_text_path, text + "\n")

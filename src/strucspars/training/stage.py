@@ -122,14 +122,14 @@ class Stage:
 
     def _prepare_epoch_(self, epoch: int) -> None:
         self._model.train()
-        if self._done_steps == 0:
-            # Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own.
-            # Not while a run in another thread draws its weights from the same generator.
-            with CAPTURE_LOCK:
+        # Not while a run in another thread draws its weights from the same generator.
+        with CAPTURE_LOCK:
+            if self._done_steps == 0:
+                # Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own.
                 torch.manual_seed(derived_seed(self._context.seed, f"{self._name} epoch", epoch))
-            self._step.sums.zero_()
-        elif self._random_states:
-            _set_random_states(self._random_states)
+                self._step.sums.zero_()
+            elif self._random_states:
+                _set_random_states(self._random_states)
 
     def _finish_epoch(self, epoch: int, rate: float, begin: float) -> None:
         context = self._context

@@ -23,7 +23,8 @@ from strucspars.training.rules import TrainingRule
 WARMUP_STEPS = 3
 # How far the host may run ahead of the device, in steps: enough to keep it busy, little enough to stop soon.
 MAX_STEPS_AHEAD = 64
-# Graphs of several runs are captured one after the other: captures share the device's random state.
+# Runs in several threads share the random state of the process and of the device. Whoever captures a graph, draws
+# weights, seeds the generator or sets its state aside for a while does so alone.
 CAPTURE_LOCK = threading.Lock()
 
 

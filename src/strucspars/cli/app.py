@@ -1,0 +1,64 @@
+"""The program: its commands, and what becomes of their errors."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from strucspars._version import __version__
+from strucspars.cli import compress, demo, evaluate, reproduce, run, summary
+from strucspars.cli.errors import reported
+from strucspars.cli.log_lines import warnings_as_lines
+from strucspars.cli.options import examples
+
+EXAMPLES = examples(
+    "strucspars demo",
+    "strucspars run cifar10-resnet20-40 data.root=~/cifar10",
+    "strucspars summary runs/cifar10-resnet20-40",
+    "strucspars COMMAND --help",
+)
+
+app = typer.Typer(
+    name="strucspars", add_completion=True, pretty_exceptions_enable=False, context_settings={"max_content_width": 120}
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"strucspars {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True, epilog=EXAMPLES)
+def strucspars(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Turn CNNs into group convolutions with learned channel shuffles."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+for name, command, epilogue in (
+    ("demo", demo.demo, demo.EXAMPLES),
+    ("run", run.run, run.EXAMPLES),
+    ("compress", compress.compress, compress.EXAMPLES),
+    ("eval", evaluate.evaluate, evaluate.EXAMPLES),
+    ("summary", summary.summary, summary.EXAMPLES),
+    ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
+):
+    app.command(name, epilog=epilogue)(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns the exit status: 0, 1 for a failed run, 2 for wrong use, 128 + n for signal n."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        with warnings_as_lines():
+            status = app(list(arguments), prog_name="strucspars", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:
+        return reported(error, arguments)
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,73 @@
+"""`strucspars compress`: a checkpoint becomes a smaller one, without training."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strucspars.cli.options import Classes, Debug, ImageShape, Json, examples, parsed_image_shape
+from strucspars.cli.output import Output
+
+EXAMPLES = examples(
+    "strucspars compress resnet50.pth --model resnet50 --target 0.35",
+    "strucspars compress DEFAULT --model resnet18 --target 0.3 --budget macs --out small.safetensors",
+    "strucspars compress mine.pt --model my_package.networks:build --classes 7 --image-size 160 --target 0.5",
+)
+
+
+class Budget(StrEnum):
+    """What the target is a fraction of."""
+
+    params = "params"
+    macs = "macs"
+
+
+def compress(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A .pt, .pth or .safetensors file of a state dict, or torchvision weights (DEFAULT).",
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option(help="The network: preact-resnet20, resnet50, timm:NAME, package.module:function.")
+    ],
+    target: Annotated[float, typer.Option(help="Fraction of the whole network to remove.")],
+    budget: Annotated[Budget, typer.Option(help="What the target counts.")] = Budget.params,
+    classes: Classes = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Side of an image, if it has three channels.", show_default=False)
+    ] = None,
+    image_shape: ImageShape = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Group the convolutions of a trained network as its weights are: one-shot, without training.
+
+    Much of the weights' norm is lost this way: finetune the outcome, or use `run`, which trains for it.
+    """
+    from strucspars.cli.networks import usual_classes, usual_image_shape
+    from strucspars.cli.one_shot import compressed_checkpoint
+
+    if image_size is not None and image_shape is not None:
+        raise ValueError("give --image-size or --image-shape, not both")
+    shape = usual_image_shape(model)
+    if image_size is not None:
+        shape = (3, image_size, image_size)
+    elif image_shape is not None:
+        shape = parsed_image_shape(image_shape)
+    done = compressed_checkpoint(
+        checkpoint,
+        model=model,
+        target=target,
+        budget=budget.value,
+        classes=usual_classes(model) if classes is None else classes,
+        image_shape=shape,
+        out=out or Path(f"{model.replace(':', '-').replace('/', '-')}-compressed.safetensors"),
+    )
+    Output(as_json=as_json).outcome(done.text(), done.document())

@@ -1,0 +1,28 @@
+"""`strucspars demo`: the whole pipeline on the digits, and whether it keeps its promises."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strucspars.cli.options import Debug, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
+from strucspars.cli.output import Output
+
+EXAMPLES = examples("strucspars demo", "strucspars demo --seeds 0,1,2 --out demo-runs")
+
+
+def demo(
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="The folder to put the run folders in.")] = Path("runs"),
+    seeds: Seeds = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a small network on the embedded digits, compress it by half, and compare. Takes minutes on a laptop."""
+    from strucspars.cli.demonstration import check_promises, demonstrated
+
+    output = Output(as_json=as_json, quiet=quiet)
+    pairs = demonstrated(overrides or [], out=out, seeds=None if seeds is None else parsed_seeds(seeds), output=output)
+    output.outcome("\n\n".join(pair.text() for pair in pairs), {"demos": [pair.document() for pair in pairs]})
+    check_promises(pairs)

@@ -1,0 +1,133 @@
+"""The demo: a dense network and a compressed one, side by side, and what was promised of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strucspars.cli.errors import RunFailed
+from strucspars.cli.output import Output
+from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, seeded_recipes
+from strucspars.measure.text_table import Column, text_table
+from strucspars.training.outcome import RunSummary
+from strucspars.training.outcome_text import duration, percent
+
+LEAST_REMOVED = 0.5
+MOST_LOST_ACCURACY = 0.01
+# What an accuracy of 449/450 - 1/100 is in binary must not decide.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """The two runs of a demo.
+
+    Attributes:
+        dense, compressed: how they ended.
+        dense_path, compressed_path: where they lie.
+    """
+
+    dense: RunSummary
+    compressed: RunSummary
+    dense_path: Path
+    compressed_path: Path
+
+    def text(self) -> str:
+        """For people: the comparison, where everything lies, and what to try next."""
+        small = self.compressed
+        steps = (
+            f"{percent(small.removed_before_search)} of the parameters were removed by sparse training alone, "
+            f"{percent(small.removed_param_fraction)} after the threshold search (target {percent(small.target)});\n"
+            f"accuracy {percent(small.before_compression_top1)} before compression, {percent(small.compressed_top1)} "
+            f"right after, {percent(small.finetuned.last_top1)} finetuned."
+        )
+        places = (
+            f"{self.compressed_path / 'model.safetensors'}  the compressed network\n"
+            f"{self.compressed_path / 'summary.txt'}  all that its run came to\n"
+            f"{self.dense_path}  the dense run"
+        )
+        following = (
+            "What to try next:\n"
+            f"  strucspars summary {self.compressed_path}  # layer by layer\n"
+            "  strucspars run demo sparsify.target=0.7 --out runs/demo-70  # remove more\n"
+            "  strucspars run cifar10-resnet20-40 data.root=~/cifar10  # a row of the paper"
+        )
+        return "\n\n".join((self._table(), steps, places, following))
+
+    def document(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "dense": {"folder": str(self.dense_path), "summary": self.dense.to_json()},
+            "compressed": {"folder": str(self.compressed_path), "summary": self.compressed.to_json()},
+            "broken_promises": self.broken_promises(),
+        }
+
+    def broken_promises(self) -> list[str]:
+        """What was promised and did not come true."""
+        small, broken = self.compressed, []
+        removed, target = small.removed_before_search, small.target
+        if removed is None or target is None or removed < target / 2:
+            broken.append(
+                f"sparse training alone removed {percent(removed) or 'nothing'}, less than half of the target "
+                f"{percent(target)}"
+            )
+        if small.removed_param_fraction < LEAST_REMOVED - ROUNDING:
+            broken.append(
+                f"only {percent(small.removed_param_fraction)} of the parameters are removed, less than "
+                f"{percent(LEAST_REMOVED)}"
+            )
+        lost = self.dense.finetuned.last_top1 - small.finetuned.last_top1
+        if lost > MOST_LOST_ACCURACY + ROUNDING:
+            broken.append(
+                f"the compressed network has {percent(small.finetuned.last_top1)}, {100 * lost:.2f} points less than "
+                f"the dense one's {percent(self.dense.finetuned.last_top1)}; one point was allowed"
+            )
+        return broken
+
+    def _table(self) -> str:
+        networks = (self.dense, self.compressed)
+        return text_table(
+            [
+                Column(f"digits, seed {self.dense.seed}", ["dense", "compressed"], is_text=True),
+                Column("params", [f"{each.params.after:,}" for each in networks]),
+                Column("MACs", [f"{each.macs.after:,}" for each in networks]),
+                Column("accuracy", [percent(each.finetuned.last_top1) for each in networks]),
+                Column("training", [duration(sum(each.seconds.values())) for each in networks]),
+            ]
+        )
+
+
+def demonstrated(
+    overrides: Sequence[str], *, out: Path, seeds: Sequence[int] | None, output: Output
+) -> list[Demonstration]:
+    """Run the demo, or go on with it; one pair of runs per seed.
+
+    Args:
+        overrides: of both recipes.
+        out: folder of the run folders.
+        seeds: None for the recipe's own.
+        output: says what happens.
+    """
+    dense, small = (
+        {out / run_name(recipe): recipe for recipe in seeded_recipes(name, overrides, seeds)}
+        for name in ("demo-dense", "demo")
+    )
+    outcomes = run_all(dense | small, jobs=1, output=output)
+    raise_failures(outcomes)
+    summaries = finished_runs(outcomes)
+    return [
+        Demonstration(
+            dense=summaries[dense_path],
+            compressed=summaries[small_path],
+            dense_path=dense_path,
+            compressed_path=small_path,
+        )
+        for dense_path, small_path in zip(dense, small, strict=True)
+    ]
+
+
+def check_promises(pairs: Sequence[Demonstration]) -> None:
+    """Fail if the demo shows less than it promises."""
+    broken = [promise for pair in pairs for promise in pair.broken_promises()]
+    if broken:
+        raise RunFailed(f"the demo does not keep its promises: {'; '.join(broken)}")

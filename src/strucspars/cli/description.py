@@ -1,0 +1,108 @@
+"""What a run, a file or a name stands for, as a text and as a document."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from strucspars.cli.networks import (
+    ImageShape,
+    data_image_shape,
+    network_of_file,
+    saved_network,
+    usual_classes,
+    usual_image_shape,
+)
+from strucspars.cli.run_evaluation import finished_summary
+from strucspars.cli.run_state import run_state
+from strucspars.measure.summary import summary
+from strucspars.measure.text_table import Column, text_table
+from strucspars.models.catalogue import build_model
+from strucspars.runs.folder import RunFolder
+from strucspars.training.outcome_text import duration, outcome_text, percent
+from strucspars.training.recipe_reading import read_recipe
+
+
+@dataclass(frozen=True)
+class Description:
+    """The same for people and for scripts."""
+
+    text: str
+    document: Mapping[str, Any]
+
+
+def described(
+    target: str, *, model: str | None = None, classes: int | None = None, image_shape: ImageShape | None = None
+) -> Description:
+    """Describe a run folder, a saved network or a network by name.
+
+    Args:
+        target: path of a folder or file, or a name as in `build_model`.
+        model: name of the network that a file holds.
+        classes: number of classes of a network by name.
+        image_shape: to count MACs with; None: what the network is made for.
+
+    Raises:
+        ValueError: there is no such thing, or something is missing.
+    """
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return _described_run(RunFolder(path))
+    if path.suffix == ".safetensors":
+        if model is None:
+            raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
+        return _described_network(network_of_file(path, model), image_shape or usual_image_shape(model))
+    shape = image_shape or usual_image_shape(target)
+    try:
+        network = build_model(target, num_classes=classes or usual_classes(target), image_shape=shape)
+    except ValueError as error:
+        raise ValueError(
+            f"{target!r} is neither a folder nor a .safetensors file, and as a network: {error}"
+        ) from error
+    return _described_network(network, shape)
+
+
+def _described_network(network: nn.Module, shape: ImageShape) -> Description:
+    layers = summary(network, torch.zeros(1, *shape))
+    return Description(str(layers), {"image_shape": list(shape), **asdict(layers)})
+
+
+def _described_run(folder: RunFolder) -> Description:
+    state = run_state(folder.path)
+    if not state.is_finished:
+        return _described_unfinished(folder, state.words)
+    outcome = finished_summary(folder)
+    recipe = read_recipe(folder.recipe_path)
+    network = _described_network(saved_network(folder, recipe), data_image_shape(recipe.data))
+    return Description(
+        f"{network.text}\n\n{outcome_text(outcome, recipe, folder)}",
+        {"folder": str(folder.path), "state": state.words, "summary": outcome.to_json(), "network": network.document},
+    )
+
+
+def _described_unfinished(folder: RunFolder, state: str) -> Description:
+    if not folder.recipe_path.is_file():
+        raise ValueError(f"{folder.path} is no run folder: it has no {folder.recipe_path.name}")
+    rows = folder.metrics()
+    lines = [f"{folder.path}: {state}; strucspars run with its recipe goes on"]
+    if rows:
+        lines += ["", _progress_table(rows)]
+    return Description("\n".join(lines), {"folder": str(folder.path), "state": state, "summary": None, "metrics": rows})
+
+
+def _progress_table(rows: list[dict[str, Any]]) -> str:
+    """The last epoch of every stage so far."""
+    last = {row["stage"]: row for row in rows}
+    seconds = {stage: sum(row["seconds"] for row in rows if row["stage"] == stage) for stage in last}
+    return text_table(
+        [
+            Column("stage", list(last), is_text=True),
+            Column("epoch", [str(row["epoch"]) if row["epoch"] else "" for row in last.values()]),
+            Column("accuracy", [percent(row["test_top1"]) for row in last.values()]),
+            Column("removed", [percent(row.get("removed_fraction")) for row in last.values()]),
+            Column("time", [duration(seconds[stage]) for stage in last]),
+        ]
+    )

@@ -1,0 +1,93 @@
+"""Errors as one readable line and an exit status."""
+
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import typer
+
+from strucspars.cli.interrupt import Interrupted
+from strucspars.cli.output import is_first_process
+from strucspars.runs.lock import RunFolderBusy
+
+FAILED = 1
+WRONG_USE = 2
+BY_SIGNAL = 128
+
+# What typer raises for wrong arguments, and what its parameters raise, share this base, which it does not export.
+_ArgumentError: type[BaseException] = typer.BadParameter.__mro__[2]
+_NOT_THERE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+
+class RunFailed(Exception):
+    """A run did not come to what it should; the message says how."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An error for the user.
+
+    Attributes:
+        text: what is wrong and what to do.
+        exit_status: of the process.
+    """
+
+    text: str
+    exit_status: int
+
+
+def explained(error: BaseException) -> Explanation | None:
+    """What to tell the user about an error; None for one that nobody expects, whose trace is needed.
+
+    >>> explained(FileNotFoundError("there is no saved model at here"))
+    Explanation(text='there is no saved model at here', exit_status=2)
+    """
+    if isinstance(error, _ArgumentError):
+        message = cast(typer.BadParameter, error).format_message()
+        return Explanation(f"{message.rstrip('.')}; --help tells more", WRONG_USE)
+    if isinstance(error, torch.OutOfMemoryError):
+        remedy = "use a smaller data.batch_size or fewer --jobs; the same command goes on from the last checkpoint"
+        return Explanation(f"the GPU's memory is full; {remedy}", FAILED)
+    if isinstance(error, ImportError):
+        return Explanation(f"{_one_line(error)}; install it to use this", WRONG_USE)
+    if isinstance(error, (ValueError, *_NOT_THERE)):
+        return Explanation(_one_line(error), WRONG_USE)
+    if isinstance(error, OSError | RunFolderBusy | RunFailed):
+        return Explanation(_one_line(error), FAILED)
+    return None
+
+
+def reported(error: BaseException, arguments: Sequence[str]) -> int:
+    """Print an error on the standard error; returns the exit status. One that nobody expects is raised again."""
+    if isinstance(error, Interrupted):
+        if is_first_process():
+            print(f"{error}\nto go on: {_program()} {shlex.join(arguments)}", file=sys.stderr)
+        return BY_SIGNAL + error.signal_number
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        print("error: interrupted", file=sys.stderr)
+        return BY_SIGNAL + signal.SIGINT
+    explanation = explained(error)
+    if explanation is None:
+        raise error
+    if "--debug" in arguments:
+        traceback.print_exception(error)
+    # An error of one process only would be lost if the others kept quiet.
+    print(f"error: {explanation.text}", file=sys.stderr)
+    return explanation.exit_status
+
+
+def _one_line(error: BaseException) -> str:
+    """The message of an error; what it lists on lines of their own stands after the first, with semicolons."""
+    first, *others = [" ".join(line.split()) for line in (str(error) or type(error).__name__).splitlines()]
+    return f"{first} {'; '.join(others)}".strip()
+
+
+def _program() -> str:
+    """How the program was called."""
+    return "strucspars" if Path(sys.argv[0]).name == "strucspars" else "python -m strucspars"

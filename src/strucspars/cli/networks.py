@@ -1,0 +1,104 @@
+"""Networks for commands that have no data at hand: from names, from files, from run folders."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from strucspars.baselines.slimmed_file import SELECTION_KEY, load_slimmed
+from strucspars.data.digits import digits
+from strucspars.export.storage import PLAN_KEY, load
+from strucspars.models.catalogue import OWN_NETWORKS, build_model, load_weights_
+from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe import DataRecipe, Kind, Recipe
+
+ImageShape = tuple[int, int, int]
+
+CIFAR_SHAPE: ImageShape = (3, 32, 32)
+READERS: dict[Kind, Callable[[Path, nn.Module], nn.Module]] = {
+    "strucspars": load,
+    "dense": load,
+    "slimming": load_slimmed,
+}
+
+
+def usual_image_shape(model: str) -> ImageShape:
+    """The images that a network of this name is made for.
+
+    >>> usual_image_shape("preact-resnet20"), usual_image_shape("resnet50")
+    ((3, 32, 32), (3, 224, 224))
+    """
+    return CIFAR_SHAPE if _is_for_cifar(model) else (3, 224, 224)
+
+
+def usual_classes(model: str) -> int:
+    """The number of classes that a network of this name is made for."""
+    return 10 if _is_for_cifar(model) else 1000
+
+
+def data_image_shape(data: DataRecipe) -> ImageShape:
+    """The shape of the images of a recipe, without reading them."""
+    if data.name == "digits":
+        return digits().image_shape
+    return CIFAR_SHAPE if data.name.startswith("cifar") else (3, data.image_size, data.image_size)
+
+
+def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
+    """The network of a finished run; its number of classes is read off the file."""
+    classes = _classes_of_file(folder.model_path, recipe.model.name)
+    return READERS[recipe.kind](folder.model_path, build_model(recipe.model.name, num_classes=classes))
+
+
+def network_of_file(path: Path, name: str) -> nn.Module:
+    """The network of a safetensors file: compressed by this program in either way, or a plain state dict.
+
+    Args:
+        path: the file.
+        name: of the network, as in `build_model`.
+    """
+    model = build_model(name, num_classes=_classes_of_file(path, name))
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    if PLAN_KEY in metadata:
+        return load(path, model)
+    if SELECTION_KEY in metadata:
+        return load_slimmed(path, model)
+    load_weights_(model, str(path), name)
+    return model
+
+
+def load_all_weights_(model: nn.Module, source: str, name: str) -> None:
+    """As `load_weights_`, but a classifier that would keep its fresh weights is an error."""
+    outputs = [model.state_dict()[key] for key in _output_keys(name)]
+    for tensor in outputs:
+        tensor.fill_(math.nan)
+    load_weights_(model, source, name)
+    if any(tensor.isnan().all() for tensor in outputs):
+        raise ValueError(f"the weights {source!r} are for another number of classes; give theirs with --classes")
+
+
+def _is_for_cifar(model: str) -> bool:
+    return model.startswith(tuple(OWN_NETWORKS))
+
+
+def _output_keys(name: str) -> list[str]:
+    """The tensors whose length is the number of classes."""
+    few, more = (build_model(name, num_classes=classes).state_dict() for classes in (2, 3))
+    return [key for key in few if few[key].shape != more[key].shape]
+
+
+def _classes_of_file(path: Path, name: str) -> int:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no saved network at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = set(file.keys())
+            lengths = {file.get_slice(key).get_shape()[0] for key in _output_keys(name) if key in stored}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}") from error
+    if len(lengths) != 1:
+        raise ValueError(f"{path} holds no network {name!r}: its classifier is missing; give the right --model")
+    (classes,) = lengths
+    return int(classes)

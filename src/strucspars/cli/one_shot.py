@@ -1,0 +1,110 @@
+"""One-shot compression of a checkpoint, from file to file."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strucspars.cli.networks import ImageShape, load_all_weights_
+from strucspars.convert.conversion import convert_
+from strucspars.core.budget import Budget
+from strucspars.export.storage import save
+from strucspars.measure.summary import Summary, summary
+from strucspars.models.catalogue import build_model
+from strucspars.nn.selection import select_layers
+from strucspars.sparsify import one_shot
+from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.planning import kept_fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedCheckpoint:
+    """What one-shot compression came to.
+
+    Attributes:
+        path: the file with the compressed network.
+        summary: its layers, before and after.
+        target: the fraction that was asked for.
+        budget: of what.
+        lost_norm: share of the grouped layers' norm that is gone.
+    """
+
+    path: Path
+    summary: Summary
+    target: float
+    budget: Budget
+    lost_norm: float
+
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"{self.summary}\n\n"
+            f"{self.lost_norm:.1%} of the norm of the layers that can be grouped is lost: without training that is the "
+            "price.\nFinetune the network before you judge it, or lose less with strucspars run.\n\n"
+            f"{self.path}  the compressed network; strucspars.load({str(self.path)!r}, model) reads it"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "path": str(self.path),
+            "target": self.target,
+            "budget": self.budget,
+            "lost_norm": self.lost_norm,
+            **asdict(self.summary),
+        }
+
+
+def compressed_checkpoint(
+    checkpoint: str,
+    *,
+    model: str,
+    target: float,
+    budget: Budget,
+    classes: int,
+    image_shape: ImageShape,
+    out: Path,
+) -> CompressedCheckpoint:
+    """Compress a checkpoint and write the outcome to a new file.
+
+    Args:
+        checkpoint: as `source` of `load_weights_`.
+        model: name of the network.
+        target: removed fraction of the budget.
+        budget: parameters or MACs of the whole network.
+        classes: its outputs.
+        image_shape: of an image, to count MACs with.
+        out: the file to write.
+
+    Raises:
+        ValueError: the checkpoint does not fit, or the target cannot be met.
+        FileExistsError: there is such a file already.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} is there already; delete it, or write elsewhere with --out")
+    config = SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0, budget=budget)
+    network = build_model(model, num_classes=classes, image_shape=image_shape)
+    load_all_weights_(network, checkpoint, model)
+    example = torch.zeros(1, *image_shape)
+    with _said_elsewhere(one_shot.__name__):
+        plan = one_shot.one_shot_plan(network, target, budget=budget, example_inputs=example)
+    lost_norm = 1 - kept_fraction(select_layers(network).layers, plan, config)
+    # Of the dense network: only there the kept norm of each layer can still be seen.
+    described = summary(network, example, plan=plan)
+    save(convert_(network, plan), out, plan=plan)
+    return CompressedCheckpoint(path=out, summary=described, target=target, budget=budget, lost_norm=lost_norm)
+
+
+@contextmanager
+def _said_elsewhere(logger_name: str) -> Iterator[None]:
+    """Keep a logger quiet whose message is part of the outcome, at its end, where it is seen."""
+    logger = logging.getLogger(logger_name)
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = False

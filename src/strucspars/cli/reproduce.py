@@ -1,0 +1,71 @@
+"""`strucspars reproduce`: a table of the paper, ours beside theirs."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
+from strucspars.cli.output import Output
+
+EXAMPLES = examples(
+    "strucspars reproduce table1 --list",
+    "strucspars reproduce table1 --rows 'cifar10-resnet56-*' --seeds 0,1,2 --jobs 4 data.root=~/cifar10",
+    "strucspars reproduce table3 data.root=~/cifar10",
+)
+
+
+class Table(StrEnum):
+    """Tables of the paper that are made of runs."""
+
+    table1 = "table1"
+    table2 = "table2"
+    table3 = "table3"
+    table5 = "table5"
+
+
+def reproduce(
+    table: Annotated[
+        Table,
+        typer.Argument(help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage."),
+    ],
+    overrides: Overrides = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Rows by name or pattern.", show_default="those on CIFAR-10 if there are any"),
+    ] = None,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    out: Annotated[Path, typer.Option(help="The folder of the run folders.")] = Path("runs"),
+    only_list: Annotated[bool, typer.Option("--list", help="List the rows and how far they are; run nothing.")] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the recipes of a table of the paper, or go on with them, and print ours beside the paper's numbers."""
+    from strucspars.cli.paper_comparison import compared
+    from strucspars.cli.reproduction import listed, planned_rows, reproduced
+    from strucspars.cli.running import raise_failures
+
+    output = Output(as_json=as_json, quiet=quiet)
+    planned = planned_rows(
+        table.value,
+        patterns=_patterns(rows, only_list=only_list),
+        seeds=[0] if seeds is None else parsed_seeds(seeds),
+        overrides=overrides or [],
+        out=out,
+    )
+    if only_list:
+        output.outcome(*listed(planned))
+        return
+    outcomes = reproduced(planned, jobs=jobs, output=output)
+    output.outcome(*compared(table.value, planned, outcomes))
+    raise_failures(outcomes)
+
+
+def _patterns(rows: str | None, *, only_list: bool) -> list[str] | None:
+    """Of the rows; None for the usual ones, but a list shows all."""
+    if rows is not None:
+        return [pattern.strip() for pattern in rows.split(",")]
+    return ["*"] if only_list else None

@@ -1,0 +1,61 @@
+"""`strucspars run`: a recipe becomes a finished run folder."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
+from strucspars.cli.output import Output
+
+EXAMPLES = examples(
+    "strucspars run demo",
+    "strucspars run cifar10-resnet56-60 data.root=~/cifar10 --seeds 0,1,2 --jobs 3",
+    "strucspars run my-recipe.yaml sparsify.target=0.7 --out runs/seventy",
+    "torchrun --nproc-per-node 2 -m strucspars run imagenet-resnet50-65 data.root=/imagenet",
+)
+
+
+def _recipe_names(incomplete: str) -> list[str]:
+    from strucspars.training.recipe_reading import recipe_names
+
+    return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def run(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe of the package, or a YAML file.", autocompletion=_recipe_names),
+    ],
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The run folder; for several seeds, the folder to put theirs in.",
+            show_default="runs/NAME, with -seedS for a seed that is not 0",
+        ),
+    ] = None,
+    seeds: Seeds = None,
+    jobs: Jobs = 1,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train, compress, finetune, evaluate and save, as a recipe says. Goes on where an earlier run was stopped."""
+    from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, runs_document, seeded_recipes
+    from strucspars.runs.folder import RunFolder
+    from strucspars.training.outcome_text import outcome_text, outcomes_text
+
+    output = Output(as_json=as_json, quiet=quiet)
+    wanted = seeded_recipes(recipe, overrides or [], None if seeds is None else parsed_seeds(seeds))
+    parent = Path("runs") if out is None else out
+    recipes = {parent / run_name(each): each for each in wanted}
+    if out is not None and len(wanted) == 1:
+        recipes = {out: wanted[0]}
+    outcomes = run_all(recipes, jobs=jobs, output=output)
+    finished = finished_runs(outcomes)
+    if finished:
+        texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
+        text = texts[0] if len(recipes) == 1 else outcomes_text(finished)
+        output.outcome(text, runs_document(outcomes))
+    raise_failures(outcomes)

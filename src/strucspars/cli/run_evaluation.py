@@ -1,0 +1,100 @@
+"""A second look at the network that a run has saved."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from strucspars.cli.networks import READERS
+from strucspars.runs.folder import RunFolder
+from strucspars.training.engine import Engine
+from strucspars.training.evaluation import Accuracy, Evaluation
+from strucspars.training.observer import Silence
+from strucspars.training.outcome import RunSummary
+from strucspars.training.outcome_text import percent
+from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.setting import Setting
+
+CHANGEABLE = ("data.", "engine.")
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """What the saved network of a run does on the test images.
+
+    Attributes:
+        path: the run folder.
+        data: name of the data set.
+        accuracy: now.
+        recorded_top1: when the run was finished.
+    """
+
+    path: Path
+    data: str
+    accuracy: Accuracy
+    recorded_top1: float
+
+    def text(self) -> str:
+        """For people."""
+        difference = self.accuracy.top1 - self.recorded_top1
+        comparison = "the same" if difference == 0 else f"{100 * difference:+.2f} points now"
+        return (
+            f"{self.path / 'model.safetensors'} on the test images of {self.data}\n"
+            f"top-1     {percent(self.accuracy.top1)}\n"
+            f"top-5     {percent(self.accuracy.top5)}\n"
+            f"loss      {self.accuracy.loss:.4f}\n"
+            f"recorded  {percent(self.recorded_top1)} top-1: {comparison}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "folder": str(self.path),
+            "data": self.data,
+            **asdict(self.accuracy),
+            "recorded_top1": self.recorded_top1,
+        }
+
+
+def finished_summary(folder: RunFolder) -> RunSummary:
+    """The summary of a finished run.
+
+    Raises:
+        FileNotFoundError: there is no run, or it is not finished.
+    """
+    if not folder.recipe_path.is_file():
+        raise FileNotFoundError(f"{folder.path} is no run folder: it has no {folder.recipe_path.name}")
+    values = folder.read_json(folder.summary_json_path)
+    if values is None:
+        raise FileNotFoundError(
+            f"the run in {folder.path} is not finished; strucspars run with its recipe goes on, "
+            f"strucspars summary {folder.path} tells how far it is"
+        )
+    return RunSummary.from_json(values)
+
+
+def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
+    """Evaluate the saved network of a finished run.
+
+    Args:
+        path: the run folder.
+        overrides: `key=value`, of the data and the engine only: anything else would be another network.
+
+    Raises:
+        ValueError: an override of something else, or the data are not there.
+        FileNotFoundError: the run is not finished.
+    """
+    for override in overrides:
+        if not override.startswith(CHANGEABLE):
+            raise ValueError(
+                f"{override!r}: eval takes a finished network as it is; only data.* and engine.* can change"
+            )
+    folder = RunFolder(path)
+    recorded = finished_summary(folder)
+    recipe = read_recipe(folder.recipe_path, overrides)
+    # One pass only: capturing it in a graph would cost more than it saves.
+    engine = Engine(replace(recipe.engine, cuda_graph=False))
+    setting = Setting(recipe, folder, engine, Silence(), lambda: False)
+    model = engine.placed(READERS[recipe.kind](folder.model_path, setting.fresh_model()))
+    accuracy = Evaluation(engine, model, setting.context.test).accuracy()
+    return EvaluatedRun(path, recipe.data.name, accuracy, recorded.converted_top1)

@@ -1,0 +1,46 @@
+"""How far the run in a folder has come."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_reading import read_recipe
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run has come.
+
+    Attributes:
+        is_begun: there is something to go on from.
+        is_finished: there is nothing left to do.
+        words: the same for people.
+    """
+
+    is_begun: bool
+    is_finished: bool
+    words: str
+
+
+def run_state(path: Path) -> RunState:
+    """How far the run in a folder has come; a folder that is not there has not begun."""
+    folder = RunFolder(path)
+    if not folder.recipe_path.is_file():
+        return RunState(False, False, "not begun")
+    if folder.summary_json_path.is_file():
+        return RunState(True, True, "finished")
+    rows = folder.metrics()
+    if not rows:
+        traces = (folder.checkpoints, folder.importance)
+        is_begun = any(place.is_dir() and any(place.iterdir()) for place in traces)
+        return RunState(is_begun, False, "in its first epoch" if is_begun else "not begun")
+    stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
+    if stage == "compress":
+        return RunState(True, False, "compressed, not finetuned yet")
+    epochs = _epochs(read_recipe(folder.recipe_path), stage)
+    return RunState(True, False, f"{stage}, epoch {epoch} of {epochs} done")
+
+
+def _epochs(recipe: Recipe, stage: str) -> int:
+    return recipe.stage2.epochs if stage == "finetune" else recipe.stage1.epochs

@@ -1,0 +1,165 @@
+"""The program as a whole: help, errors, exit statuses, completion."""
+
+import logging
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from strucspars._version import __version__
+from strucspars.cli.app import app, main
+from strucspars.cli.errors import RunFailed, explained, reported
+from strucspars.cli.interrupt import Interrupted
+from strucspars.runs.lock import RunFolderBusy
+
+COMMANDS = ("demo", "run", "compress", "eval", "summary", "reproduce")
+
+
+def test_help_names_every_command() -> None:
+    text = CliRunner().invoke(app, ["--help"]).stdout
+    assert all(command in text for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command: str) -> None:
+    outcome = CliRunner().invoke(app, [command, "--help"])
+    assert outcome.exit_code == 0
+    assert "Examples:" in outcome.stdout
+    assert f"strucspars {command} " in outcome.stdout
+    assert "--debug" in outcome.stdout
+    assert "\x1b" not in outcome.stdout
+
+
+def test_without_a_command_the_help_is_shown(call: Any) -> None:
+    said = call()
+    assert said.status == 0
+    assert "Examples:" in said.out
+
+
+def test_the_version_is_the_packages(call: Any) -> None:
+    said = call("--version")
+    assert (said.status, said.out) == (0, f"strucspars {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("frobnicate",), "frobnicate"),
+        (("run",), "Missing argument"),
+        (("run", "demo", "--jobs", "0"), "--jobs"),
+        (("run", "demo", "--seeds", "0;1"), "--seeds must be whole numbers"),
+        (("run", "demo", "--seeds", "1,1"), "twice"),
+        (("run", "dmo"), "did you mean 'demo'"),
+        (("run", "demo", "stage1.epoch=3"), "did you mean 'stage1.epochs'"),
+        (("run", "demo", "stage1.epochs"), "key=value"),
+        (("run", "demo", "sparsify.target=two"), "sparsify.target"),
+        (("run", "cifar10-resnet20-40"), "needs a root"),
+        (("run", "cifar10-resnet20-40", "data.root=nowhere"), "nowhere"),
+        (("run", "demo", "model.name=resnet5"), "resnet5"),
+        (("summary", "nowhere"), "nowhere"),
+        (("summary", "weights.safetensors"), "--model"),
+        (("summary", "resnet18", "--image-shape", "32"), "--image-shape"),
+        (("eval", "nowhere"), "no run folder"),
+        (("compress", "nowhere.pt", "--model", "resnet18", "--target", "0.5"), "nowhere.pt"),
+        (("compress", "x.pt", "--model", "resnet18", "--target", "1.5"), "target"),
+        (("reproduce", "table4"), "table4"),
+        (("reproduce", "table1", "--rows", "cifar10-resnet56"), "did you mean"),
+    ],
+)
+def test_wrong_use_is_one_line_and_status_2(arguments: tuple[str, ...], part: str, call: Any) -> None:
+    said = call(*arguments)
+    assert said.status == 2
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert part in said.err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RunFolderBusy("busy"), 1),
+        (RunFailed("failed"), 1),
+        (OSError(28, "No space left on device"), 1),
+        (torch.OutOfMemoryError("CUDA out of memory"), 1),
+        (ImportError("No module named 'timm'"), 2),
+        (PermissionError(13, "Permission denied", "there"), 2),
+        (ValueError("wrong"), 2),
+    ],
+)
+def test_expected_errors_have_a_status_each(error: Exception, status: int) -> None:
+    explanation = explained(error)
+    assert explanation is not None
+    assert explanation.exit_status == status
+    assert "\n" not in explanation.text
+
+
+def test_an_error_that_nobody_expects_keeps_its_trace() -> None:
+    assert explained(RuntimeError("odd")) is None
+    with pytest.raises(RuntimeError, match="odd"):
+        reported(RuntimeError("odd"), [])
+
+
+def test_debug_shows_where_an_error_comes_from(call: Any) -> None:
+    said = call("run", "dmo", "--debug")
+    assert said.status == 2
+    assert "Traceback" in said.err
+    assert "recipe_reading.py" in said.err
+
+
+@pytest.mark.parametrize(("signal_number", "status"), [(2, 130), (15, 143)])
+def test_a_signal_gives_its_status_and_the_command_to_go_on(
+    signal_number: int, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = Interrupted("stopped; saved", signal_number)
+    assert reported(error, ["run", "demo", "model.name=a b"]) == status
+    assert "run demo 'model.name=a b'" in capsys.readouterr().err
+
+
+def test_ctrl_c_outside_of_a_run_is_status_130(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("strucspars.cli.description.described", interrupted)
+    assert call("summary", "resnet18").status == 130
+
+
+def test_the_librarys_warnings_are_lines_of_the_first_process(
+    call: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def warning(*arguments: object, **options: object) -> None:
+        logging.getLogger("strucspars.somewhere").warning("beware of %s", "dogs")
+        raise ValueError("enough")
+
+    monkeypatch.setattr("strucspars.cli.description.described", warning)
+    assert call("summary", "resnet18").err == "warning: beware of dogs\nerror: enough\n"
+    monkeypatch.setenv("RANK", "1")
+    assert call("summary", "resnet18").err == "error: enough\n"
+    assert logging.getLogger("strucspars").propagate
+
+
+def test_only_the_first_of_several_processes_prints(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    said = call("summary", "tiny_networks:small", "--image-shape", "3x16x16")
+    assert (said.status, said.out) == (0, "")
+
+
+def test_the_shell_completes_recipes() -> None:
+    environment = {
+        **os.environ,
+        "_STRUCSPARS_COMPLETE": "complete_bash",
+        "COMP_WORDS": "strucspars run cifar10-resnet20-sl",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "strucspars"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["cifar10-resnet20-slimming40", "cifar10-resnet20-slimming60"]
+
+
+def test_main_reads_the_arguments_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["strucspars", "frobnicate"])
+    assert main() == 2

@@ -1,0 +1,175 @@
+"""The commands that look at networks and runs: summary, eval, compress."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import strucspars as ss
+from strucspars.cli.networks import network_of_file, saved_network
+from strucspars.models.catalogue import build_model
+from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe_reading import read_recipe
+
+SMALL = "tiny_networks:small"
+SHAPE = ("--image-shape", "3x16x16")
+
+
+@pytest.fixture
+def finished(call: Any, tiny: tuple[str, ...]) -> Path:
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    return Path("runs/demo")
+
+
+@pytest.fixture
+def checkpoint(networks: Path) -> Path:
+    path = Path("trained.pt")
+    torch.save(build_model(SMALL, num_classes=7).state_dict(), path)
+    return path
+
+
+def test_the_summary_of_a_finished_run_has_its_layers_and_its_outcome(call: Any, finished: Path) -> None:
+    said = call("summary", str(finished))
+    assert said.status == 0
+    assert "ShuffledGroupConv2d" in said.out
+    assert (finished / "summary.txt").read_text() in said.out
+
+
+def test_the_summary_of_a_finished_run_as_json(call: Any, finished: Path) -> None:
+    document = json.loads(call("summary", str(finished), "--json").out)
+    assert document["state"] == "finished"
+    assert document["network"]["params"] == document["summary"]["params"]
+    assert document["network"]["image_shape"] == [3, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("stage", "epoch", "words"),
+    [
+        ("sparsify", 3, "sparsify, epoch 3 of 15 done"),
+        ("compress", 0, "compressed, not finetuned yet"),
+        ("finetune", 2, "finetune, epoch 2 of 9 done"),
+    ],
+)
+def test_the_summary_of_an_unfinished_run_tells_how_far_it_is(call: Any, stage: str, epoch: int, words: str) -> None:
+    folder = RunFolder("runs/begun")
+    folder.create()
+    folder.write_recipe("base: demo\nstage1: {epochs: 15}\nstage2: {epochs: 9}\n")
+    folder.append_metrics({"stage": stage, "epoch": epoch, "test_top1": 0.875, "seconds": 2.0})
+    said = call("summary", "runs/begun")
+    assert said.status == 0
+    assert words in said.out
+    assert "87.50%" in said.out
+    assert json.loads(call("summary", "runs/begun", "--json").out)["state"] == words
+
+
+def test_a_folder_without_a_run_is_an_error(call: Any) -> None:
+    Path("empty").mkdir()
+    said = call("summary", "empty")
+    assert said.status == 2
+    assert "no run folder" in said.err
+
+
+def test_the_summary_of_a_name_counts_for_the_given_images(call: Any) -> None:
+    document = json.loads(call("summary", "cifar-resnet20", "--classes", "100", "--json").out)
+    assert document["image_shape"] == [3, 32, 32]
+    assert document["rows"][-1]["weight_shape"] == [100, 64]
+    small = json.loads(call("summary", "cifar-resnet20", *SHAPE, "--json").out)
+    assert small["macs"]["after"] < document["macs"]["after"]
+
+
+def test_an_unknown_name_gets_a_suggestion(call: Any) -> None:
+    said = call("summary", "resnet-50")
+    assert said.status == 2
+    assert "resnet50" in said.err
+
+
+def test_eval_finds_the_recorded_accuracy_again(call: Any, finished: Path) -> None:
+    said = call("eval", str(finished))
+    assert said.status == 0
+    assert "the same" in said.out
+    document = json.loads(call("eval", str(finished), "data.batch_size=50", "--json").out)
+    assert document["top1"] == pytest.approx(document["recorded_top1"])
+    assert document["top5"] >= document["top1"]
+
+
+def test_eval_does_not_change_the_network(call: Any, finished: Path) -> None:
+    said = call("eval", str(finished), "model.name=resnet18")
+    assert said.status == 2
+    assert "only data.* and engine.*" in said.err
+
+
+def test_eval_of_an_unfinished_run_is_an_error(call: Any, finished: Path) -> None:
+    (finished / "summary.json").unlink()
+    said = call("eval", str(finished))
+    assert said.status == 2
+    assert "not finished" in said.err
+
+
+def test_compress_writes_a_smaller_network_that_loads(call: Any, checkpoint: Path) -> None:
+    said = call("compress", str(checkpoint), "--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.5")
+    assert said.status == 0
+    assert "of the norm of the layers that can be grouped is lost" in said.out
+    path = Path("tiny_networks-small-compressed.safetensors")
+    small = ss.load(path, build_model(SMALL, num_classes=7))
+    before = sum(parameter.numel() for parameter in build_model(SMALL, num_classes=7).parameters())
+    assert sum(parameter.numel() for parameter in small.parameters()) <= before / 2
+    assert said.err.count("one-shot grouping") == 0
+
+
+def test_compress_as_json_tells_what_was_lost(call: Any, checkpoint: Path) -> None:
+    arguments = ("--model", SMALL, "--classes", "7", "--image-size", "16", "--target", "0.3", "--budget", "macs")
+    document = json.loads(call("compress", str(checkpoint), *arguments, "--out", "a.safetensors", "--json").out)
+    assert 0 < document["lost_norm"] < 1
+    assert 1 - document["macs"]["after"] / document["macs"]["before"] >= 0.3
+    assert document["path"] == "a.safetensors"
+
+
+def test_compress_does_not_overwrite(call: Any, checkpoint: Path) -> None:
+    Path("a.safetensors").write_text("precious")
+    arguments = ("--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.3", "--out", "a.safetensors")
+    said = call("compress", str(checkpoint), *arguments)
+    assert said.status == 2
+    assert "there already" in said.err
+    assert Path("a.safetensors").read_text() == "precious"
+
+
+def test_compress_refuses_a_classifier_of_other_classes(call: Any, checkpoint: Path) -> None:
+    said = call("compress", str(checkpoint), "--model", SMALL, "--classes", "9", *SHAPE, "--target", "0.3")
+    assert said.status == 2
+    assert "--classes" in said.err
+
+
+def test_compress_takes_one_way_to_tell_the_image_only(call: Any, checkpoint: Path) -> None:
+    said = call("compress", str(checkpoint), "--model", SMALL, "--target", "0.3", *SHAPE, "--image-size", "16")
+    assert said.status == 2
+    assert "not both" in said.err
+
+
+def test_a_compressed_file_and_a_plain_one_are_described(call: Any, checkpoint: Path) -> None:
+    arguments = ("--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.5", "--out", "a.safetensors", "--json")
+    compressed = json.loads(call("compress", str(checkpoint), *arguments).out)
+    described = json.loads(call("summary", "a.safetensors", "--model", SMALL, *SHAPE, "--json").out)
+    assert described["params"] == compressed["params"]
+    said = call("summary", "a.safetensors", "--model", "cifar-resnet20")
+    assert said.status == 2
+    assert "--model" in said.err
+
+
+def test_a_damaged_file_is_an_error(call: Any) -> None:
+    Path("a.safetensors").write_bytes(b"nonsense")
+    said = call("summary", "a.safetensors", "--model", SMALL)
+    assert said.status == 2
+    assert "damaged" in said.err
+
+
+def test_every_kind_of_saved_network_is_read_back(call: Any, tiny: tuple[str, ...], networks: Path) -> None:
+    overrides = [each for each in tiny if not each.startswith("model.")] + ["model.name=cifar-resnet8"]
+    said = call("run", "demo", *overrides, "kind=slimming", "slimming.target=0.2", "--quiet", "--json")
+    (run,) = json.loads(said.out)["runs"]
+    folder = RunFolder(run["folder"])
+    recipe = read_recipe(folder.recipe_path)
+    for network in (saved_network(folder, recipe), network_of_file(folder.model_path, "cifar-resnet8")):
+        params = sum(parameter.numel() for parameter in network.parameters())
+        assert params == run["summary"]["params"]["after"]

@@ -1,0 +1,102 @@
+"""The demo, shortened, and what it promises."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strucspars.cli.demonstration import Demonstration, check_promises
+from strucspars.cli.errors import RunFailed
+from strucspars.measure.layers import BeforeAfter
+from strucspars.training.outcome import RunSummary, StageAccuracy
+
+
+def accuracy(top1: float) -> StageAccuracy:
+    return StageAccuracy(last_top1=top1, last_top5=1.0, best_top1=top1, best_epoch=1)
+
+
+DENSE = RunSummary(
+    name="demo-dense",
+    kind="dense",
+    seed=0,
+    model="net",
+    data="digits",
+    params=BeforeAfter(1000, 1000),
+    macs=BeforeAfter(5000, 5000),
+    paper_flops=BeforeAfter(6000, 6000),
+    target=None,
+    removed_param_fraction=0.0,
+    removed_mac_fraction=0.0,
+    min_kept_norm=None,
+    removed_before_search=None,
+    sparsified=None,
+    before_compression_top1=None,
+    compressed_top1=None,
+    compressed_top5=None,
+    recalibrated_top1=None,
+    finetuned=accuracy(0.98),
+    converted_top1=0.98,
+    finetune_form=None,
+    seconds={"finetune": 60.0},
+)
+SMALL = replace(
+    DENSE,
+    name="demo",
+    kind="strucspars",
+    params=BeforeAfter(1000, 500),
+    target=0.5,
+    removed_param_fraction=0.5,
+    removed_before_search=0.25,
+    before_compression_top1=0.9,
+    compressed_top1=0.8,
+    finetuned=accuracy(0.97),
+)
+
+
+def demonstration(small: RunSummary) -> Demonstration:
+    return Demonstration(
+        dense=DENSE, compressed=small, dense_path=Path("runs/demo-dense"), compressed_path=Path("runs/demo")
+    )
+
+
+def test_promises_that_just_hold_are_kept() -> None:
+    assert demonstration(SMALL).broken_promises() == []
+    check_promises([demonstration(SMALL)])
+
+
+@pytest.mark.parametrize(
+    ("small", "complaint"),
+    [
+        (replace(SMALL, removed_before_search=0.24), "sparse training alone removed 24.00%"),
+        (replace(SMALL, removed_before_search=None), "sparse training alone removed nothing"),
+        (replace(SMALL, removed_param_fraction=0.499), "only 49.90% of the parameters"),
+        (replace(SMALL, finetuned=accuracy(0.969)), "1.10 points less"),
+    ],
+)
+def test_a_promise_that_does_not_hold_fails_the_demo(small: RunSummary, complaint: str) -> None:
+    with pytest.raises(RunFailed, match=complaint):
+        check_promises([demonstration(SMALL), demonstration(small)])
+
+
+def test_the_text_compares_and_tells_what_to_try_next() -> None:
+    text = demonstration(SMALL).text()
+    for part in ("dense", "compressed", "1,000", "500", "98.00%", "97.00%", "runs/demo/model.safetensors", "try next"):
+        assert part in text
+
+
+def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("demo", *tiny)
+    assert said.status == 1
+    assert said.err.splitlines()[-1].startswith("error: the demo does not keep its promises: sparse training alone")
+    assert "What to try next" in said.out
+    assert Path("runs/demo/model.safetensors").is_file()
+    assert Path("runs/demo-dense/model.safetensors").is_file()
+
+
+def test_the_demo_as_json_names_broken_promises(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("demo", *tiny, "--json", "--seeds", "0,1", "--out", "here")
+    demos = json.loads(said.out)["demos"]
+    assert [demo["compressed"]["folder"] for demo in demos] == ["here/demo", "here/demo-seed1"]
+    assert all(demo["broken_promises"] for demo in demos)

@@ -1,0 +1,111 @@
+"""Signals, with real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strucspars.cli.interrupt import StopRequest
+
+# More epochs than could pass while the signal is on its way.
+LONG = ("stage1.epochs=15", "stage2.epochs=1")
+
+
+def started(networks: Path, arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "strucspars", *arguments],
+        cwd=networks,
+        env={**os.environ, "PYTHONPATH": str(networks), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def after_first_epoch(process: subprocess.Popen[str]) -> str:
+    """What the process has said up to the line of its first epoch."""
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if "epoch 1/" in line:
+            break
+    return said
+
+
+@pytest.fixture
+def arguments(tiny: tuple[str, ...]) -> list[str]:
+    return ["run", "demo", *tiny, *LONG]
+
+
+def test_a_run_that_is_stopped_says_how_to_go_on_and_goes_on(networks: Path, arguments: list[str]) -> None:
+    process = started(networks, arguments)
+    after_first_epoch(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping" in out
+    assert "stopped by SIGINT; everything so far is saved" in err
+    assert f"to go on: python -m strucspars {' '.join(arguments)}\n" in err
+    assert "\x1b" not in out + err
+
+    again = started(networks, arguments)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 0
+    assert "going on in runs/demo: sparsify, epoch" in out
+    assert "epoch 1/15" not in out
+    assert "saved network" in out
+
+
+def test_a_polite_kill_is_heard_by_several_runs(networks: Path, arguments: list[str]) -> None:
+    process = started(networks, [*arguments, "--seeds", "0,1,2", "--jobs", "2", "--json"])
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "epoch 1/" in line:
+            break
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert out == ""
+    assert "runs/demo: stopped in epoch" in err or "runs/demo: stopped after epoch" in err
+    assert "runs/demo-seed2: not begun" in err
+
+
+def test_the_second_signal_ends_the_process_at_once() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from strucspars.cli.interrupt import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert stop()\n"
+        "    print('heard', flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "heard\n"
+    assert done.returncode == -signal.SIGINT
+
+
+@pytest.fixture
+def own_handler() -> Iterator[list[int]]:
+    calls: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
+    yield calls
+    signal.signal(signal.SIGTERM, former)
+
+
+def test_former_handlers_are_back_afterwards(own_handler: list[int]) -> None:
+    with StopRequest() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop()
+        assert stop.signal_number == signal.SIGTERM
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(0.01)
+    assert own_handler == [signal.SIGTERM]

@@ -1,0 +1,132 @@
+"""`strucspars run` on the digits with a tiny network, in this process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe_reading import read_recipe
+
+
+def test_a_run_prints_its_outcome_and_where_it_lies(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo", *tiny)
+    assert said.status == 0
+    assert "starting in runs/demo" in said.out
+    assert "demo  sparsify  epoch 1/1  loss" in said.out
+    assert "demo  finetune  epoch 1/1  loss" in said.out
+    for part in ("params", "MACs", "before compression", "after compression", "finetuned, last epoch", "saved network"):
+        assert part in said.out
+    assert "runs/demo/model.safetensors" in said.out
+    assert Path("runs/demo/model.safetensors").is_file()
+    assert "\x1b" not in said.out + said.err
+
+
+def test_the_text_is_kept_in_the_folder(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo", *tiny, "--quiet")
+    assert said.out == Path("runs/demo/summary.txt").read_text()
+
+
+def test_a_finished_run_prints_the_same_again(call: Any, tiny: tuple[str, ...]) -> None:
+    first = call("run", "demo", *tiny, "--quiet")
+    again = call("run", "demo", *tiny)
+    assert again.status == 0
+    assert again.out.startswith("runs/demo is finished already\n")
+    assert again.out.endswith(first.out)
+
+
+def test_a_finished_folder_does_not_take_another_recipe(call: Any, tiny: tuple[str, ...]) -> None:
+    call("run", "demo", *tiny, "--quiet")
+    said = call("run", "demo", *tiny, "sparsify.target=0.3")
+    assert said.status == 2
+    assert said.err.startswith("error: runs/demo holds a run with another recipe")
+    assert "target: 0.3" in said.err
+
+
+def test_json_is_alone_on_the_standard_output(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo", *tiny, "--json")
+    (run,) = json.loads(said.out)["runs"]
+    assert run["folder"] == "runs/demo"
+    assert run["summary"]["kind"] == "strucspars"
+    assert "epoch 1/1" in said.err
+
+
+def test_quiet_json_says_nothing_else(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo-dense", *tiny, "--json", "--quiet", "--out", "elsewhere")
+    assert said.err == ""
+    assert json.loads(said.out)["runs"][0]["folder"] == "elsewhere"
+
+
+def test_several_seeds_have_a_folder_each_and_a_mean(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo-dense", *tiny, "--seeds", "0,2", "--jobs", "2")
+    assert said.status == 0
+    assert "demo-dense-seed2  train  epoch 1/1" in said.out
+    assert "mean" in said.out
+    assert read_recipe("runs/demo-dense/recipe.yaml").seed == 0
+    assert read_recipe("runs/demo-dense-seed2/recipe.yaml").seed == 2
+
+
+def test_out_holds_the_folders_of_several_seeds(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo-dense", *tiny, "--seeds", "0,1", "--out", "many", "--quiet")
+    assert said.status == 0
+    assert {path.name for path in Path("many").iterdir()} == {"demo-dense", "demo-dense-seed1"}
+
+
+def test_a_seed_of_the_recipe_names_the_folder(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo-dense", *tiny, "seed=5", "--quiet").status == 0
+    assert Path("runs/demo-dense-seed5/summary.txt").is_file()
+
+
+def test_a_recipe_file_runs_under_its_own_name(call: Any, tiny: tuple[str, ...]) -> None:
+    Path("mine.yaml").write_text("base: demo-dense\n")
+    assert call("run", "mine.yaml", *tiny, "--quiet").status == 0
+    assert Path("runs/mine/summary.txt").is_file()
+
+
+def test_one_failure_does_not_stop_the_others(call: Any, tiny: tuple[str, ...]) -> None:
+    Path("runs/demo-dense").mkdir(parents=True)
+    Path("runs/demo-dense/holiday.jpg").touch()
+    said = call("run", "demo-dense", *tiny, "--seeds", "0,1", "--json")
+    assert said.status == 1
+    document = json.loads(said.out)
+    assert [run["folder"] for run in document["runs"]] == ["runs/demo-dense-seed1"]
+    assert [run["folder"] for run in document["failed"]] == ["runs/demo-dense"]
+    assert "1 of 2 runs failed: runs/demo-dense: " in said.err
+
+
+def test_a_busy_folder_is_an_error_of_one_line(call: Any, tiny: tuple[str, ...]) -> None:
+    folder = RunFolder("runs/demo")
+    folder.create()
+    with folder.locked():
+        said = call("run", "demo", *tiny, "--quiet")
+    assert said.status == 1
+    assert said.err.startswith("error: the run folder runs/demo is in use by process")
+    assert said.err.count("\n") == 1
+
+
+def test_a_diverged_run_fails_with_status_1(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo-dense", *tiny, "stage2.lr=1e30", "--quiet")
+    assert said.status == 1
+    assert said.err.startswith("error: the loss became")
+
+
+def test_missing_data_do_not_bind_the_next_attempt(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "cifar10-resnet20-dense", *tiny).status == 2
+    said = call("run", "cifar10-resnet20-dense", *tiny, "data.name=digits")
+    assert said.status == 0
+    assert "going on" not in said.out
+
+
+def test_a_row_of_the_paper_has_the_papers_numbers_beside(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "cifar10-resnet20-40", *tiny, "data.name=digits", "--quiet")
+    assert "131,000" in said.out
+    assert "91.42% ± 0.04" in said.out
+    assert "this recipe was changed" in said.out
+
+
+def test_jobs_are_refused_under_torchrun(call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = call("run", "demo", *tiny, "--jobs", "2")
+    assert said.status == 2
+    assert "--jobs 2 is for one process" in said.err

@@ -1,0 +1,44 @@
+import copy
+
+import torch
+from torch import nn
+
+from strucspars.training.average import AveragedModel
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+
+
+def test_the_average_equals_a_slow_reference_over_several_steps() -> None:
+    model = network()
+    average = AveragedModel(model, 0.7)
+    expected = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        torch.autograd.backward(model(torch.randn(8, 3, 6, 6)).square().mean())
+        optimizer.step()
+        average.update_()
+        for name, value in model.state_dict().items():
+            expected[name] = 0.7 * expected[name] + 0.3 * value if value.is_floating_point() else value.clone()
+    torch.testing.assert_close(average.model.state_dict(), expected)
+    assert average.model.get_buffer("1.num_batches_tracked").item() == 5
+    moved = average.model.get_parameter("0.weight") - model.get_parameter("0.weight")
+    assert moved.abs().max() > 1e-4
+
+
+def test_the_average_follows_weights_that_are_loaded() -> None:
+    model = network()
+    average = AveragedModel(model, 0.5)
+    model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+    before = average.model.get_parameter("0.weight").clone()
+    average.update_()
+    torch.testing.assert_close(average.model.get_parameter("0.weight"), before + 0.5)
+
+
+def test_the_average_is_not_trained_and_stays_in_evaluation_mode() -> None:
+    average = AveragedModel(network(), 0.9)
+    assert not average.model.training
+    assert not any(parameter.requires_grad for parameter in average.model.parameters())

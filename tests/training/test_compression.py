@@ -1,0 +1,106 @@
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import strucspars as ss
+from strucspars.data.batches import Batch, Batches
+from strucspars.data.catalogue import load_data, train_batches
+from strucspars.training.compression import form_milliseconds, recalibrate_
+from strucspars.training.engine import Engine
+from strucspars.training.recipe import EngineRecipe, StageRecipe
+
+ENGINE = Engine(EngineRecipe(device="cpu"))
+
+
+def network(*, dropout: float = 0.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, bias=False),
+        nn.BatchNorm2d(16),
+        nn.Dropout(dropout),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, bias=False),
+        nn.BatchNorm2d(16, momentum=0.3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 10),
+    )
+
+
+@pytest.fixture(scope="module")
+def batches() -> Batches:
+    return train_batches(load_data("digits", None), batch_size=449, device=torch.device("cpu"), seed=5)
+
+
+def features(model: nn.Sequential, until: int, images: torch.Tensor) -> torch.Tensor:
+    for module in list(model)[:until]:
+        images = module(images)
+    return images
+
+
+def test_recalibrated_statistics_are_those_of_one_epoch(batches: Batches) -> None:
+    model = network()
+    recalibrate_(model, batches, ENGINE)
+    reference = network().train()
+    means, variances = [], []
+    with torch.no_grad():
+        for batch in batches.epoch(1):
+            incoming = features(reference, 4, batch.images)
+            outgoing = reference[4](incoming)
+            means.append(outgoing.mean(dim=(0, 2, 3)))
+            variances.append(outgoing.var(dim=(0, 2, 3)))
+    norm = model.get_submodule("5")
+    torch.testing.assert_close(norm.get_buffer("running_mean"), torch.stack(means).mean(dim=0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norm.get_buffer("running_var"), torch.stack(variances).mean(dim=0), rtol=1e-4, atol=1e-6)
+
+
+def test_recalibration_changes_nothing_but_statistics_and_forgets_the_former_ones(batches: Batches) -> None:
+    model, spoilt = network(), network()
+    norm = spoilt.get_submodule("1")
+    norm.get_buffer("running_mean").fill_(1e6)
+    for candidate in (model, spoilt):
+        recalibrate_(candidate, batches, ENGINE)
+    torch.testing.assert_close(dict(spoilt.state_dict()), dict(model.state_dict()))
+    assert spoilt.get_submodule("5").momentum == 0.3
+    for (name, before), after in zip(network().named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(before, after), name
+
+
+def test_recalibration_does_not_depend_on_what_was_drawn_before(batches: Batches) -> None:
+    states = []
+    for seed in (1, 2):
+        model = network(dropout=0.5)
+        torch.manual_seed(seed)
+        recalibrate_(model, batches, ENGINE)
+        states.append(dict(model.state_dict()))
+    torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
+
+
+def test_both_forms_are_timed_on_copies(batches: Batches) -> None:
+    model = network()
+    before = copy.deepcopy(dict(model.state_dict()))
+    plan = ss.one_shot_plan(model, target=0.4)
+    times = form_milliseconds(ENGINE, model, plan, StageRecipe(epochs=1, ema=0.9), batches)
+    assert sorted(times) == ["grouped", "masked"]
+    assert all(0 < value < 60_000 for value in times.values())
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert type(model[4]) is nn.Conv2d
+
+
+class FewSteps:
+    """A data set of one batch."""
+
+    steps, batch_size = 1, 4
+
+    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
+        yield Batch(torch.randn(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool))
+
+
+def test_an_epoch_of_one_step_can_be_timed_too() -> None:
+    model = network()
+    plan = ss.one_shot_plan(model, target=0.4)
+    times = form_milliseconds(ENGINE, model, plan, StageRecipe(epochs=1), FewSteps())
+    assert all(value > 0 for value in times.values())

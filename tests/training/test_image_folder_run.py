@@ -1,0 +1,168 @@
+"""A whole run on a folder of images: who reads them and when it is stopped makes no difference."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from table2_recipes import write_image_folder
+from torch.nn import functional
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+import strucspars as ss
+from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD
+from strucspars.models.catalogue import build_model
+from strucspars.runs.folder import RunFolder
+from strucspars.training.outcome import RunSummary
+from strucspars.training.pipeline import run_pipeline
+from strucspars.training.recipe import Recipe
+from strucspars.training.stage import RunInterrupted
+
+NETWORK = "small_networks:with_dropout"
+CLASSES, TRAIN_IMAGES, TEST_IMAGES, BATCH_SIZE = 7, 2, 2, 4
+# 14 images: the last batch is filled up with two that were there before.
+STEPS = 4
+QUESTIONS_PER_EPOCH = STEPS + 1
+IMAGE_SIZE, RESIZE = 28, 32
+WALL_CLOCK = {"seconds", "train_seconds", "solver_seconds"}
+Recipes = Callable[..., Recipe]
+Comparison = Callable[[Path, Path], None]
+
+# Python 3.12 warns of every fork of a process with threads, torch's own among them.
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    write_image_folder(root, num_classes=CLASSES, train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
+    return root
+
+
+def folder_recipe(small_recipe: Recipes, images: Path, *, workers: int) -> Recipe:
+    return small_recipe(
+        "data.name=folder",
+        f"data.root={images}",
+        f"data.batch_size={BATCH_SIZE}",
+        f"data.image_size={IMAGE_SIZE}",
+        f"data.workers={workers}",
+        f"model.name={NETWORK}",
+        "stage1.ema=0.8",
+        "finetune.form=grouped",
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(small_recipe: Recipes, images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """A run that nobody stopped, by the number of its workers."""
+    paths = {workers: tmp_path_factory.mktemp("whole") / f"run{workers}" for workers in (0, 2)}
+    for workers, path in paths.items():
+        run_pipeline(folder_recipe(small_recipe, images, workers=workers), path)
+    return paths
+
+
+def timeless(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in WALL_CLOCK}
+
+
+def test_workers_change_neither_metrics_nor_plan_nor_weights(whole: dict[int, Path]) -> None:
+    alone, helped = (RunFolder(whole[workers]) for workers in (0, 2))
+    rows = [timeless(row) for row in alone.metrics()]
+    assert [row["stage"] for row in rows] == ["sparsify", "sparsify", "compress", "finetune", "finetune"]
+    assert rows == [timeless(row) for row in helped.metrics()]
+    assert alone.plan_path.read_text() == helped.plan_path.read_text()
+    ours, theirs = load_file(alone.model_path), load_file(helped.model_path)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+class StopAfter:
+    """Says stop from the n-th time it is asked on: after every step, and after every epoch."""
+
+    def __init__(self, questions: int) -> None:
+        self._left = questions
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+@pytest.mark.parametrize(
+    ("workers", "stops"),
+    [
+        # In a second epoch, whose images are cropped otherwise; twice within a first epoch, of either stage.
+        (0, [QUESTIONS_PER_EPOCH + 3]),
+        (2, [1, 2, 2 * QUESTIONS_PER_EPOCH - 1, 1]),
+    ],
+)
+def test_a_run_that_was_stopped_between_images_goes_on_to_the_same_end(
+    workers: int,
+    stops: list[int],
+    small_recipe: Recipes,
+    images: Path,
+    whole: dict[int, Path],
+    tmp_path: Path,
+    assert_same_outcome: Comparison,
+) -> None:
+    recipe = folder_recipe(small_recipe, images, workers=workers)
+    for questions in stops:
+        with pytest.raises(RunInterrupted, match=r"stopped in epoch [12] of (sparsify|finetune)"):
+            run_pipeline(recipe, tmp_path / "run", should_stop=StopAfter(questions))
+        saved = RunFolder(tmp_path / "run").load_checkpoint()
+        assert saved is not None
+        assert 0 < saved["done_steps"] < STEPS
+    run_pipeline(recipe, tmp_path / "run")
+    assert_same_outcome(whole[workers], tmp_path / "run")
+
+
+def test_the_accuracy_is_that_of_the_saved_network_on_the_papers_centre_crops(
+    whole: dict[int, Path], images: Path
+) -> None:
+    folder = RunFolder(whole[0])
+    summary = RunSummary.from_json(folder.read_json(folder.summary_json_path))
+    crops = transforms.Compose(
+        [
+            transforms.Resize(RESIZE),
+            transforms.CenterCrop(IMAGE_SIZE),
+            transforms.ToTensor(),
+            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+        ]
+    )
+    samples = list(ImageFolder(str(images / "val"), transform=crops))
+    assert len(samples) == CLASSES * TEST_IMAGES
+    network = ss.load(folder.model_path, build_model(NETWORK, num_classes=CLASSES)).eval()
+    with torch.no_grad():
+        scores = network(torch.stack([image for image, _ in samples]))
+    labels = torch.tensor([label for _, label in samples])
+    assert summary.converted_top1 == (scores.argmax(dim=1) == labels).double().mean().item()
+    loss = functional.cross_entropy(scores, labels).item()
+    assert folder.metrics()[-1]["test_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_broken_image_stops_the_run_by_name_and_repaired_it_goes_on(
+    small_recipe: Recipes, images: Path, whole: dict[int, Path], tmp_path: Path
+) -> None:
+    copied = Path(shutil.copytree(images, tmp_path / "images"))
+    broken = copied / "train" / "class0002" / "1.png"
+    content = broken.read_bytes()
+    broken.write_bytes(content[: len(content) // 2])
+    recipe = folder_recipe(small_recipe, copied, workers=2)
+    with pytest.raises(ValueError, match=r"^cannot read the image .*class0002/1\.png.*; replace or remove it$"):
+        run_pipeline(recipe, tmp_path / "run")
+    broken.write_bytes(content)
+    run_pipeline(recipe, tmp_path / "run")
+    rows = [timeless(row) for row in RunFolder(tmp_path / "run").metrics()]
+    assert rows == [timeless(row) for row in RunFolder(whole[2]).metrics()]
+
+
+def test_a_folder_without_test_images_is_refused_before_anything_is_trained(
+    small_recipe: Recipes, images: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(images / "train", tmp_path / "images" / "train")
+    with pytest.raises(FileNotFoundError, match=r"no image folders under .*looked for .*val or .*test"):
+        run_pipeline(folder_recipe(small_recipe, tmp_path / "images", workers=0), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").metrics() == []

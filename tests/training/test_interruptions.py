@@ -1,0 +1,230 @@
+"""Stops, full disks, diverging losses and busy folders: a clear error each, and nothing lost."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from strucspars.runs import checkpoint as checkpoints
+from strucspars.runs.folder import RunFolder
+from strucspars.runs.lock import RunFolderBusy
+from strucspars.training.pipeline import run_pipeline
+from strucspars.training.recipe import Recipe
+from strucspars.training.stage import RunInterrupted, TrainingDiverged
+
+STEPS = 6
+QUESTIONS_PER_EPOCH = STEPS + 1
+Recipes = Callable[..., Recipe]
+Comparison = Callable[..., None]
+
+
+def hard(small_recipe: Recipes, form: str) -> Recipe:
+    return small_recipe(
+        "model.name=small_networks:with_dropout", "stage1.ema=0.8", "stage2.ema=0.8", f"finetune.form={form}"
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(small_recipe: Recipes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of either form that nobody stopped."""
+    paths = {form: tmp_path_factory.mktemp("whole") / form for form in ("masked", "grouped")}
+    for form, path in paths.items():
+        run_pipeline(hard(small_recipe, form), path)
+    return paths
+
+
+class StopAfter:
+    """Says stop from the n-th time it is asked on: after every step, and after every epoch."""
+
+    def __init__(self, questions: int) -> None:
+        self._left = questions
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+@pytest.mark.parametrize(
+    ("form", "stops"),
+    [
+        ("masked", [1]),
+        ("masked", [STEPS]),
+        ("masked", [QUESTIONS_PER_EPOCH]),
+        ("masked", [QUESTIONS_PER_EPOCH + 4]),
+        ("masked", [2 * QUESTIONS_PER_EPOCH]),
+        ("masked", [2 * QUESTIONS_PER_EPOCH + 3]),
+        ("grouped", [3 * QUESTIONS_PER_EPOCH + STEPS - 1]),
+        ("grouped", [3, 2, 8, 1, 9, 1, 1]),
+    ],
+)
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(
+    form: str,
+    stops: list[int],
+    small_recipe: Recipes,
+    whole: dict[str, Path],
+    tmp_path: Path,
+    assert_same_outcome: Comparison,
+) -> None:
+    recipe = hard(small_recipe, form)
+    for questions in stops:
+        with pytest.raises(RunInterrupted, match=r"stopped (in|after) epoch [12] of (sparsify|finetune)"):
+            run_pipeline(recipe, tmp_path / "run", should_stop=StopAfter(questions))
+    run_pipeline(recipe, tmp_path / "run")
+    assert_same_outcome(whole[form], tmp_path / "run")
+
+
+def test_a_stop_in_the_middle_of_an_epoch_is_saved_to_the_step(small_recipe: Recipes, tmp_path: Path) -> None:
+    with pytest.raises(RunInterrupted, match="stopped in epoch 2 of sparsify"):
+        run_pipeline(hard(small_recipe, "masked"), tmp_path / "run", should_stop=StopAfter(QUESTIONS_PER_EPOCH + 4))
+    saved = RunFolder(tmp_path / "run").load_checkpoint()
+    assert saved is not None
+    assert (saved["stage"], saved["done_epochs"], saved["done_steps"], saved["metrics_rows"]) == ("sparsify", 1, 4, 1)
+
+
+@pytest.mark.parametrize("fatal_write", [1, 2, 3])
+def test_a_full_disk_keeps_the_checkpoint_before_and_the_run_goes_on_later(
+    fatal_write: int,
+    small_recipe: Recipes,
+    whole: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    assert_same_outcome: Comparison,
+) -> None:
+    writes = 0
+    write = checkpoints._write
+
+    def write_until_full(path: Path, pieces: Any) -> None:
+        nonlocal writes
+        writes += path.name == ".last.pt.unfinished"
+        if writes < fatal_write:
+            write(path, pieces)
+            return
+        path.write_bytes(bytes(pieces[0]))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    recipe = hard(small_recipe, "masked")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_write", write_until_full)
+        with pytest.raises(OSError, match=r"last\.pt: No space left on device; .* kept\. Free some space") as caught:
+            run_pipeline(recipe, tmp_path / "run")
+    assert caught.value.errno == errno.ENOSPC
+    saved = RunFolder(tmp_path / "run").load_checkpoint()
+    if fatal_write == 1:
+        assert saved is None
+    else:
+        assert saved is not None
+        done = {2: ("sparsify", 1), 3: ("sparsify", 2)}[fatal_write]
+        assert (saved["stage"], saved["done_epochs"]) == done
+    run_pipeline(recipe, tmp_path / "run")
+    assert_same_outcome(whole["masked"], tmp_path / "run")
+
+
+def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
+    small_recipe: Recipes, whole: dict[str, Path], tmp_path: Path, assert_same_outcome: Comparison
+) -> None:
+    recipe = hard(small_recipe, "masked")
+    with pytest.raises(RunInterrupted):
+        run_pipeline(recipe, tmp_path / "run", should_stop=StopAfter(3 * QUESTIONS_PER_EPOCH))
+    last = tmp_path / "run" / "checkpoints" / "last.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    run_pipeline(recipe, tmp_path / "run")
+    assert_same_outcome(whole["masked"], tmp_path / "run")
+
+
+def finite(state: dict[str, torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "epoch"),
+    [
+        # In the middle of an epoch; and in its last step, whose loss was still a number.
+        (["stage1.lr=1e30"], "epoch 1 of sparsify"),
+        (["stage1.lr=1e38", "data.batch_size=1347"], "epoch 1 of sparsify"),
+        (["stage2.lr=1e30"], "epoch 1 of finetune"),
+        (["stage2.lr=1e38", "data.batch_size=1347"], "epoch 1 of finetune"),
+    ],
+)
+def test_a_loss_that_is_no_number_names_epoch_and_remedy_and_spoils_no_checkpoint(
+    overrides: list[str], epoch: str, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingDiverged, match=f"{epoch}.*lower learning rate") as caught:
+        run_pipeline(small_recipe(*overrides), tmp_path / "run")
+    assert "nan" in str(caught.value) or "inf" in str(caught.value)
+    saved = RunFolder(tmp_path / "run").load_checkpoint()
+    if "finetune" in epoch:
+        assert saved is not None
+        assert (saved["stage"], saved["done_epochs"]) == ("sparsify", 2)
+        assert finite(saved["model"])
+    else:
+        assert saved is None
+
+
+HOLDER = """
+import fcntl, sys
+with open(sys.argv[1], "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write("4242"), file.flush()
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_one_is_gone(small_recipe: Recipes, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    command = [sys.executable, "-c", HOLDER, str(folder / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunFolderBusy, match="in use by process 4242"):
+            run_pipeline(small_recipe(), folder)
+        holder.kill()
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == [".lock"]
+    assert run_pipeline(small_recipe("stage1.epochs=1", "stage2.epochs=1"), folder).name == "small"
+
+
+def test_a_running_run_refuses_a_second_one_in_its_folder(small_recipe: Recipes, tmp_path: Path) -> None:
+    refusals = []
+
+    def begin_another() -> bool:
+        with pytest.raises(RunFolderBusy, match=f"in use by process {os.getpid()}") as caught:
+            run_pipeline(small_recipe(), tmp_path / "run")
+        refusals.append(caught.value)
+        return True
+
+    with pytest.raises(RunInterrupted):
+        run_pipeline(small_recipe(), tmp_path / "run", should_stop=begin_another)
+    assert len(refusals) == 1
+
+
+def test_a_foreign_folder_is_left_alone(small_recipe: Recipes, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds thesis\.tex, but no recipe\.yaml: it is not a run folder"):
+        run_pipeline(small_recipe(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_an_error_that_names_it(small_recipe: Recipes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises((ValueError, OSError), match=r"file.*choose another path"):
+            run_pipeline(small_recipe(), path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_an_error_that_names_it(small_recipe: Recipes, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError, match="cannot make the run folder"):
+            run_pipeline(small_recipe(), tmp_path / "run")
+    finally:
+        tmp_path.chmod(0o700)

@@ -1,0 +1,83 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from strucspars.training.loss import Distillation, StageLoss
+
+
+class Fixed(nn.Module):
+    """A teacher that answers the same whatever it sees."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        super().__init__()
+        self.scores = nn.Parameter(scores)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.scores[: len(images)]
+
+
+@pytest.fixture
+def scores() -> torch.Tensor:
+    return torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+
+
+LABELS = torch.tensor([0, 3, 9, 9, 1, 5])
+IMAGES = torch.zeros(6, 3, 2, 2)
+
+
+def distilled(teacher_scores: torch.Tensor, *, weight: float = 1.0, temperature: float = 4.0) -> StageLoss:
+    teacher = Fixed(teacher_scores)
+    return StageLoss(distillation=Distillation(teacher=teacher, weight=weight, temperature=temperature))
+
+
+def test_without_options_the_loss_is_cross_entropy(scores: torch.Tensor) -> None:
+    expected = -functional.log_softmax(scores, dim=1)[torch.arange(6), LABELS].mean()
+    torch.testing.assert_close(StageLoss()(scores, IMAGES, LABELS), expected)
+
+
+def test_label_smoothing_shares_some_of_the_labels_weight_among_all_classes(scores: torch.Tensor) -> None:
+    targets = 0.8 * functional.one_hot(LABELS, 10) + 0.2 / 10
+    expected = -(targets * functional.log_softmax(scores, dim=1)).sum(dim=1).mean()
+    torch.testing.assert_close(StageLoss(label_smoothing=0.2)(scores, IMAGES, LABELS), expected)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_the_distance_from_a_teacher_of_equal_scores_is_zero(scores: torch.Tensor, temperature: float) -> None:
+    # A shift of all scores is no difference.
+    loss = distilled(scores + 3.0, temperature=temperature)(scores, IMAGES, LABELS)
+    torch.testing.assert_close(loss, torch.tensor(0.0), atol=1e-5, rtol=0)
+
+
+def test_weight_1_ignores_the_labels_and_weight_0_the_teacher(scores: torch.Tensor) -> None:
+    other = LABELS.flip(0)
+    teacher = scores.flip(0)
+    only_teacher, only_labels = distilled(teacher, weight=1.0), distilled(teacher, weight=0.0)
+    assert torch.equal(only_teacher(scores, IMAGES, LABELS), only_teacher(scores, IMAGES, other))
+    torch.testing.assert_close(only_labels(scores, IMAGES, LABELS), StageLoss()(scores, IMAGES, LABELS))
+
+
+def test_the_loss_between_is_the_weighted_mean(scores: torch.Tensor) -> None:
+    teacher = scores.flip(0)
+    parts = [distilled(teacher, weight=weight)(scores, IMAGES, LABELS) for weight in (0.0, 0.3, 1.0)]
+    torch.testing.assert_close(parts[1], 0.7 * parts[0] + 0.3 * parts[2])
+
+
+def test_the_gradient_hardly_depends_on_a_high_temperature(scores: torch.Tensor) -> None:
+    gradients = []
+    for temperature in (20.0, 40.0):
+        trained = scores.clone().requires_grad_()
+        torch.autograd.backward(distilled(scores.flip(0), temperature=temperature)(trained, IMAGES, LABELS))
+        assert trained.grad is not None
+        gradients.append(trained.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0.1, atol=0.002)
+    # Hinton et al.: in the limit it is that of half the squared distance of the centred scores, per class and image.
+    centred = scores - scores.mean(dim=1, keepdim=True)
+    torch.testing.assert_close(gradients[1], (centred - centred.flip(0)) / 10 / 6, rtol=0.1, atol=0.002)
+
+
+def test_the_teacher_gets_no_gradient(scores: torch.Tensor) -> None:
+    loss = distilled(scores.flip(0))
+    torch.autograd.backward(loss(scores.clone().requires_grad_(), IMAGES, LABELS))
+    assert loss.distillation is not None
+    assert [parameter.grad for parameter in loss.distillation.teacher.parameters()] == [None]

@@ -1,0 +1,66 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from strucspars.training.outcome import RunSummary
+from strucspars.training.pipeline import run_pipeline
+from strucspars.training.recipe import Recipe
+from strucspars.training.side_by_side import run_side_by_side
+from strucspars.training.stage import RunInterrupted, TrainingDiverged
+
+Recipes = Callable[..., Recipe]
+Comparison = Callable[..., None]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_side_by_side_end_as_they_do_alone(
+    jobs: int, small_recipe: Recipes, tmp_path: Path, assert_same_outcome: Comparison
+) -> None:
+    recipes = {
+        tmp_path / "masked": small_recipe("name=masked", "stage1.ema=0.8"),
+        tmp_path / "grouped": small_recipe("name=grouped", "seed=5", "finetune.form=grouped"),
+    }
+    summaries = run_side_by_side(recipes, jobs=jobs)
+    for path, recipe in recipes.items():
+        alone = run_pipeline(recipe, tmp_path / f"{path.name}-alone")
+        summary = summaries[path]
+        assert isinstance(summary, RunSummary)
+        assert summary.finetuned == alone.finetuned
+        assert_same_outcome(path, tmp_path / f"{path.name}-alone", shared_generator=True)
+
+
+def test_weights_are_drawn_undisturbed_by_runs_that_begin_their_epochs(
+    small_recipe: Recipes, tmp_path: Path, assert_same_outcome: Comparison
+) -> None:
+    slow = small_recipe("model.name=small_networks:slowly_built", "kind=dense", "stage2.epochs=1")
+    run_pipeline(slow, tmp_path / "alone")
+    busy = {tmp_path / f"busy-{seed}": small_recipe(f"seed={seed}", "stage1.epochs=6") for seed in range(2)}
+    outcomes = run_side_by_side({**busy, tmp_path / "slow": slow}, jobs=3)
+    assert all(isinstance(outcome, RunSummary) for outcome in outcomes.values()), outcomes
+    assert_same_outcome(tmp_path / "alone", tmp_path / "slow", shared_generator=True)
+
+
+def test_a_run_that_fails_does_not_stop_the_others(small_recipe: Recipes, tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("mine")
+    recipes = {
+        tmp_path / "diverging": small_recipe("stage1.lr=1e30"),
+        tmp_path / "foreign": small_recipe(),
+        tmp_path / "good": small_recipe(),
+    }
+    outcomes = run_side_by_side(recipes, jobs=2)
+    assert list(outcomes) == list(recipes)
+    assert isinstance(outcomes[tmp_path / "diverging"], TrainingDiverged)
+    assert "not a run folder" in str(outcomes[tmp_path / "foreign"])
+    assert isinstance(outcomes[tmp_path / "good"], RunSummary)
+
+
+def test_after_a_stop_nothing_new_is_begun(small_recipe: Recipes, tmp_path: Path) -> None:
+    asked = iter(range(1000))
+    recipes = {tmp_path / name: small_recipe() for name in ("first", "second")}
+    outcomes = run_side_by_side(recipes, jobs=1, should_stop=lambda: next(asked) >= 3)
+    assert all(isinstance(outcome, RunInterrupted) for outcome in outcomes.values())
+    assert str(outcomes[tmp_path / "second"]) == "not begun"
+    assert (tmp_path / "first" / "checkpoints" / "last.pt").exists()
+    assert not (tmp_path / "second").exists()
