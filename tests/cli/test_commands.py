@@ -31,14 +31,14 @@ def checkpoint(networks: Path) -> Path:
 
 
 def test_the_summary_of_a_finished_run_has_its_layers_and_its_outcome(call: Any, finished: Path) -> None:
-    said = call("summary", str(finished))
+    said = call("summary", str(finished), "--model", SMALL)
     assert said.status == 0
     assert "ShuffledGroupConv2d" in said.out
     assert (finished / "summary.txt").read_text() in said.out
 
 
 def test_the_summary_of_a_finished_run_as_json(call: Any, finished: Path) -> None:
-    document = json.loads(call("summary", str(finished), "--json").out)
+    document = json.loads(call("summary", str(finished), "--model", SMALL, "--json").out)
     assert document["state"] == "finished"
     assert document["network"]["params"] == document["summary"]["params"]
     assert document["network"]["image_shape"] == [3, 16, 16]
@@ -86,18 +86,33 @@ def test_an_unknown_name_gets_a_suggestion(call: Any) -> None:
 
 
 def test_eval_finds_the_recorded_accuracy_again(call: Any, finished: Path) -> None:
-    said = call("eval", str(finished))
+    said = call("eval", str(finished), f"model.name={SMALL}")
     assert said.status == 0
     assert "the same" in said.out
-    document = json.loads(call("eval", str(finished), "data.batch_size=50", "--json").out)
+    document = json.loads(call("eval", str(finished), f"model.name={SMALL}", "data.batch_size=50", "--json").out)
     assert document["top1"] == pytest.approx(document["recorded_top1"])
     assert document["top5"] >= document["top1"]
 
 
 def test_eval_does_not_change_the_network(call: Any, finished: Path) -> None:
-    said = call("eval", str(finished), "model.name=resnet18")
+    said = call("eval", str(finished), "sparsify.target=0.9")
     assert said.status == 2
     assert "only data.* and engine.*" in said.err
+
+
+@pytest.mark.parametrize("command", ["eval", "summary"])
+def test_code_that_a_folder_names_is_not_run(call: Any, finished: Path, command: str) -> None:
+    text = (finished / "recipe.yaml").read_text()
+    (finished / "recipe.yaml").write_text(text.replace(SMALL, "os:mkdir"))
+    said = call(command, str(finished))
+    assert said.status == 2
+    assert "os:mkdir; code that a folder names is run only if you name it too" in said.err
+
+
+def test_a_network_named_for_eval_must_be_the_one_of_the_run(call: Any, finished: Path) -> None:
+    said = call("eval", str(finished), "model.name=resnet18")
+    assert said.status == 2
+    assert SMALL in said.err
 
 
 def test_eval_of_an_unfinished_run_is_an_error(call: Any, finished: Path) -> None:

@@ -3,13 +3,11 @@
 import io
 import re
 import threading
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from strucspars.cli.progress import Renamed, RunProgress
+from strucspars.cli.progress import RunProgress
 from strucspars.training.observer import Observer
 
 ROW = {
@@ -57,15 +55,13 @@ def test_without_a_terminal_there_is_a_line_per_epoch() -> None:
     with RunProgress(console) as progress:
         progress.run_started("mine")
         go_through(progress, "mine")
-        progress.message("mine", "a [word] aside")
-        progress.run_ended("mine", "finished")
+        progress.run_ended("mine", "a [word] at the end")
     numbers = "loss 0.500  acc 75.00%  removed 12.5%  lambda 2.0e-06  5 steps/s"
     assert text_of(console).splitlines() == [
         f"mine  sparsify  epoch 1/2  {numbers}",
         f"mine  sparsify  epoch 2/2  {numbers}",
         "mine: compressed, 60.0% of the parameters removed: accuracy 90.00% before, 50.00% after",
-        "mine: a [word] aside",
-        "mine: finished",
+        "mine: a [word] at the end",
     ]
 
 
@@ -92,7 +88,7 @@ def test_a_terminal_shows_all_numbers_on_one_line() -> None:
     with RunProgress(console) as progress:
         progress.run_started("mine")
         go_through(progress, "mine", epochs=1)
-        progress.message("mine", "look now")
+        progress.stopping()
     text = re.sub(r"\x1b\[[0-9;]*m", "", text_of(console))
     line = r"mine  sparsify  epoch 1/1  \d+ steps/s  0:00 left  loss 0.500  acc 75.00%  removed 12.5%  lambda 2.0e-06"
     assert re.search(line, text)
@@ -105,7 +101,7 @@ def test_a_narrow_terminal_gets_the_first_numbers() -> None:
     with RunProgress(console) as progress:
         progress.run_started("mine")
         go_through(progress, "mine", epochs=1)
-        progress.message("mine", "look now")
+        progress.stopping()
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text_of(console)))
     assert any("steps/s" in line for line in lines)
     assert not any("lambda" in line for line in lines)
@@ -144,31 +140,6 @@ def test_the_pace_counts_from_where_a_run_went_on(monkeypatch: pytest.MonkeyPatc
         for step in range(50, 61):
             now[0] += 1.0
             progress.steps_done("mine", epoch=9, step=step)
-        progress.message("mine", "look now")
+        progress.stopping()
     # Steps 850 to 860 of 1000, one per second.
     assert "1 steps/s  2:20 left" in text_of(console)
-
-
-def test_a_renamed_run_passes_everything_on() -> None:
-    told: list[tuple[str, str]] = []
-
-    class Listener:
-        def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
-            told.append((run, stage))
-
-        def steps_done(self, run: str, *, epoch: int, step: int) -> None:
-            told.append((run, f"step {step}"))
-
-        def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
-            told.append((run, row["stage"]))
-
-        def message(self, run: str, text: str) -> None:
-            told.append((run, text))
-
-    renamed = Renamed(Listener(), "mine-seed1", stages={"sparsify": "train"})
-    renamed.stage_started("mine", "sparsify", epochs=1, steps=1, done_epochs=0)
-    renamed.steps_done("mine", epoch=1, step=7)
-    renamed.epoch_done("mine", ROW)
-    renamed.epoch_done("mine", COMPRESSION)
-    renamed.message("mine", "hello")
-    assert told == [("mine-seed1", word) for word in ("train", "step 7", "train", "compress", "hello")]

@@ -104,15 +104,30 @@ def test_two_processes_cannot_share_a_folder(folder: RunFolder) -> None:
         RunFolder(folder.path).locked().__enter__()
 
 
-def test_the_same_recipe_may_come_again(folder: RunFolder) -> None:
-    folder.write_recipe(RECIPE)
-    folder.write_recipe(RECIPE.rstrip())
-    assert folder.recipe_path.read_text() == RECIPE
+def test_a_recipe_is_replaced_whole(folder: RunFolder) -> None:
+    folder.write_recipe("seed: 1\n")
+    assert folder.recipe_path.read_text() == "seed: 1\n"
 
 
-def test_another_recipe_is_refused_and_the_differing_keys_are_shown(folder: RunFolder) -> None:
+@pytest.mark.parametrize("trace", ["summary.json", "checkpoints/last.pt", "checkpoints/previous.pt"])
+def test_a_run_is_begun_once_there_is_something_to_go_on_from(folder: RunFolder, trace: str) -> None:
+    assert not folder.is_begun
+    (folder.path / trace).touch()
+    assert folder.is_begun
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(folder: RunFolder) -> None:
+    leftovers = [folder.path / ".model.safetensors.17.unfinished", folder.checkpoints / ".last.pt.unfinished"]
+    kept = [folder.recipe_path, folder.checkpoints / "last.pt", folder.path / "unfinished"]
+    for path in (*leftovers, *kept):
+        path.touch()
+    folder.remove_leftovers()
+    assert [path.exists() for path in (*leftovers, *kept)] == [False, False, True, True, True]
+
+
+def test_a_refused_recipe_is_shown_with_the_keys_that_differ(folder: RunFolder) -> None:
     with pytest.raises(ValueError, match="holds a run with another recipe") as caught:
-        folder.write_recipe(RECIPE.replace("epochs: 3", "epochs: 300").replace("seed: 0", "seed: 1"))
+        folder.refuse_recipe(RECIPE.replace("epochs: 3", "epochs: 300").replace("seed: 0", "seed: 1"))
     lines = str(caught.value).splitlines()
     assert lines[1:-1] == ["  -epochs: 3", "  +epochs: 300", "  -seed: 0", "  +seed: 1"]
     assert lines[-1] == "give the recipe of that run, use another folder, or delete this one"
@@ -121,7 +136,7 @@ def test_another_recipe_is_refused_and_the_differing_keys_are_shown(folder: RunF
 
 def test_a_very_different_recipe_is_shown_in_part(folder: RunFolder) -> None:
     with pytest.raises(ValueError, match="and 13 more lines") as caught:
-        folder.write_recipe("\n".join(f"key{number}: {'x' * 1000}" for number in range(16)))
+        folder.refuse_recipe("\n".join(f"key{number}: {'x' * 1000}" for number in range(16)))
     assert len(str(caught.value)) < 2000
 
 
@@ -202,7 +217,6 @@ class Hostile:
 
 def read_everything(folder: RunFolder) -> list[Any]:
     return [
-        lambda: folder.write_recipe(RECIPE),
         lambda: folder.read_json(folder.environment_path),
         lambda: folder.read_json(folder.summary_json_path),
         lambda: folder.remembered("form"),

@@ -21,6 +21,7 @@ def test_the_average_equals_a_slow_reference_over_several_steps() -> None:
         torch.autograd.backward(model(torch.randn(8, 3, 6, 6)).square().mean())
         optimizer.step()
         average.update_()
+        average.copy_counters_()
         for name, value in model.state_dict().items():
             expected[name] = 0.7 * expected[name] + 0.3 * value if value.is_floating_point() else value.clone()
     torch.testing.assert_close(average.model.state_dict(), expected)

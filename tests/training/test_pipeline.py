@@ -277,7 +277,7 @@ def test_a_dense_run_is_the_second_stage_alone(small_recipe: Recipes, tmp_path: 
     recipe = small_recipe("kind=dense", "stage2.epochs=3", "data.batch_size=64")
     summary = run_pipeline(recipe, tmp_path / "run", observer=listener)
     folder = RunFolder(tmp_path / "run")
-    assert listener.stages == ["finetune"]
+    assert listener.stages == ["train"]
     assert [row["epoch"] for row in folder.metrics()] == [1, 2, 3]
     assert summary.params.before == summary.params.after
     assert (summary.target, summary.sparsified, summary.compressed_top1) == (None, None, None)

@@ -10,6 +10,7 @@ from torch import nn
 
 from strucspars.cli.networks import (
     ImageShape,
+    check_own_code,
     data_image_shape,
     network_of_file,
     saved_network,
@@ -41,7 +42,7 @@ def described(
 
     Args:
         target: path of a folder or file, or a name as in `build_model`.
-        model: name of the network that a file holds.
+        model: name of the network that a file holds; for a run whose network is a function, its name again.
         classes: number of classes of a network by name.
         image_shape: to count MACs with; None: what the network is made for.
 
@@ -50,7 +51,7 @@ def described(
     """
     path = Path(target).expanduser()
     if path.is_dir():
-        return _described_run(RunFolder(path))
+        return _described_run(RunFolder(path), named=model)
     if path.suffix == ".safetensors":
         if model is None:
             raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
@@ -70,12 +71,13 @@ def _described_network(network: nn.Module, shape: ImageShape) -> Description:
     return Description(str(layers), {"image_shape": list(shape), **asdict(layers)})
 
 
-def _described_run(folder: RunFolder) -> Description:
+def _described_run(folder: RunFolder, *, named: str | None) -> Description:
     state = run_state(folder.path)
     if not state.is_finished:
         return _described_unfinished(folder, state.words)
     outcome = finished_summary(folder)
     recipe = read_recipe(folder.recipe_path)
+    check_own_code(folder, recipe.model.name, named=named, option="--model ")
     network = _described_network(saved_network(folder, recipe), data_image_shape(recipe.data))
     return Description(
         f"{network.text}\n\n{outcome_text(outcome, recipe, folder)}",

@@ -10,7 +10,7 @@ from torch import nn
 from strucspars.baselines.slimmed_file import SELECTION_KEY, load_slimmed
 from strucspars.data.digits import digits
 from strucspars.export.storage import PLAN_KEY, load
-from strucspars.models.catalogue import OWN_NETWORKS, build_model, load_weights_
+from strucspars.models.catalogue import OWN_NETWORKS, build_model, load_weights_, names_a_function
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import DataRecipe, Kind, Recipe
 
@@ -43,6 +43,25 @@ def data_image_shape(data: DataRecipe) -> ImageShape:
     if data.name == "digits":
         return digits().image_shape
     return CIFAR_SHAPE if data.name.startswith("cifar") else (3, data.image_size, data.image_size)
+
+
+def check_own_code(folder: RunFolder, name: str, *, named: str | None, option: str) -> None:
+    """Refuse to run code because a folder from anywhere names it; whoever trusts it names it too.
+
+    Args:
+        folder: of the run.
+        name: of its network.
+        named: the name that the user gave, if any.
+        option: how to give it.
+
+    Raises:
+        ValueError: the network is a function that the user did not name.
+    """
+    if names_a_function(name) and name != named:
+        raise ValueError(
+            f"the run in {folder.path} takes its network from the function {name}; code that a folder names is run "
+            f"only if you name it too: {option}{name}"
+        )
 
 
 def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:

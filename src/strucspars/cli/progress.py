@@ -10,8 +10,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from strucspars.training.observer import Observer
-
 # Often enough for the eye; on a CPU every step reports.
 SECONDS_BETWEEN_UPDATES = 0.1
 BAR_WIDTH = 10
@@ -88,14 +86,14 @@ class RunProgress:
                 task = self._display.add_task(f"{run}  preparing", total=None)
             self._lines[run] = _Line(run, task)
 
-    def run_ended(self, run: str, text: str) -> None:
+    def run_ended(self, run: str, words: str) -> None:
         """A run is over, one way or the other; its line gives way to a last word, if there is one."""
         with self._lock:
             line = self._lines.pop(run)
             if self._display is not None and line.task is not None:
                 self._display.remove_task(line.task)
-            if text:
-                self._say(f"{run}: {text}")
+            if words:
+                self._say(f"{run}: {words}")
 
     def stopping(self) -> None:
         """Say once that a request to stop has been heard."""
@@ -138,11 +136,6 @@ class RunProgress:
                 numbers = "  ".join([f"epoch {row['epoch']}/{line.epochs}", *_numbers(row), f"{speed:.0f} steps/s"])
                 self._say(f"{run}  {line.stage}  {numbers}")
 
-    def message(self, run: str, text: str) -> None:
-        """Something worth a line."""
-        with self._lock:
-            self._say(f"{run}: {text}")
-
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
@@ -160,31 +153,6 @@ class RunProgress:
             completed=position,
             description=_fitted([*words, *_numbers(line.row)], room),
         )
-
-
-class Renamed:
-    """Passes on what a run tells under another name: runs of several seeds have the same."""
-
-    def __init__(self, observer: Observer, run: str, *, stages: Mapping[str, str]) -> None:
-        self._observer, self._run, self._stages = observer, run, stages
-
-    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
-        """Pass it on."""
-        name = self._stages.get(stage, stage)
-        self._observer.stage_started(self._run, name, epochs=epochs, steps=steps, done_epochs=done_epochs)
-
-    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
-        """Pass it on."""
-        self._observer.steps_done(self._run, epoch=epoch, step=step)
-
-    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
-        """Pass it on."""
-        name = self._stages.get(row["stage"], row["stage"])
-        self._observer.epoch_done(self._run, {**row, "stage": name})
-
-    def message(self, run: str, text: str) -> None:
-        """Pass it on."""
-        self._observer.message(self._run, text)
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:

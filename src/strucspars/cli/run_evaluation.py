@@ -5,17 +5,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from strucspars.cli.networks import READERS
+from strucspars.cli.networks import READERS, check_own_code
 from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Accuracy, Evaluation
-from strucspars.training.observer import Silence
 from strucspars.training.outcome import RunSummary
 from strucspars.training.outcome_text import percent
 from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.setting import Setting
 
 CHANGEABLE = ("data.", "engine.")
+NAMING = "model.name="
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,28 @@ def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
 
     Args:
         path: the run folder.
-        overrides: `key=value`, of the data and the engine only: anything else would be another network.
+        overrides: `key=value`, of the data and the engine only: anything else would be another network. Where that is
+            a function of the user's own, `model.name=...` must name it again.
 
     Raises:
         ValueError: an override of something else, or the data are not there.
         FileNotFoundError: the run is not finished.
     """
+    named = [override.removeprefix(NAMING) for override in overrides if override.startswith(NAMING)]
     for override in overrides:
-        if not override.startswith(CHANGEABLE):
+        if not override.startswith((*CHANGEABLE, NAMING)):
             raise ValueError(
                 f"{override!r}: eval takes a finished network as it is; only data.* and engine.* can change"
             )
     folder = RunFolder(path)
     recorded = finished_summary(folder)
-    recipe = read_recipe(folder.recipe_path, overrides)
+    recipe = read_recipe(folder.recipe_path, [override for override in overrides if not override.startswith(NAMING)])
+    check_own_code(folder, recipe.model.name, named=named[-1] if named else None, option=NAMING)
+    if named and named[-1] != recipe.model.name:
+        raise ValueError(f"model.name: the run in {path} has the network {recipe.model.name!r}, not {named[-1]!r}")
     # One pass only: capturing it in a graph would cost more than it saves.
     engine = Engine(replace(recipe.engine, cuda_graph=False))
-    setting = Setting(recipe, folder, engine, Silence(), lambda: False)
+    setting = Setting(recipe, engine)
     model = engine.placed(READERS[recipe.kind](folder.model_path, setting.fresh_model()))
-    accuracy = Evaluation(engine, model, setting.context.test).accuracy()
+    accuracy = Evaluation(engine, model, setting.test).accuracy()
     return EvaluatedRun(path, recipe.data.name, accuracy, recorded.converted_top1)

@@ -32,9 +32,7 @@ def run_state(path: Path) -> RunState:
         return RunState(True, True, "finished")
     rows = folder.metrics()
     if not rows:
-        traces = (folder.checkpoints, folder.importance)
-        is_begun = any(place.is_dir() and any(place.iterdir()) for place in traces)
-        return RunState(is_begun, False, "in its first epoch" if is_begun else "not begun")
+        return RunState(folder.is_begun, False, "in its first epoch" if folder.is_begun else "not begun")
     stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
     if stage == "compress":
         return RunState(True, False, "compressed, not finetuned yet")
@@ -43,4 +41,4 @@ def run_state(path: Path) -> RunState:
 
 
 def _epochs(recipe: Recipe, stage: str) -> int:
-    return recipe.stage2.epochs if stage == "finetune" else recipe.stage1.epochs
+    return recipe.stage2.epochs if stage in ("finetune", "train") else recipe.stage1.epochs

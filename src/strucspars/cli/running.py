@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,13 @@ import torch
 
 from strucspars.cli.errors import RunFailed, explained
 from strucspars.cli.interrupt import Interrupted, StopRequest
-from strucspars.cli.output import Output, is_first_process
-from strucspars.cli.progress import Renamed, RunProgress
+from strucspars.cli.output import Output
+from strucspars.cli.progress import RunProgress
 from strucspars.cli.run_state import run_state
-from strucspars.runs.atomic import write_text_atomic
-from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary
-from strucspars.training.outcome_text import percent
-from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import EngineRecipe, Recipe
-from strucspars.training.recipe_reading import read_recipe, recipe_yaml
+from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.side_by_side import run_side_by_side
 from strucspars.training.solver_pool import default_workers, solver_pool
 from strucspars.training.stage import RunInterrupted, TrainingDiverged
 
@@ -67,13 +63,13 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
         solver_pool(max(map(_solver_workers, engines), default=0)) as executor,
         RunProgress(output.console, quiet=output.is_quiet) as progress,
     ):
-        runner = _Runner(recipes, stop, progress, executor)
-        if jobs == 1:
-            # In the main thread, which some libraries that a network may use insist on.
-            outcomes: Outcomes = {path: runner.outcome(path) for path in recipes}
-        else:
-            with ThreadPoolExecutor(jobs) as threads:
-                outcomes = dict(zip(recipes, threads.map(runner.outcome, recipes), strict=True))
+
+        def should_stop() -> bool:
+            if stop():
+                progress.stopping()
+            return stop()
+
+        outcomes = run_side_by_side(recipes, jobs=jobs, observer=progress, should_stop=should_stop, executor=executor)
     _check_not_interrupted(outcomes, stop)
     output.remark("")
     return outcomes
@@ -123,44 +119,6 @@ def runs_document(outcomes: Outcomes) -> dict[str, Any]:
     }
 
 
-class _Runner:
-    """Runs one recipe after another, in whichever thread it is asked to."""
-
-    def __init__(
-        self, recipes: Mapping[Path, Recipe], stop: StopRequest, progress: RunProgress, executor: Executor | None
-    ) -> None:
-        self._recipes, self._stop, self._progress, self._executor = recipes, stop, progress, executor
-
-    def outcome(self, path: Path) -> RunSummary | Exception:
-        """The summary, or what went wrong."""
-        if self._stop():
-            return RunInterrupted("not begun")
-        recipe = self._recipes[path]
-        name = run_name(recipe)
-        self._progress.run_started(name)
-        was_finished = run_state(path).is_finished
-        outcome = self._run(recipe, path, name)
-        self._progress.run_ended(name, "" if was_finished else _last_word(outcome))
-        return outcome
-
-    def _run(self, recipe: Recipe, path: Path, name: str) -> RunSummary | Exception:
-        # The only stage of a dense network is no finetuning.
-        stages = {"finetune": "train"} if recipe.kind == "dense" else {}
-        observer = Renamed(self._progress, name, stages=stages)
-        try:
-            if is_first_process():
-                _forget_failed_start(path, recipe)
-            return run_pipeline(recipe, path, observer=observer, should_stop=self._should_stop, executor=self._executor)
-        except Exception as error:
-            return error
-
-    def _should_stop(self) -> bool:
-        if not self._stop():
-            return False
-        self._progress.stopping()
-        return True
-
-
 def _say_where(path: Path, output: Output) -> None:
     state = run_state(path)
     if state.is_finished:
@@ -171,28 +129,10 @@ def _say_where(path: Path, output: Output) -> None:
         output.remark(f"starting in {path}")
 
 
-def _forget_failed_start(path: Path, recipe: Recipe) -> None:
-    """Put the recipe in place of one whose run failed before its first step, for example because of missing data.
-
-    There is nothing to go on from, and the next attempt must be free to say where the data are.
-    """
-    folder = RunFolder(path)
-    if folder.recipe_path.is_file() and not run_state(path).is_begun:
-        with folder.locked():
-            if not run_state(path).is_begun:
-                write_text_atomic(folder.recipe_path, recipe_yaml(recipe))
-
-
 def _solver_workers(engine: EngineRecipe) -> int:
     if engine.solver_workers is not None:
         return engine.solver_workers
     return default_workers(on_gpu=engine.device != "cpu" and torch.cuda.is_available())
-
-
-def _last_word(outcome: RunSummary | Exception) -> str:
-    if isinstance(outcome, RunSummary):
-        return f"finished, accuracy {percent(outcome.converted_top1)}"
-    return "stopped" if isinstance(outcome, RunInterrupted) else "failed"
 
 
 def _check_not_interrupted(outcomes: Outcomes, stop: StopRequest) -> None:

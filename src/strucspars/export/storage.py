@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialised
 from torch import nn
 
 from strucspars._version import __version__
@@ -68,8 +68,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
     separate = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        save_file(separate, unfinished, metadata=metadata)
-        with unfinished.open("rb") as file:
+        # As bytes, written here: the library's own files can be read by nobody else.
+        with unfinished.open("wb") as file:
+            file.write(serialised(separate, metadata))
             os.fsync(file.fileno())
         unfinished.replace(path)
     except SafetensorError as error:

@@ -38,6 +38,15 @@ WITH_AUXILIARY_CLASSIFIERS = ("googlenet", "inception_v3")
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth")
 
 
+def names_a_function(name: str) -> bool:
+    """Whether building this network means running code that the name leads to, rather than a library's.
+
+    >>> names_a_function("my_package.networks:small"), names_a_function("timm:resnet18")
+    (True, False)
+    """
+    return ":" in name and not name.startswith(TIMM)
+
+
 def build_model(name: str, *, num_classes: int, image_shape: tuple[int, int, int] | None = None) -> nn.Module:
     """The network of this name, with fresh weights.
 
@@ -63,7 +72,7 @@ def build_model(name: str, *, num_classes: int, image_shape: tuple[int, int, int
             raise ValueError(f"network {name!r}: {error}") from error
     elif name.startswith(TIMM):
         model = _timm_model(name, num_classes)
-    elif ":" in name:
+    elif names_a_function(name):
         model = _model_of_function(name, num_classes)
     elif name in torchvision_names():
         options = {"aux_logits": False, "init_weights": True} if name in WITH_AUXILIARY_CLASSIFIERS else {}

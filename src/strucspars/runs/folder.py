@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 
@@ -88,22 +88,27 @@ class RunFolder:
         """Hold the folder for this process alone while the block runs; see `folder_lock`."""
         return folder_lock(self.path)
 
-    def write_recipe(self, text: str) -> None:
-        """Store the resolved recipe once; a run that goes on must bring the same.
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is something to go on from."""
+        return self.summary_json_path.exists() or any(self.checkpoints.glob("*.pt"))
 
-        Raises:
-            ValueError: another recipe is there already; the message shows where they differ.
-        """
-        present = _text(self.recipe_path)
-        if present is None:
-            write_text_atomic(self.recipe_path, text)
-            return
-        difference = _difference(present, text)
-        if difference:
-            raise ValueError(
-                f"{self.path} holds a run with another recipe (- there, + now):\n{difference}\n"
-                "give the recipe of that run, use another folder, or delete this one"
-            )
+    def write_recipe(self, text: str) -> None:
+        """Store the resolved recipe."""
+        write_text_atomic(self.recipe_path, text)
+
+    def refuse_recipe(self, text: str) -> NoReturn:
+        """Raise a `ValueError` that shows where a recipe differs from the one that is here."""
+        raise ValueError(
+            f"{self.path} holds a run with another recipe (- there, + now):\n"
+            f"{_difference(_text(self.recipe_path) or '', text)}\n"
+            "give the recipe of that run, use another folder, or delete this one"
+        )
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process was writing; only while the folder is locked."""
+        for leftover in self.path.rglob(".*.unfinished"):
+            leftover.unlink(missing_ok=True)
 
     def write_json(self, path: Path, value: object) -> None:
         """Replace a JSON file, all or nothing; NaN and infinity become null."""

@@ -9,7 +9,7 @@ from torch import nn
 class AveragedModel:
     """A copy of a model that follows it slowly; updated on the device, all tensors at once.
 
-    Floating-point buffers, such as batch-norm statistics, are averaged too; counters are copied.
+    Floating-point buffers, such as batch-norm statistics, are averaged too.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -25,5 +25,9 @@ class AveragedModel:
     def update_(self) -> None:
         """Move a step towards the model."""
         torch._foreach_lerp_(self._averages, self._sources, 1 - self._decay)
+
+    @torch.no_grad()
+    def copy_counters_(self) -> None:
+        """Take over what cannot be averaged, once per epoch: captured steps do not count."""
         for average, source in self._counters:
             average.copy_(source)

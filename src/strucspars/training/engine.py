@@ -25,7 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 @contextmanager
 def _without_remarks() -> Iterator[None]:
     """Fabric announces its precision, recommends another one, and asks for srun on machines that merely have it."""
-    loggers = [logging.getLogger(f"lightning.{part}.utilities.rank_zero") for part in ("fabric", "pytorch")]
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("fabric", "pytorch")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)

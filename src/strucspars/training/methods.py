@@ -39,6 +39,7 @@ class Workshop:
         steps_per_epoch: optimizer steps.
         executor: workers that learn channel orders, if any.
         is_first: whether this process writes files.
+        is_resumed: whether there is a checkpoint to go on from.
     """
 
     recipe: Recipe
@@ -49,6 +50,7 @@ class Workshop:
     steps_per_epoch: int
     executor: Executor | None
     is_first: bool
+    is_resumed: bool
 
 
 class Deployment(Protocol):
@@ -182,7 +184,7 @@ class StructuredSparsification:
     def _store_importance(self, moment: str) -> None:
         """The importance matrices as a report shows them; half precision is plenty for a picture."""
         path = self._workshop.folder.importance / f"{moment}.npz"
-        if not self._workshop.is_first or self._sparsifier is None or (moment == "start" and path.exists()):
+        if not self._workshop.is_first or self._sparsifier is None or (moment == "start" and self._workshop.is_resumed):
             return
         layers = self._sparsifier.selection.layers
         norm = self._workshop.recipe.sparsify.norm

@@ -5,7 +5,16 @@ from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """Gets told what happens, in the order in which it happens. Several runs may share one, each under its name."""
+    """Gets told what happens, in the order in which it happens.
+
+    Several runs may share one, each under the name of its folder, and each from a thread of its own.
+    """
+
+    def run_started(self, run: str) -> None:
+        """A run begins, or goes on: its data and network are being prepared."""
+
+    def run_ended(self, run: str, words: str) -> None:
+        """A run is over, one way or another, in words; empty if it was over before."""
 
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
         """A stage of training begins, or goes on after `done_epochs`."""
@@ -16,12 +25,15 @@ class Observer(Protocol):
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         """An epoch is over; the row is what `metrics.jsonl` got."""
 
-    def message(self, run: str, text: str) -> None:
-        """Something worth a line."""
-
 
 class Silence:
     """Watches, and says nothing."""
+
+    def run_started(self, run: str) -> None:
+        """Say nothing."""
+
+    def run_ended(self, run: str, words: str) -> None:
+        """Say nothing."""
 
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
         """Say nothing."""
@@ -32,15 +44,22 @@ class Silence:
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         """Say nothing."""
 
-    def message(self, run: str, text: str) -> None:
-        """Say nothing."""
-
 
 class Several:
     """Passes everything on to several observers."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = observers
+
+    def run_started(self, run: str) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.run_started(run)
+
+    def run_ended(self, run: str, words: str) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.run_ended(run, words)
 
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
         """Pass it on."""
@@ -56,8 +75,3 @@ class Several:
         """Pass it on."""
         for observer in self._observers:
             observer.epoch_done(run, row)
-
-    def message(self, run: str, text: str) -> None:
-        """Pass it on."""
-        for observer in self._observers:
-            observer.message(run, text)

@@ -131,7 +131,7 @@ def run_summary(
     finetune_form: str | None,
 ) -> RunSummary:
     """Sum a finished run up from its metrics and its two networks."""
-    finetuned = stage_accuracy(rows, "finetune")
+    finetuned = stage_accuracy(rows, "train" if recipe.kind == "dense" else "finetune")
     assert finetuned is not None
     compressed = next((row for row in rows if row["stage"] == "compress"), {})
     before, after = count_macs(dense, example), count_macs(small, example)

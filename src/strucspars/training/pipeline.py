@@ -24,13 +24,15 @@ from strucspars.training.observer import Observer, Several, Silence
 from strucspars.training.outcome import RunSummary, run_summary
 from strucspars.training.outcome_text import outcome_text
 from strucspars.training.recipe import Form, Recipe, StageRecipe
+from strucspars.training.recipe_identity import check_same_run
 from strucspars.training.recipe_reading import recipe_yaml
 from strucspars.training.rules import TrainingRule
 from strucspars.training.setting import Setting
-from strucspars.training.stage import Stage, check_checkpoint
+from strucspars.training.stage import RunContext, RunInterrupted, Stage, check_checkpoint
 from strucspars.training.steps import CAPTURE_LOCK
 from strucspars.training.tensorboard import TensorBoardLog
 
+TRAIN = "train"
 FINETUNE = "finetune"
 COMPRESS = "compress"
 SPARSIFIED = "sparsified"
@@ -59,8 +61,29 @@ def run_pipeline(
         RunInterrupted: asked to stop.
         TrainingDiverged: the loss is no number.
     """
-    engine = Engine(recipe.engine)
+    observer = observer or Silence()
     folder = RunFolder(path)
+    observer.run_started(folder.path.name)
+    words = "failed"
+    try:
+        summary = _run(recipe, folder, observer, should_stop, executor)
+        words = f"finished, accuracy {summary.converted_top1:.2%}"
+    except RunInterrupted:
+        words = "stopped"
+        raise
+    finally:
+        observer.run_ended(folder.path.name, words)
+    return summary
+
+
+def _run(
+    recipe: Recipe,
+    folder: RunFolder,
+    observer: Observer,
+    should_stop: Callable[[], bool],
+    executor: Executor | None,
+) -> RunSummary:
+    engine = Engine(recipe.engine)
     with ExitStack() as stack:
         if engine.device.type == "cuda":
             # A stream of its own: graphs cannot be captured on the default one, and several runs can go side by side.
@@ -68,18 +91,32 @@ def run_pipeline(
         if engine.is_first:
             folder.create()
             stack.enter_context(folder.locked())
-            folder.write_recipe(recipe_yaml(recipe))
+            check_same_run(folder, recipe)
         finished = engine.shared(folder.read_json(folder.summary_json_path) if engine.is_first else None)
         if finished is not None:
             return RunSummary.from_json(finished)
-        checkpoint = _last_checkpoint(folder, engine)
-        watchers = [observer or Silence()]
+        # Before anything is written: where the data are missing, the next attempt is free to say where they are.
+        setting = Setting(recipe, engine)
+        watchers = [observer]
         if engine.is_first:
+            folder.remove_leftovers()
+            folder.write_recipe(recipe_yaml(recipe))
             folder.write_json(folder.environment_path, environment())
+        checkpoint = _last_checkpoint(folder, engine)
+        if engine.is_first:
             log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
             watchers.append(stack.enter_context(log))
-        setting = Setting(recipe, folder, engine, Several(*watchers), should_stop)
-        return _Run(setting, folder, executor, checkpoint).finished()
+        context = RunContext(
+            name=folder.path.name,
+            seed=recipe.seed,
+            engine=engine,
+            folder=folder,
+            train=setting.train,
+            test=setting.test,
+            observer=Several(*watchers),
+            should_stop=should_stop,
+        )
+        return _Run(setting, context, executor, checkpoint).finished()
 
 
 def _last_checkpoint(folder: RunFolder, engine: Engine) -> dict[str, Any] | None:
@@ -96,28 +133,30 @@ class _Run:
     """One run from its last checkpoint to its summary."""
 
     def __init__(
-        self, setting: Setting, folder: RunFolder, executor: Executor | None, checkpoint: dict[str, Any] | None
+        self, setting: Setting, context: RunContext, executor: Executor | None, checkpoint: dict[str, Any] | None
     ) -> None:
-        self._setting, self._folder, self._checkpoint = setting, folder, checkpoint
-        self._recipe, self._engine, self._context = setting.recipe, setting.engine, setting.context
+        self._setting, self._context, self._checkpoint = setting, context, checkpoint
+        self._recipe, self._engine, self._folder = setting.recipe, setting.engine, context.folder
         workshop = Workshop(
             recipe=self._recipe,
-            folder=folder,
+            folder=context.folder,
             build=setting.fresh_model,
             build_other=setting.other_fresh_model,
             example=setting.example,
             steps_per_epoch=self._context.train.steps,
             executor=executor,
             is_first=self._engine.is_first,
+            is_resumed=checkpoint is not None,
         )
         self._compression: CompressionMethod | None = None
         if self._recipe.kind in COMPRESSION_METHODS:
             self._compression = COMPRESSION_METHODS[self._recipe.kind](workshop)
         self._deployment: Deployment = self._compression or DenseTraining(workshop)
-        stages = [FINETUNE] if self._compression is None else [self._compression.first_stage, FINETUNE]
+        self._last_stage = TRAIN if self._compression is None else FINETUNE
+        stages = [TRAIN] if self._compression is None else [self._compression.first_stage, FINETUNE]
         if checkpoint is not None and checkpoint["stage"] not in stages:
             raise ValueError(
-                f"{folder.checkpoints}: the checkpoint is of a stage {checkpoint['stage']!r}, but a run of kind "
+                f"{self._folder.checkpoints}: the checkpoint is of a stage {checkpoint['stage']!r}, but a run of kind "
                 f"{self._recipe.kind} has {' and '.join(stages)}; restore the right one, or use another folder"
             )
 
@@ -135,7 +174,7 @@ class _Run:
             self._compress(self._compression, model)
         form = self._form(model)
         trainable = self._deployment.trainable(model, form)
-        stage = self._stage(FINETUNE, self._recipe.stage2, trainable.model, trainable.rule, loss)
+        stage = self._stage(self._last_stage, self._recipe.stage2, trainable.model, trainable.rule, loss)
         self._deployment.finish(stage.run())
         self._engine.wait()
         return self._summed_up(form)

@@ -1,6 +1,5 @@
 """What a recipe names, made real: data, networks, and a teacher to learn from."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,24 +7,20 @@ from torch import nn
 
 from strucspars.data.catalogue import load_data, test_batches, train_batches
 from strucspars.export.storage import load
-from strucspars.models.catalogue import build_model, load_weights_
+from strucspars.models.catalogue import build_model, load_weights_, names_a_function
 from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
 from strucspars.training.loss import Distillation, StageLoss
-from strucspars.training.observer import Observer
 from strucspars.training.recipe import Recipe, StageRecipe
 from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.seeds import derived_seed
-from strucspars.training.stage import RunContext
 from strucspars.training.steps import CAPTURE_LOCK
 
 
 class Setting:
     """The data and networks of one run, on its device."""
 
-    def __init__(
-        self, recipe: Recipe, folder: RunFolder, engine: Engine, observer: Observer, should_stop: Callable[[], bool]
-    ) -> None:
+    def __init__(self, recipe: Recipe, engine: Engine) -> None:
         self.recipe, self.engine = recipe, engine
         options = recipe.data
         root = None if options.root is None else Path(options.root).expanduser()
@@ -34,7 +29,7 @@ class Setting:
         )
         if options.batch_size % engine.world_size:
             raise ValueError(f"data.batch_size {options.batch_size} cannot be shared by {engine.world_size} processes")
-        train, test = (
+        self.train, self.test = (
             make(
                 self._data,
                 batch_size=options.batch_size // engine.world_size,
@@ -46,16 +41,6 @@ class Setting:
                 memory_format=engine.memory_format,
             )
             for make in (train_batches, test_batches)
-        )
-        self.context = RunContext(
-            name=recipe.name,
-            seed=recipe.seed,
-            engine=engine,
-            folder=folder,
-            train=train,
-            test=test,
-            observer=observer,
-            should_stop=should_stop,
         )
 
     @property
@@ -93,7 +78,13 @@ class Setting:
         folder = RunFolder(Path(options.teacher).expanduser())
         if not folder.model_path.is_file() or not folder.recipe_path.is_file():
             raise ValueError(f"finetune.teacher: {folder.path} is not the folder of a finished run")
-        teacher = load(folder.model_path, self._built(read_recipe(folder.recipe_path), "weights"))
+        recipe = read_recipe(folder.recipe_path)
+        if names_a_function(recipe.model.name) and recipe.model.name != self.recipe.model.name:
+            raise ValueError(
+                f"finetune.teacher: {folder.path} names {recipe.model.name!r} as its network; code that a folder names "
+                "is not run unless the recipe names the same"
+            )
+        teacher = load(folder.model_path, self._built(recipe, "weights"))
         teacher.eval().requires_grad_(False)
         return Distillation(teacher=teacher, weight=options.distill_weight, temperature=options.distill_temperature)
 

@@ -26,11 +26,10 @@ def run_side_by_side(
     """Run recipes in their folders, at most `jobs` at a time. One that fails does not stop the others.
 
     Returns:
-        For every folder its summary, or what went wrong; runs that were not begun when the stop came have the
-        same `RunInterrupted` as those that were.
+        For every folder its summary, or what went wrong; a `RunInterrupted` too where the stop came before the run.
     """
 
-    def one(path: Path) -> RunSummary | Exception:
+    def outcome(path: Path) -> RunSummary | Exception:
         if should_stop():
             return RunInterrupted("not begun")
         try:
@@ -38,5 +37,8 @@ def run_side_by_side(
         except Exception as error:
             return error
 
+    if jobs == 1:
+        # In the main thread, which some libraries that a network may use insist on.
+        return {path: outcome(path) for path in recipes}
     with ThreadPoolExecutor(jobs) as threads:
-        return dict(zip(recipes, threads.map(one, recipes), strict=True))
+        return dict(zip(recipes, threads.map(outcome, recipes), strict=True))

@@ -138,6 +138,7 @@ class Stage:
         trained = time.perf_counter()
         context.engine.share_buffers_(self._model)
         if self._step.average is not None:
+            self._step.average.copy_counters_()
             context.engine.share_buffers_(self._step.average.model)
         accuracy = self._evaluation.accuracy()
         for loss in (loss_sum, accuracy.loss):

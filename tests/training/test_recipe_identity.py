@@ -1,0 +1,55 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from strucspars.runs.folder import RunFolder
+from strucspars.training.pipeline import run_pipeline
+from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_identity import without_place
+from strucspars.training.stage import RunInterrupted
+
+Recipes = Callable[..., Recipe]
+SHORT = ("kind=dense", "stage2.epochs=2", "data.batch_size=256")
+
+
+def begun(recipe: Recipe, path: Path) -> None:
+    asked = iter(range(100))
+    with pytest.raises(RunInterrupted):
+        run_pipeline(recipe, path, should_stop=lambda: next(asked) > 3)
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["data.root=/elsewhere", "data.workers=9", "data.download=true", "engine.device=cpu"]
+)
+def test_a_run_may_go_on_elsewhere(elsewhere: str, small_recipe: Recipes, tmp_path: Path) -> None:
+    begun(small_recipe(*SHORT), tmp_path / "run")
+    moved = small_recipe(*SHORT, elsewhere)
+    assert without_place(moved) == without_place(small_recipe(*SHORT))
+    run_pipeline(moved, tmp_path / "run")
+    assert elsewhere.split("=")[1] in RunFolder(tmp_path / "run").recipe_path.read_text()
+
+
+@pytest.mark.parametrize("other", ["seed=4", "stage2.lr=0.2", "engine.precision=bf16", "data.batch_size=128"])
+def test_another_run_does_not_go_on_in_a_folder(other: str, small_recipe: Recipes, tmp_path: Path) -> None:
+    begun(small_recipe(*SHORT), tmp_path / "run")
+    before = RunFolder(tmp_path / "run").recipe_path.read_text()
+    with pytest.raises(ValueError, match="holds a run with another recipe"):
+        run_pipeline(small_recipe(*SHORT, other), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").recipe_path.read_text() == before
+
+
+def test_a_run_that_could_not_begin_leaves_the_folder_free(small_recipe: Recipes, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run_pipeline(small_recipe(*SHORT, "data.name=cifar10", "data.root=/nowhere"), tmp_path / "run")
+    with pytest.raises(ValueError, match="target"):
+        run_pipeline(small_recipe("sparsify.target=0.999"), tmp_path / "run")
+    run_pipeline(small_recipe(*SHORT), tmp_path / "run")
+
+
+def test_a_teacher_whose_folder_names_foreign_code_is_refused(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*SHORT), tmp_path / "teacher")
+    recipe = tmp_path / "teacher" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("small_networks:", "os:"))
+    with pytest.raises(ValueError, match="code that a folder names"):
+        run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), tmp_path / "run")
