@@ -32,9 +32,9 @@ types: $(INSTALLED) ## static types
 imports: $(INSTALLED) ## import contracts: one direction, no torch in the core
 	$(BIN)/lint-imports --no-logo
 
-# One thread per process: the tests are many and small.
+# One thread per process, a process per core: the tests are many and small.
 unit-tests: $(INSTALLED) ## tests, docstring and README examples
-	OMP_NUM_THREADS=1 $(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
 
 bench: $(INSTALLED) ## the solver against the original method, about 10 minutes on one core
 	$(BIN)/python benchmarks/permutations.py

@@ -33,11 +33,13 @@ def _arguments() -> list[str]:
 def _commit() -> str:
     """The commit that was measured, with a mark where the tree holds uncommitted changes, old results aside.
 
-    On a machine that has the files without their history, the variable COMMIT says it.
+    On a machine that has the files without their history, or with a part of it, the variable COMMIT says it.
     """
+    if "COMMIT" in os.environ:
+        return os.environ["COMMIT"]
     commit = _git("rev-parse", "--short=12", "HEAD")
     if not commit:
-        return os.environ.get("COMMIT", "unknown")
+        return "unknown"
     changes = _git("status", "--porcelain", "--", ".", ":(exclude)results")
     return f"{commit}+changes" if changes else commit
 

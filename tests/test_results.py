@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import compatibility
+import pytest
 import table2_recipes
 from permutations import markdown, summary_table
 
+from strucspars.runs.folder import RunFolder
+from strucspars.training.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.training.paper_rows import PAPER_ROWS
 
 ROOT = Path(__file__).parent.parent
@@ -78,3 +81,14 @@ def test_a_recipe_that_is_a_point_larger_than_the_papers_is_noticed() -> None:
     assert table2_recipes.differs(row | {"params": 515})
     assert table2_recipes.differs(row | {"target": None})
     assert not table2_recipes.differs(row | {"target": None, "flops": 9.01})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results" / "cifar10").iterdir()), ids=lambda path: path.name)
+def test_the_summaries_of_recorded_runs_are_those_of_their_epochs(path: Path) -> None:
+    folder = RunFolder(path)
+    summary, rows = read_summary(folder), read_metrics(folder)
+    assert summary is not None
+    assert summary.sparsified == stage_accuracy(rows, "sparsify")
+    assert summary.finetuned == stage_accuracy(rows, "finetune")
+    assert summary.converted_top1 == rows[-1]["test_top1"]
+    assert summary.seconds == stage_seconds(rows)

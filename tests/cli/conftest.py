@@ -25,8 +25,6 @@ TINY = (
     "model.name=tiny_networks:small",
     "stage1.epochs=1",
     "stage2.epochs=1",
-    "sparsify.lambda_warmup_epochs=0",
-    "stage2.lr_warmup_epochs=0",
     "engine.device=cpu",
 )
 

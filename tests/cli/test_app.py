@@ -119,6 +119,26 @@ def test_a_signal_gives_its_status_and_the_command_to_go_on(
     assert "run demo 'model.name=a b'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("world", "local", "command"),
+    [
+        ("2", "2", "to go on: torchrun --nproc-per-node 2 -m strucspars run demo\n"),
+        ("2", None, "to go on: torchrun --nproc-per-node 2 -m strucspars run demo\n"),
+        ("8", "4", "as before: torchrun --nnodes 2 --nproc-per-node 4 -m strucspars run demo\n"),
+        ("1", "1", "to go on: python -m strucspars run demo\n"),
+    ],
+)
+def test_under_torchrun_the_command_to_go_on_is_torchruns(
+    world: str, local: str | None, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/there/strucspars/__main__.py"])
+    monkeypatch.setenv("WORLD_SIZE", world)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert reported(Interrupted("stopped; saved", 2), ["run", "demo"]) == 130
+    assert capsys.readouterr().err.endswith(command)
+
+
 def test_ctrl_c_outside_of_a_run_is_status_130(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 """The commands that look at networks and runs: summary, eval, compress."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from strucspars.training.recipe_reading import read_recipe
 
 SMALL = "tiny_networks:small"
 SHAPE = ("--image-shape", "3x16x16")
+RECORDED = Path(__file__).parents[2] / "results/cifar10/cifar10-resnet20-40/summary.json"
+GOOD_ROW = {"stage": "sparsify", "epoch": 1, "test_top1": 0.5, "test_top5": 0.9, "seconds": 2.0}
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def test_the_summary_of_an_unfinished_run_tells_how_far_it_is(call: Any, stage: 
     folder = RunFolder("runs/begun")
     folder.create()
     folder.write_recipe("base: demo\nstage1: {epochs: 15}\nstage2: {epochs: 9}\n")
-    folder.append_metrics({"stage": stage, "epoch": epoch, "test_top1": 0.875, "seconds": 2.0})
+    folder.append_metrics({"stage": stage, "epoch": epoch, "test_top1": 0.875, "test_top5": 1.0, "seconds": 2.0})
     said = call("summary", "runs/begun")
     assert said.status == 0
     assert words in said.out
@@ -115,6 +118,51 @@ def test_a_network_named_for_eval_must_be_the_one_of_the_run(call: Any, finished
     assert SMALL in said.err
 
 
+@pytest.mark.parametrize("command", ["eval", "summary"])
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"seconds": 3}, "seconds must be an object, got 3"),
+        ({"converted_top1": "abc"}, "converted_top1 must be a number, got 'abc'"),
+        ({"finetuned": None}, "finetuned must be an object, got None"),
+    ],
+)
+def test_a_damaged_summary_is_one_line_that_names_the_file(
+    call: Any, command: str, change: dict[str, Any], complaint: str
+) -> None:
+    folder = RunFolder("runs/damaged")
+    folder.create()
+    folder.write_recipe("base: demo")
+    values = json.loads(RECORDED.read_text())
+    folder.write_json(folder.summary_json_path, values | change)
+    said = call(command, "runs/damaged")
+    assert said.status == 2
+    assert said.err == f"error: runs/damaged/summary.json: a damaged summary: {complaint}\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ({"stage": 5}, "stage must be a text, got 5"),
+        ({"stage": "sparsify"}, "epoch must be a whole number, got None"),
+        ({"stage": "sparsify", "epoch": 1, "test_top1": "high"}, "test_top1 must be a number, got 'high'"),
+    ],
+)
+@pytest.mark.parametrize("command", [("summary", "runs/demo"), ("run", "demo"), ("reproduce", "table1", "--list")])
+def test_a_damaged_row_is_one_line_that_names_the_file(
+    call: Any, command: tuple[str, ...], row: dict[str, Any], complaint: str
+) -> None:
+    path = "runs/cifar10-resnet20-dense" if command[0] == "reproduce" else "runs/demo"
+    folder = RunFolder(path)
+    folder.create()
+    folder.write_recipe("base: demo")
+    folder.append_metrics(GOOD_ROW)
+    folder.append_metrics(row)
+    said = call(*command)
+    assert said.status == 2
+    assert said.err == f"error: {path}/metrics.jsonl, line 2, is damaged: {complaint}\n"
+
+
 def test_eval_of_an_unfinished_run_is_an_error(call: Any, finished: Path) -> None:
     (finished / "summary.json").unlink()
     said = call("eval", str(finished))
@@ -150,10 +198,31 @@ def test_compress_does_not_overwrite(call: Any, checkpoint: Path) -> None:
     assert Path("a.safetensors").read_text() == "precious"
 
 
+def test_compress_looks_for_the_folder_before_the_work(call: Any, networks: Path) -> None:
+    # Were it later, the checkpoint that is not there would be missed first.
+    arguments = ("compress", "nowhere.pt", "--model", SMALL, *SHAPE, "--target", "0.3", "--out")
+    said = call(*arguments, "no/such/a.safetensors")
+    assert said.status == 2
+    assert said.err.startswith("error: no/such/a.safetensors cannot be written: there is no folder no/such")
+    Path("file").touch()
+    assert "there is no folder file" in call(*arguments, "file/a.safetensors").err
+
+
+def test_compress_tries_the_folder_before_the_work(call: Any, networks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not by taking the right away: the administrator may write anywhere.
+    monkeypatch.setattr("os.access", lambda path, mode: not mode & os.W_OK)
+    said = call("compress", "nowhere.pt", "--model", SMALL, *SHAPE, "--target", "0.3", "--out", "a.safetensors")
+    assert said.status == 2
+    assert said.err.startswith("error: a.safetensors cannot be written: the folder . is not writable")
+    assert said.err.count("\n") == 1
+
+
 def test_compress_refuses_a_classifier_of_other_classes(call: Any, checkpoint: Path) -> None:
     said = call("compress", str(checkpoint), "--model", SMALL, "--classes", "9", *SHAPE, "--target", "0.3")
     assert said.status == 2
-    assert "--classes" in said.err
+    assert "are for 7 classes, not 9" in said.err
+    assert "--classes 7" in said.err
+    assert said.err.count("\n") == 1
 
 
 def test_compress_takes_one_way_to_tell_the_image_only(call: Any, checkpoint: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 from strucspars.cli.demonstration import Demonstration, check_promises
 from strucspars.cli.errors import RunFailed
 from strucspars.measure.layers import BeforeAfter
+from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, StageAccuracy
+from strucspars.training.recipe_reading import read_recipe
 
 
 def accuracy(top1: float) -> StageAccuracy:
-    return StageAccuracy(last_top1=top1, last_top5=1.0, best_top1=top1, best_epoch=1)
+    return StageAccuracy(last_top1=top1, last_top5=1.0, best_top1=top1, best_top5=1.0, best_epoch=1)
 
 
 DENSE = RunSummary(
@@ -57,7 +59,11 @@ SMALL = replace(
 
 def demonstration(small: RunSummary) -> Demonstration:
     return Demonstration(
-        dense=DENSE, compressed=small, dense_path=Path("runs/demo-dense"), compressed_path=Path("runs/demo")
+        dense=DENSE,
+        compressed=small,
+        dense_path=Path("runs/demo-dense"),
+        compressed_path=Path("runs/demo"),
+        stage_epochs=(24, 10),
     )
 
 
@@ -84,6 +90,13 @@ def test_the_text_compares_and_tells_what_to_try_next() -> None:
     text = demonstration(SMALL).text()
     for part in ("dense", "compressed", "1,000", "500", "98.00%", "97.00%", "runs/demo/model.safetensors", "try next"):
         assert part in text
+    assert "Both networks were trained for 34 epochs" in text
+    assert "24 + 10" in text
+
+
+def test_both_networks_of_the_demo_are_trained_for_as_many_epochs() -> None:
+    dense, small = read_recipe("demo-dense"), read_recipe("demo")
+    assert dense.stage2.epochs == small.stage1.epochs + small.stage2.epochs
 
 
 def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: tuple[str, ...]) -> None:
@@ -91,6 +104,8 @@ def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: t
     assert said.status == 1
     assert said.err.splitlines()[-1].startswith("error: the demo does not keep its promises: sparse training alone")
     assert "What to try next" in said.out
+    assert "Both networks were trained for 2 epochs" in said.out
+    assert len(RunFolder("runs/demo-dense").metrics()) == 2
     assert Path("runs/demo/model.safetensors").is_file()
     assert Path("runs/demo-dense/model.safetensors").is_file()
 

@@ -95,6 +95,19 @@ def test_one_failure_does_not_stop_the_others(call: Any, tiny: tuple[str, ...]) 
     assert "1 of 2 runs failed: runs/demo-dense: " in said.err
 
 
+@pytest.mark.parametrize("seeds", ["0", "0,1"])
+def test_json_has_the_failures_also_where_every_run_fails(call: Any, tiny: tuple[str, ...], seeds: str) -> None:
+    arguments = ("run", "demo-dense", *tiny, "stage2.lr=1e30", "--seeds", seeds, "--quiet")
+    said = call(*arguments, "--json")
+    assert said.status == 1
+    document = json.loads(said.out)
+    assert document["runs"] == []
+    assert len(document["failed"]) == len(seeds.split(","))
+    assert all("the loss became" in failure["error"] for failure in document["failed"])
+    assert said.err.startswith("error: ")
+    assert call(*arguments).out == ""
+
+
 def test_a_busy_folder_is_an_error_of_one_line(call: Any, tiny: tuple[str, ...]) -> None:
     folder = RunFolder("runs/demo")
     folder.create()

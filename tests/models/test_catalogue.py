@@ -226,6 +226,19 @@ def test_a_classifier_of_other_classes_keeps_its_fresh_weights(
     assert_same_state(model, expected)
 
 
+def test_a_classifier_of_other_classes_is_an_error_where_it_is_needed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.save(small_network(classes=8).state_dict(), tmp_path / "net.pt")
+    model = small_network(classes=3)
+    fresh = copied_state(model)
+    with pytest.raises(ValueError, match="are for 8 classes, not 3; build the network for as many"):
+        load_weights_(model, str(tmp_path / "net.pt"), "small", with_classifier=True)
+    assert_same_state(model, fresh)
+    assert caplog.messages == []
+    load_weights_(small_network(classes=8), str(tmp_path / "net.pt"), "small", with_classifier=True)
+
+
 def test_weights_of_the_same_network_are_loaded_silently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     torch.save(small_network().state_dict(), tmp_path / "net.pt")
     load_weights_(small_network(), str(tmp_path / "net.pt"), "small")

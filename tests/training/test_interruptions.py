@@ -228,3 +228,16 @@ def test_an_unwritable_folder_is_an_error_that_names_it(small_recipe: Recipes, t
             run_pipeline(small_recipe(), tmp_path / "run")
     finally:
         tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("rate", ["1e30", "1e6"])
+def test_a_stop_after_the_weights_are_spoilt_does_not_replace_a_good_checkpoint(
+    rate: str, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    stopped = tmp_path / "run"
+    recipe = small_recipe("kind=dense", f"stage2.lr={rate}", "stage2.epochs=3")
+    asked = iter(range(100))
+    with pytest.raises(TrainingDiverged, match="lower learning rate"):
+        run_pipeline(recipe, stopped, should_stop=lambda: next(asked) >= 4)
+    assert RunFolder(stopped).load_checkpoint() is None
+    assert not RunFolder(stopped).is_begun

@@ -82,3 +82,26 @@ def test_counters_of_batch_norms_come_back_as_the_same_tensors_uncounted() -> No
     # The plain mean of all batches needs its count.
     assert model[1].num_batches_tracked == 1
     assert not torch.equal(model[0].running_mean, torch.zeros(2))
+
+
+def test_a_weight_that_two_layers_share_is_cast_once_and_gets_both_gradients() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3, bias=False))
+    model[2].weight = model[0].weight
+    inputs = torch.randn(4, 3)
+    expected_loss, expected = losses_and_gradients(model, None, inputs)
+    loss, gradients = losses_and_gradients(model, CastAtOnce(model, torch.bfloat16), inputs)
+    assert_close(loss, expected_loss)
+    assert_close(gradients, expected)
+
+
+def test_a_layer_that_computes_with_its_weight_first_does_so_in_full_precision() -> None:
+    class Standardised(nn.Conv2d):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            assert self.weight.dtype == torch.float32
+            convolved: torch.Tensor = self._conv_forward(features, self.weight - self.weight.mean(), self.bias)
+            return convolved
+
+    cast = CastAtOnce(nn.Sequential(Standardised(2, 2, 1), nn.Conv2d(2, 2, 1)), torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cast(torch.ones(1, 2, 3, 3)).dtype == torch.bfloat16

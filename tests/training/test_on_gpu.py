@@ -95,13 +95,13 @@ def test_captured_epochs_equal_plain_ones(
     assert_close_runs(tmp_path / "true", tmp_path / "false", compressed_rel=1e-3 if "kind=dense" in options else 0.05)
 
 
-@pytest.mark.parametrize("cuda_graph", ["true", "false"])
+@pytest.mark.parametrize("option", ["engine.cuda_graph=true", "engine.cuda_graph=false", "engine.precision=16"])
 @pytest.mark.parametrize("questions", [7, 22 + 9, 2 * 23 + 5, 3 * 23 + 20])
 def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_to_the_same_end(
-    questions: int, cuda_graph: str, small_recipe: Recipes, tmp_path: Path
+    questions: int, option: str, small_recipe: Recipes, tmp_path: Path
 ) -> None:
-    options = ("model.name=small_networks:with_dropout", "stage1.ema=0.9", "stage2.ema=0.9")
-    recipe = small_recipe(*GPU, *options, f"engine.cuda_graph={cuda_graph}")
+    hard = ("model.name=small_networks:with_dropout", "stage1.ema=0.9", "stage2.ema=0.9")
+    recipe = small_recipe(*GPU, *hard, option)
     asked = iter(range(10_000))
     with pytest.raises(RunInterrupted, match="stopped in epoch"):
         run_pipeline(recipe, tmp_path / "stopped", should_stop=lambda: next(asked) + 1 >= questions)

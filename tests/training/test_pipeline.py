@@ -367,3 +367,19 @@ def test_what_cannot_work_is_refused_before_it_is_trained(
 def test_a_gpu_that_is_not_there_is_an_error_that_names_the_key(small_recipe: Recipes, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"engine\.device is cuda, but PyTorch sees no GPU here"):
         run_pipeline(small_recipe("engine.device=cuda"), tmp_path / "run")
+
+
+def test_a_saved_network_that_is_not_the_trained_one_is_noticed(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoilt(path: Path, model: nn.Module) -> nn.Module:
+        loaded = ss.load(path, model)
+        with torch.no_grad():
+            list(loaded.parameters())[-2].neg_()
+        return loaded
+
+    monkeypatch.setattr("strucspars.training.methods.load", spoilt)
+    with pytest.raises(RuntimeError, match="is not the network that was trained"):
+        run_pipeline(small_recipe(), tmp_path / "run")
+    assert not RunFolder(tmp_path / "run").summary_json_path.exists()
+    assert RunFolder(tmp_path / "run").load_checkpoint() is not None

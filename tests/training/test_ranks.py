@@ -78,3 +78,24 @@ def test_without_batch_norm_two_processes_train_as_one(
     assert plans[0] is not None
     assert plans[1] is not None
     assert plans[0].layers == plans[1].layers
+
+
+def test_where_one_process_fails_all_do(ranks: list[Any]) -> None:
+    for folder_problem, data_problem in (rank["failures"] for rank in ranks):
+        assert "holds a run with another recipe" in folder_problem
+        assert "/nowhere" in data_problem
+    assert ranks[1]["failures"][0].startswith("process 0: ")
+    assert ranks[0]["failures"][1].startswith("process 1: ")
+
+
+def test_processes_stop_together_in_the_middle_of_an_epoch_and_lose_nothing(ranks: list[Any], place: Path) -> None:
+    assert [rank["midway"] for rank in ranks] == ["stopped in epoch 1 of sparsify"] * 2
+    rows = [RunFolder(place / name).metrics() for name in ("plain", "midway")]
+    for whole, stopped in zip(*rows, strict=True):
+        for key in {"train_loss", "train_top1", "test_loss"} & whole.keys():
+            assert stopped[key] == pytest.approx(whole[key], rel=1e-9), key
+
+
+def test_processes_do_not_drop_the_same_neurons(ranks: list[Any]) -> None:
+    # Those of the epoch's dropout, of the first stage's first epoch.
+    assert ranks[0]["plain"]["seeds"][0] != ranks[1]["plain"]["seeds"][0]

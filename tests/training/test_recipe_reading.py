@@ -301,10 +301,36 @@ def test_the_default_lr_warmup_fits_into_every_second_stage(tmp_path: Path, epoc
 
 
 def test_a_warmup_that_was_asked_for_and_does_not_fit_is_an_error(tmp_path: Path) -> None:
-    path = written(tmp_path, "sparsify: {lambda_warmup_epochs: 10}")
-    assert "sparsify.lambda_warmup_epochs must be fewer than the 5 epochs" in complaint(path, ("stage1.epochs=5",))
-    message = complaint(path, ("stage2.epochs=4", "stage2.lr_warmup_epochs=4"))
-    assert message.startswith("override 'stage2.lr_warmup_epochs=4': stage2.lr_warmup_epochs must be fewer than the 4")
+    path = written(tmp_path, "sparsify: {lambda_warmup_epochs: 10}\nstage1: {epochs: 5}")
+    message = "sparsify.lambda_warmup_epochs must be fewer than the 5 epochs"
+    assert message in complaint(path)
+    # Nor does it help that somebody changes the epochs: they are not to blame.
+    assert message.replace("5", "3") in complaint(path, ("stage1.epochs=3",))
+    assert message.replace("5", "8") in complaint(path, ("stage1.epochs=8",))
+    short = written(tmp_path, "stage2: {epochs: 4, lr_warmup_epochs: 1}", "short.yaml")
+    late = written(tmp_path, "base: short.yaml\nstage2: {lr_warmup_epochs: 4}", "late.yaml")
+    assert complaint(late).startswith(f"{late}: stage2.lr_warmup_epochs must be fewer than the 4")
+    overrides = ("stage2.epochs=3", "stage2.lr_warmup_epochs=3")
+    for message in (complaint(short, overrides), complaint(short, overrides[::-1])):
+        assert message.startswith("override 'stage2.lr_warmup_epochs=3': stage2.lr_warmup_epochs must be fewer than")
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (3, 0), (4, 1), (8, 2), (9, 8), (40, 8)])
+def test_the_warmup_of_a_base_keeps_its_share_where_it_does_not_fit(tmp_path: Path, epochs: int, warmup: int) -> None:
+    base = written(tmp_path, "stage2: {epochs: 32, lr_warmup_epochs: 8}", "base.yaml")
+    mine = written(tmp_path, f"base: base.yaml\nstage2: {{epochs: {epochs}}}")
+    assert read_recipe(mine).stage2.lr_warmup_epochs == warmup
+    assert read_recipe(base, [f"stage2.epochs={epochs}"]).stage2.lr_warmup_epochs == warmup
+
+
+def test_the_share_of_a_warmup_is_that_of_the_epochs_it_was_given_for(tmp_path: Path) -> None:
+    written(tmp_path, "stage1: {epochs: 40}\nsparsify: {lambda_warmup_epochs: 20}", "base.yaml")
+    middle = written(tmp_path, "base: base.yaml\nstage1: {epochs: 2}", "middle.yaml")
+    assert read_recipe(middle).sparsify.lambda_warmup_epochs == 1
+    # Not of the one epoch in between: it was never given.
+    assert read_recipe(middle, ["stage1.epochs=20"]).sparsify.lambda_warmup_epochs == 10
+    assert read_recipe(middle, ["stage1.epochs=40"]).sparsify.lambda_warmup_epochs == 20
+    assert "stage1.epochs must be a whole number from 1 on, got -3" in complaint(middle, ("stage1.epochs=-3",))
 
 
 def test_names_of_the_package_are_sorted_and_without_bases() -> None:

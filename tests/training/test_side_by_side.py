@@ -64,3 +64,19 @@ def test_after_a_stop_nothing_new_is_begun(small_recipe: Recipes, tmp_path: Path
     assert str(outcomes[tmp_path / "second"]) == "not begun"
     assert (tmp_path / "first" / "checkpoints" / "last.pt").exists()
     assert not (tmp_path / "second").exists()
+
+
+def test_one_of_several_processes_does_not_go_on_to_another_run(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def failing(recipe: Recipe, path: Path, **options: object) -> None:
+        begun.append(path)
+        raise ValueError("only here")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("strucspars.training.side_by_side.run_pipeline", failing)
+    with pytest.raises(ValueError, match="only here"):
+        run_side_by_side({tmp_path / "first": small_recipe(), tmp_path / "second": small_recipe()}, jobs=1)
+    assert begun == [tmp_path / "first"]

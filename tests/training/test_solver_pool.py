@@ -56,6 +56,25 @@ def test_a_run_with_workers_ends_as_one_without(
     assert_same_outcome(tmp_path / "alone", tmp_path / "helped")
 
 
+def test_dead_workers_cost_time_but_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    with solver_pool(1) as executor:
+        assert executor is not None
+        orphan = executor.submit(os.getpid)
+        os.kill(orphan.result(), signal.SIGKILL)
+        helped = sparsifier(executor)
+    assert "a worker process died" in caplog.text
+    assert helped.plan() == sparsifier(None).plan()
+
+
+def test_workers_leave_signals_to_the_main_process() -> None:
+    with solver_pool(1) as executor:
+        assert executor is not None
+        worker = executor.submit(os.getpid).result()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(worker, number)
+        assert executor.submit(os.getpid).result() == worker
+
+
 def test_no_workers_means_no_pool() -> None:
     with solver_pool(0) as executor:
         assert executor is None

@@ -23,27 +23,28 @@ class Budget(StrEnum):
     macs = "macs"
 
 
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT", help="A .pt, .pth or .safetensors file of a state dict, or torchvision weights (DEFAULT)."
+    ),
+]
+Model = Annotated[str, typer.Option(help="The network: preact-resnet20, resnet50, timm:NAME, package.module:function.")]
+ImageSize = Annotated[
+    int | None, typer.Option(min=1, help="Side of an image, if it has three channels.", show_default=False)
+]
+Out = Annotated[Path | None, typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors")]
+
+
 def compress(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            metavar="CHECKPOINT",
-            help="A .pt, .pth or .safetensors file of a state dict, or torchvision weights (DEFAULT).",
-        ),
-    ],
-    model: Annotated[
-        str, typer.Option(help="The network: preact-resnet20, resnet50, timm:NAME, package.module:function.")
-    ],
+    checkpoint: Checkpoint,
+    model: Model,
     target: Annotated[float, typer.Option(help="Fraction of the whole network to remove.")],
     budget: Annotated[Budget, typer.Option(help="What the target counts.")] = Budget.params,
     classes: Classes = None,
-    image_size: Annotated[
-        int | None, typer.Option(min=1, help="Side of an image, if it has three channels.", show_default=False)
-    ] = None,
+    image_size: ImageSize = None,
     image_shape: ImageShape = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors")
-    ] = None,
+    out: Out = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -54,20 +55,21 @@ def compress(
     from strucspars.cli.networks import usual_classes, usual_image_shape
     from strucspars.cli.one_shot import compressed_checkpoint
 
-    if image_size is not None and image_shape is not None:
-        raise ValueError("give --image-size or --image-shape, not both")
-    shape = usual_image_shape(model)
-    if image_size is not None:
-        shape = (3, image_size, image_size)
-    elif image_shape is not None:
-        shape = parsed_image_shape(image_shape)
     done = compressed_checkpoint(
         checkpoint,
         model=model,
         target=target,
         budget=budget.value,
         classes=usual_classes(model) if classes is None else classes,
-        image_shape=shape,
+        image_shape=_given_shape(image_size, image_shape) or usual_image_shape(model),
         out=out or Path(f"{model.replace(':', '-').replace('/', '-')}-compressed.safetensors"),
     )
     Output(as_json=as_json).outcome(done.text(), done.document())
+
+
+def _given_shape(size: int | None, shape: str | None) -> tuple[int, int, int] | None:
+    if size is not None and shape is not None:
+        raise ValueError("give --image-size or --image-shape, not both")
+    if size is not None:
+        return 3, size, size
+    return None if shape is None else parsed_image_shape(shape)

@@ -1,7 +1,7 @@
 """The demo: a dense network and a compressed one, side by side, and what was promised of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from strucspars.cli.running import finished_runs, raise_failures, run_all, run_n
 from strucspars.measure.text_table import Column, text_table
 from strucspars.training.outcome import RunSummary
 from strucspars.training.outcome_text import duration, percent
+from strucspars.training.recipe import Recipe
 
 LEAST_REMOVED = 0.5
 MOST_LOST_ACCURACY = 0.01
@@ -25,17 +26,20 @@ class Demonstration:
     Attributes:
         dense, compressed: how they ended.
         dense_path, compressed_path: where they lie.
+        stage_epochs: of the two stages of the compressed one; the dense one was trained for as many in one stage.
     """
 
     dense: RunSummary
     compressed: RunSummary
     dense_path: Path
     compressed_path: Path
+    stage_epochs: tuple[int, int]
 
     def text(self) -> str:
         """For people: the comparison, where everything lies, and what to try next."""
         small = self.compressed
         steps = (
+            f"Both networks were trained for {sum(self.stage_epochs)} epochs.\n"
             f"{percent(small.removed_before_search)} of the parameters were removed by sparse training alone, "
             f"{percent(small.removed_param_fraction)} after the threshold search (target {percent(small.target)});\n"
             f"accuracy {percent(small.before_compression_top1)} before compression, {percent(small.compressed_top1)} "
@@ -92,6 +96,7 @@ class Demonstration:
                 Column("params", [f"{each.params.after:,}" for each in networks]),
                 Column("MACs", [f"{each.macs.after:,}" for each in networks]),
                 Column("accuracy", [percent(each.finetuned.last_top1) for each in networks]),
+                Column("epochs", [str(sum(self.stage_epochs)), "{} + {}".format(*self.stage_epochs)]),
                 Column("training", [duration(sum(each.seconds.values())) for each in networks]),
             ]
         )
@@ -108,10 +113,11 @@ def demonstrated(
         seeds: None for the recipe's own.
         output: says what happens.
     """
-    dense, small = (
-        {out / run_name(recipe): recipe for recipe in seeded_recipes(name, overrides, seeds)}
-        for name in ("demo-dense", "demo")
-    )
+    small = {out / run_name(recipe): recipe for recipe in seeded_recipes("demo", overrides, seeds)}
+    dense = {
+        out / run_name(recipe): _trained_as_long(recipe, other)
+        for recipe, other in zip(seeded_recipes("demo-dense", overrides, seeds), small.values(), strict=True)
+    }
     outcomes = run_all(dense | small, jobs=1, output=output)
     raise_failures(outcomes)
     summaries = finished_runs(outcomes)
@@ -121,9 +127,15 @@ def demonstrated(
             compressed=summaries[small_path],
             dense_path=dense_path,
             compressed_path=small_path,
+            stage_epochs=(recipe.stage1.epochs, recipe.stage2.epochs),
         )
-        for dense_path, small_path in zip(dense, small, strict=True)
+        for dense_path, (small_path, recipe) in zip(dense, small.items(), strict=True)
     ]
+
+
+def _trained_as_long(dense: Recipe, other: Recipe) -> Recipe:
+    """The recipe of the dense network with the epochs of both stages of the other, also where those are overridden."""
+    return replace(dense, stage2=replace(dense.stage2, epochs=other.stage1.epochs + other.stage2.epochs))
 
 
 def check_promises(pairs: Sequence[Demonstration]) -> None:

@@ -23,6 +23,7 @@ from strucspars.measure.summary import summary
 from strucspars.measure.text_table import Column, text_table
 from strucspars.models.catalogue import build_model
 from strucspars.runs.folder import RunFolder
+from strucspars.training.outcome import read_metrics
 from strucspars.training.outcome_text import duration, outcome_text, percent
 from strucspars.training.recipe_reading import read_recipe
 
@@ -88,7 +89,7 @@ def _described_run(folder: RunFolder, *, named: str | None) -> Description:
 def _described_unfinished(folder: RunFolder, state: str) -> Description:
     if not folder.recipe_path.is_file():
         raise ValueError(f"{folder.path} is no run folder: it has no {folder.recipe_path.name}")
-    rows = folder.metrics()
+    rows = read_metrics(folder)
     lines = [f"{folder.path}: {state}; strucspars run with its recipe goes on"]
     if rows:
         lines += ["", _progress_table(rows)]

@@ -1,5 +1,6 @@
 """Errors as one readable line and an exit status."""
 
+import os
 import shlex
 import signal
 import sys
@@ -67,7 +68,7 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
     """Print an error on the standard error; returns the exit status. One that nobody expects is raised again."""
     if isinstance(error, Interrupted):
         if is_first_process():
-            print(f"{error}\nto go on: {_program()} {shlex.join(arguments)}", file=sys.stderr)
+            print(f"{error}\nto go on{_going_on()} {shlex.join(arguments)}", file=sys.stderr)
         return BY_SIGNAL + error.signal_number
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         print("error: interrupted", file=sys.stderr)
@@ -88,6 +89,14 @@ def _one_line(error: BaseException) -> str:
     return f"{first} {'; '.join(others)}".strip()
 
 
-def _program() -> str:
-    """How the program was called."""
-    return "strucspars" if Path(sys.argv[0]).name == "strucspars" else "python -m strucspars"
+def _going_on() -> str:
+    """Where and how the program was called; processes that torchrun has started must all be there again."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if processes == 1:
+        return ": strucspars" if Path(sys.argv[0]).name == "strucspars" else ": python -m strucspars"
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    if processes == here:
+        return f": torchrun --nproc-per-node {here} -m strucspars"
+    # How the machines found each other cannot be told from here.
+    where = " on every machine, with torchrun's rendezvous options as before"
+    return f"{where}: torchrun --nnodes {processes // here} --nproc-per-node {here} -m strucspars"

@@ -1,6 +1,5 @@
 """Networks for commands that have no data at hand: from names, from files, from run folders."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,16 +85,6 @@ def network_of_file(path: Path, name: str) -> nn.Module:
         return load_slimmed(path, model)
     load_weights_(model, str(path), name)
     return model
-
-
-def load_all_weights_(model: nn.Module, source: str, name: str) -> None:
-    """As `load_weights_`, but a classifier that would keep its fresh weights is an error."""
-    outputs = [model.state_dict()[key] for key in _output_keys(name)]
-    for tensor in outputs:
-        tensor.fill_(math.nan)
-    load_weights_(model, source, name)
-    if any(tensor.isnan().all() for tensor in outputs):
-        raise ValueError(f"the weights {source!r} are for another number of classes; give theirs with --classes")
 
 
 def _is_for_cifar(model: str) -> bool:

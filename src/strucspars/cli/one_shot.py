@@ -1,6 +1,7 @@
 """One-shot compression of a checkpoint, from file to file."""
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -9,12 +10,12 @@ from typing import Any
 
 import torch
 
-from strucspars.cli.networks import ImageShape, load_all_weights_
+from strucspars.cli.networks import ImageShape
 from strucspars.convert.conversion import convert_
 from strucspars.core.budget import Budget
 from strucspars.export.storage import save
 from strucspars.measure.summary import Summary, summary
-from strucspars.models.catalogue import build_model
+from strucspars.models.catalogue import build_model, load_weights_
 from strucspars.nn.selection import select_layers
 from strucspars.sparsify import one_shot
 from strucspars.sparsify.config import SparsifyConfig
@@ -82,13 +83,12 @@ def compressed_checkpoint(
 
     Raises:
         ValueError: the checkpoint does not fit, or the target cannot be met.
-        FileExistsError: there is such a file already.
+        OSError: there is such a file already, or it cannot be written.
     """
-    if out.exists():
-        raise FileExistsError(f"{out} is there already; delete it, or write elsewhere with --out")
+    _check_can_be_written(out)
     config = SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0, budget=budget)
     network = build_model(model, num_classes=classes, image_shape=image_shape)
-    load_all_weights_(network, checkpoint, model)
+    load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *image_shape)
     with _said_elsewhere(one_shot.__name__):
         plan = one_shot.one_shot_plan(network, target, budget=budget, example_inputs=example)
@@ -97,6 +97,18 @@ def compressed_checkpoint(
     described = summary(network, example, plan=plan)
     save(convert_(network, plan), out, plan=plan)
     return CompressedCheckpoint(path=out, summary=described, target=target, budget=budget, lost_norm=lost_norm)
+
+
+def _check_can_be_written(out: Path) -> None:
+    """Before the work, not after it."""
+    if out.exists():
+        raise FileExistsError(f"{out} is there already; delete it, or write elsewhere with --out")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out} cannot be written: there is no folder {out.parent}; make it, or change --out")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"{out} cannot be written: the folder {out.parent} is not writable for you; change that, or --out"
+        )
 
 
 @contextmanager

@@ -35,8 +35,9 @@ class Output:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def outcome(self, text: str, document: Mapping[str, Any]) -> None:
-        """Print what the command came to, as a text or as JSON."""
-        if is_first_process():
-            text = json.dumps(plain(document, "the document"), indent=2, ensure_ascii=False) if self._as_json else text
+        """Print what the command came to, as a text or as JSON; no text where there is nothing to say."""
+        if self._as_json:
+            text = json.dumps(plain(document, "the document"), indent=2, ensure_ascii=False)
+        if text and is_first_process():
             # Not through rich: a table that is wider than the terminal would be wrapped.
             print(text, file=sys.stdout, flush=True)

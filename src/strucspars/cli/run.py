@@ -54,8 +54,7 @@ def run(
         recipes = {out: wanted[0]}
     outcomes = run_all(recipes, jobs=jobs, output=output)
     finished = finished_runs(outcomes)
-    if finished:
-        texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
-        text = texts[0] if len(recipes) == 1 else outcomes_text(finished)
-        output.outcome(text, runs_document(outcomes))
+    texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
+    text = outcomes_text(finished) if finished and len(recipes) > 1 else "".join(texts)
+    output.outcome(text, runs_document(outcomes))
     raise_failures(outcomes)

@@ -9,7 +9,7 @@ from strucspars.cli.networks import READERS, check_own_code
 from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Accuracy, Evaluation
-from strucspars.training.outcome import RunSummary
+from strucspars.training.outcome import RunSummary, read_summary
 from strucspars.training.outcome_text import percent
 from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.setting import Setting
@@ -61,16 +61,17 @@ def finished_summary(folder: RunFolder) -> RunSummary:
 
     Raises:
         FileNotFoundError: there is no run, or it is not finished.
+        ValueError: the file is damaged.
     """
     if not folder.recipe_path.is_file():
         raise FileNotFoundError(f"{folder.path} is no run folder: it has no {folder.recipe_path.name}")
-    values = folder.read_json(folder.summary_json_path)
-    if values is None:
+    summary = read_summary(folder)
+    if summary is None:
         raise FileNotFoundError(
             f"the run in {folder.path} is not finished; strucspars run with its recipe goes on, "
             f"strucspars summary {folder.path} tells how far it is"
         )
-    return RunSummary.from_json(values)
+    return summary
 
 
 def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strucspars.runs.folder import RunFolder
+from strucspars.training.outcome import read_metrics
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
 
@@ -30,7 +31,7 @@ def run_state(path: Path) -> RunState:
         return RunState(False, False, "not begun")
     if folder.summary_json_path.is_file():
         return RunState(True, True, "finished")
-    rows = folder.metrics()
+    rows = read_metrics(folder)
     if not rows:
         return RunState(folder.is_begun, False, "in its first epoch" if folder.is_begun else "not begun")
     stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]

@@ -74,26 +74,11 @@ def train_batches(
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
     """Batches to learn from: shuffled and augmented anew every epoch. `workers` matter to images on disk only."""
-    if isinstance(data, ResidentData):
-        return ResidentBatches(
-            split=data.train,
-            mean=data.mean,
-            std=data.std,
-            batch_size=batch_size,
-            device=device,
-            shuffled=True,
-            augmentation=data.augmentation,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            memory_format=memory_format,
-            dtype=dtype,
-        )
-    return FolderBatches(
-        dataset=data.train,
+    return _batches(
+        data,
+        training=True,
         batch_size=batch_size,
         device=device,
-        shuffled=True,
         seed=seed,
         workers=workers,
         rank=rank,
@@ -116,15 +101,42 @@ def test_batches(
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
     """Batches to evaluate on: every image once, in natural order, as it is. `workers` matter to images on disk only."""
+    return _batches(
+        data,
+        training=False,
+        batch_size=batch_size,
+        device=device,
+        seed=seed,
+        workers=workers,
+        rank=rank,
+        world_size=world_size,
+        memory_format=memory_format,
+        dtype=dtype,
+    )
+
+
+def _batches(
+    data: ResidentData | FolderData,
+    *,
+    training: bool,
+    batch_size: int,
+    device: torch.device,
+    seed: int,
+    workers: int,
+    rank: int,
+    world_size: int,
+    memory_format: torch.memory_format,
+    dtype: torch.dtype,
+) -> Batches:
     if isinstance(data, ResidentData):
         return ResidentBatches(
-            split=data.test,
+            split=data.train if training else data.test,
             mean=data.mean,
             std=data.std,
             batch_size=batch_size,
             device=device,
-            shuffled=False,
-            augmentation=None,
+            shuffled=training,
+            augmentation=data.augmentation if training else None,
             seed=seed,
             rank=rank,
             world_size=world_size,
@@ -132,10 +144,10 @@ def test_batches(
             dtype=dtype,
         )
     return FolderBatches(
-        dataset=data.test,
+        dataset=data.train if training else data.test,
         batch_size=batch_size,
         device=device,
-        shuffled=False,
+        shuffled=training,
         seed=seed,
         workers=workers,
         rank=rank,

@@ -95,7 +95,7 @@ def torchvision_names() -> list[str]:
     return names
 
 
-def load_weights_(model: nn.Module, source: str, name: str) -> None:
+def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: bool = False) -> None:
     """Put stored weights into a model, or leave it as it was.
 
     A classifier of another number of classes keeps its fresh weights; a log line says so.
@@ -105,6 +105,7 @@ def load_weights_(model: nn.Module, source: str, name: str) -> None:
         source: a name of torchvision's weights, such as `DEFAULT`, or a checkpoint: a `.safetensors`, `.pt` or `.pth`
             file of a state dict, bare or under the key `state_dict` or `model`. Nothing in a file is executed.
         name: of the network, as in `build_model`.
+        with_classifier: make another number of classes an error instead.
 
     Raises:
         ValueError: there are no such weights, the file is damaged, or they belong to another network.
@@ -117,6 +118,12 @@ def load_weights_(model: nn.Module, source: str, name: str) -> None:
     where = f"weights {source!r} for network {name!r}"
     state = _without_wrappers(state, model)
     classifier = _foreign_classifier(model, state, where)
+    if classifier and with_classifier:
+        classes, wanted = (each[f"{classifier}.weight"].shape[0] for each in (state, model.state_dict()))
+        raise ValueError(
+            f"{where} are for {classes} classes, not {wanted}; build the network for as many (--classes {classes} on "
+            "the command line)"
+        )
     if classifier:
         logger.warning("%s: classifier %r has another number of classes and keeps its fresh weights", where, classifier)
         state = {key: value for key, value in state.items() if not key.startswith(f"{classifier}.")}

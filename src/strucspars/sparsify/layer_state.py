@@ -1,7 +1,8 @@
 """What is known about a layer during sparse training, and how an epoch changes it (Algorithm 1)."""
 
-from collections.abc import Sequence
-from concurrent.futures import Executor
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from strucspars.core.permutation import inverse
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import SelectedLayer
 from strucspars.sparsify.config import SparsifyConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +45,7 @@ def learned_states(
     """
     starts = previous if previous is not None else [None] * len(layers)
     problems = (_problem(layer, config, start) for layer, start in zip(layers, starts, strict=True))
-    if executor is None:
-        # Many small matrix products: further threads gain little, and where other processes hold their cores they wait.
-        with threadpool_limits(limits=1, user_api="blas"):
-            solutions = [_solved(problem) for problem in problems]
-    else:
-        solutions = _solved_by_workers(list(problems), executor)
+    solutions = _solved_here(problems) if executor is None else _solved_by_workers(list(problems), executor)
     return [
         LayerState(learned.out_perm, learned.in_perm, learned.cost, kept_norm, _level(layer, kept_norm, config))
         for layer, (learned, kept_norm) in zip(layers, solutions, strict=True)
@@ -95,11 +93,21 @@ def _solved(problem: _Problem) -> _Solution:
     return learned, tuple(kept_norm_by_level(permuted).tolist())
 
 
+def _solved_here(problems: Iterable[_Problem]) -> list[_Solution]:
+    # Many small matrix products: further threads gain little, and where other processes hold their cores they wait.
+    with threadpool_limits(limits=1, user_api="blas"):
+        return [_solved(problem) for problem in problems]
+
+
 def _solved_by_workers(problems: Sequence[_Problem], executor: Executor) -> list[_Solution]:
     # The largest first: a long one that starts last keeps all others waiting.
     order = sorted(range(len(problems)), key=lambda index: -problems[index].importance.size)
-    futures = {index: executor.submit(_solved, problems[index]) for index in order}
-    return [futures[index].result() for index in range(len(problems))]
+    try:
+        futures = {index: executor.submit(_solved, problems[index]) for index in order}
+        return [futures[index].result() for index in range(len(problems))]
+    except BrokenExecutor:
+        logger.warning("a worker process died, for lack of memory maybe; the channel orders are learned without them")
+        return _solved_here(problems)
 
 
 def _level(layer: SelectedLayer, kept_norm: tuple[float, ...], config: SparsifyConfig) -> int:

@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,27 +65,33 @@ def form_milliseconds(
 ) -> dict[Form, float]:
     """How long a training step takes in either form, on copies of the model."""
     times: dict[Form, float] = {}
+    precision_state = engine.precision_state()
     for form, build in FORMS.items():
         trainable = build(copy.deepcopy(model), plan)
         step = TrainingStep(engine, trainable.model.train(), replace(options, ema=None), StageLoss(), trainable.rule)
         runner = epoch_runner(engine, step, batches)
         _milliseconds(runner, engine, steps=2, rates=[0.0] * batches.steps)
         times[form] = _milliseconds(runner, engine, steps=TIMED_STEPS, rates=[0.0] * batches.steps)
+    engine.load_precision_state(precision_state)
     return times
 
 
 def _milliseconds(runner: EpochRunner, engine: Engine, *, steps: int, rates: list[float]) -> float:
-    """Time per step over some steps; what comes before the first of them is not counted."""
-    begins: list[float] = []
+    """Time per step over some steps, of one epoch or of several short ones."""
+    asked = 0
 
-    def should_stop() -> bool:
-        begins.append(time.perf_counter())
-        return len(begins) > steps
+    def enough() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked >= steps
 
-    done = runner.run(1, rates, start_step=0, should_stop=should_stop, on_step=lambda step: None)
+    begin = time.perf_counter()
+    while asked < steps:
+        # The same epoch again and again, if it is short: its images are there already.
+        runner.run(1, rates, start_step=0, should_stop=enough, on_step=lambda step: None)
     if engine.device.type == "cuda":
         torch.cuda.current_stream().synchronize()
-    return 1000 * (time.perf_counter() - begins[0]) / max(1, done - 1)
+    return 1000 * (time.perf_counter() - begin) / asked
 
 
 @torch.no_grad()
@@ -107,4 +113,13 @@ def recalibrate_(model: nn.Module, batches: Batches, engine: Engine) -> None:
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     model.train(training)
-    engine.average_buffers_(model)
+    _average_statistics_(norms, engine)
+
+
+def _average_statistics_(norms: Sequence[nn.modules.batchnorm._BatchNorm], engine: Engine) -> None:
+    """Over all processes, each of which has seen other images: squares have means, variances do not."""
+    for norm in norms:
+        if norm.running_mean is not None and norm.running_var is not None:
+            square = engine.mean(norm.running_var + norm.running_mean**2)
+            norm.running_mean.copy_(engine.mean(norm.running_mean))
+            norm.running_var.copy_(square - norm.running_mean**2)

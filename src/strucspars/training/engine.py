@@ -3,7 +3,7 @@
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, TypeVar, cast
 
@@ -20,6 +20,7 @@ FABRIC_PRECISION: dict[Precision, Literal["32-true", "bf16-mixed", "16-mixed"]] 
 }
 
 Model = TypeVar("Model", bound=nn.Module)
+Outcome = TypeVar("Outcome")
 
 
 @contextmanager
@@ -36,6 +37,11 @@ def _without_remarks() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def is_one_of_several_processes() -> bool:
+    """Whether torchrun has started this process together with others."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
 class Engine:
@@ -136,6 +142,27 @@ class Engine:
         """The sum over all processes."""
         return cast(torch.Tensor, self._fabric.all_reduce(values, reduce_op="sum"))
 
+    def together(self, do: Callable[[], Outcome]) -> Outcome:
+        """Do something that may fail on single processes: where it fails on one, it fails on all.
+
+        Otherwise the others would wait for that one, or meet it again in the middle of its next run.
+        """
+        if self.world_size == 1:
+            return do()
+        failure: Exception | None = None
+        try:
+            outcome = do()
+        except Exception as error:
+            failure = error
+        failures: list[str | None] = [None] * self.world_size
+        torch.distributed.all_gather_object(failures, None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        for rank, text in enumerate(failures):
+            if text is not None:
+                raise ValueError(f"process {rank}: {text}")
+        return outcome
+
     def any_true(self, value: bool) -> bool:
         """Whether it is true on any process."""
         return bool(self.summed(torch.tensor(float(value), device=self.device)) > 0)
@@ -150,14 +177,17 @@ class Engine:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, src=0)
 
-    def average_buffers_(self, model: nn.Module) -> None:
-        """The mean of all processes' floating-point buffers, on each of them."""
-        if self.world_size > 1:
-            for buffer in model.buffers():
-                if buffer.is_floating_point():
-                    # Summed and divided: gloo knows no mean.
-                    torch.distributed.all_reduce(buffer)
-                    buffer.div_(self.world_size)
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean over all processes."""
+        return self.summed(values) / self.world_size
+
+    def precision_state(self) -> dict[str, Any]:
+        """What the precision remembers from step to step: the scale of the gradients, if they have one."""
+        return dict(self._fabric.strategy.precision.state_dict())
+
+    def load_precision_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._fabric.strategy.precision.load_state_dict(state)
 
     def wait(self) -> None:
         """Wait for all processes."""

@@ -1,35 +1,39 @@
 """Mixed precision with few kernels: all weights are cast at once, instead of one by one where they are used.
 
 Autocast casts every weight in the forward pass and every gradient in the backward pass, a kernel each. For small
-networks these kernels are a good part of a step. The values are the same.
+networks these kernels are a good part of a step. The copies hold what autocast would compute.
 """
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-# Autocast leaves everything else, batch norms above all, in full precision.
-CAST_TYPES = (nn.modules.conv._ConvNd, nn.Linear)
+from strucspars.nn.shuffled import GROUPED_TYPES
+
+# Exactly these: a subclass may compute something with its weight first, and that in full precision.
+CAST_TYPES = (*GROUPED_TYPES, *GROUPED_TYPES.values())
 
 
 class CastAtOnce(nn.Module):
     """A model whose convolutions and linear layers compute with half-precision copies of their parameters.
 
-    The copies are refreshed before every forward pass; after the backward pass `collect_gradients_` brings their
-    gradients to the parameters themselves.
+    Everything else stays as autocast has it, batch norms in full precision above all. The copies are refreshed before
+    every forward pass; after the backward pass `collect_gradients_` brings their gradients to the parameters.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
         self.model = model
-        self._names = [
-            f"{name}.{key}" if name else key
+        named = {
+            parameter: f"{name}.{key}" if name else key
             for name, module in model.named_modules()
-            if isinstance(module, CAST_TYPES)
+            if type(module) in CAST_TYPES
             for key, parameter in module.named_parameters(recurse=False)
             if parameter.requires_grad
-        ]
-        self._parameters_in_full: list[torch.Tensor] = [model.get_parameter(name) for name in self._names]
+        }
+        # A shared parameter has one of its names here, and takes effect under all of them.
+        self._names = list(named.values())
+        self._parameters_in_full: list[torch.Tensor] = list(named)
         self._copies: list[torch.Tensor] = [
             parameter.detach().to(dtype).requires_grad_() for parameter in self._parameters_in_full
         ]

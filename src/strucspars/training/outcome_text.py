@@ -167,12 +167,12 @@ def _accuracies_after(summary: RunSummary) -> list[_Row]:
     return [
         (f"{stage}, last epoch", finetuned.last_top1, finetuned.last_top5, _paper_accuracy(summary.name)),
         _best(stage, finetuned),
-        ("saved network", summary.converted_top1, None, ""),
+        ("saved network", summary.converted_top1, summary.converted_top5, ""),
     ]
 
 
 def _best(stage: str, accuracy: StageAccuracy) -> _Row:
-    return (f"{stage}, best epoch ({accuracy.best_epoch})", accuracy.best_top1, None, "")
+    return (f"{stage}, best epoch ({accuracy.best_epoch})", accuracy.best_top1, accuracy.best_top5, "")
 
 
 def _paper_accuracy(name: str) -> str:

@@ -21,7 +21,7 @@ from strucspars.training.evaluation import Accuracy, Evaluation
 from strucspars.training.loss import StageLoss
 from strucspars.training.methods import COMPRESSION_METHODS, CompressionMethod, DenseTraining, Deployment, Workshop
 from strucspars.training.observer import Observer, Several, Silence
-from strucspars.training.outcome import RunSummary, run_summary
+from strucspars.training.outcome import RunSummary, read_metrics, read_summary, run_summary
 from strucspars.training.outcome_text import outcome_text
 from strucspars.training.recipe import Form, Recipe, StageRecipe
 from strucspars.training.recipe_identity import check_same_run
@@ -36,6 +36,8 @@ TRAIN = "train"
 FINETUNE = "finetune"
 COMPRESS = "compress"
 SPARSIFIED = "sparsified"
+# Group convolutions add in another order, half precision coarsely so; another network is far beyond.
+ROUNDING_OF_LOSS = 0.05
 
 
 def run_pipeline(
@@ -83,26 +85,21 @@ def _run(
     should_stop: Callable[[], bool],
     executor: Executor | None,
 ) -> RunSummary:
-    engine = Engine(recipe.engine)
+    with CAPTURE_LOCK:
+        engine = Engine(recipe.engine)
     with ExitStack() as stack:
         if engine.device.type == "cuda":
             # A stream of its own: graphs cannot be captured on the default one, and several runs can go side by side.
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream(engine.device)))  # type: ignore[no-untyped-call]
-        if engine.is_first:
-            folder.create()
-            stack.enter_context(folder.locked())
-            check_same_run(folder, recipe)
-        finished = engine.shared(folder.read_json(folder.summary_json_path) if engine.is_first else None)
+        finished: RunSummary | None = engine.shared(
+            engine.together(lambda: _opened(recipe, folder, stack) if engine.is_first else None)
+        )
         if finished is not None:
-            return RunSummary.from_json(finished)
+            return finished
         # Before anything is written: where the data are missing, the next attempt is free to say where they are.
-        setting = Setting(recipe, engine)
+        setting = engine.together(lambda: Setting(recipe, engine))
+        checkpoint = engine.shared(engine.together(lambda: _begun(recipe, folder) if engine.is_first else None))
         watchers = [observer]
-        if engine.is_first:
-            folder.remove_leftovers()
-            folder.write_recipe(recipe_yaml(recipe))
-            folder.write_json(folder.environment_path, environment())
-        checkpoint = _last_checkpoint(folder, engine)
         if engine.is_first:
             log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
             watchers.append(stack.enter_context(log))
@@ -119,13 +116,23 @@ def _run(
         return _Run(setting, context, executor, checkpoint).finished()
 
 
-def _last_checkpoint(folder: RunFolder, engine: Engine) -> dict[str, Any] | None:
-    """The last checkpoint, on all processes; rows of the metrics that it does not know will be written again."""
-    checkpoint: dict[str, Any] | None = engine.shared(folder.load_checkpoint() if engine.is_first else None)
+def _opened(recipe: Recipe, folder: RunFolder, stack: ExitStack) -> RunSummary | None:
+    """Take possession of the folder; returns the summary that is there if the run is finished."""
+    folder.create()
+    stack.enter_context(folder.locked())
+    check_same_run(folder, recipe)
+    return read_summary(folder)
+
+
+def _begun(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
+    """Write down what is about to happen; returns the last checkpoint, whose later rows will be written again."""
+    checkpoint = folder.load_checkpoint()
     if checkpoint is not None:
         check_checkpoint(checkpoint, folder.checkpoints)
-    if engine.is_first:
-        folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
+    folder.remove_leftovers()
+    folder.write_recipe(recipe_yaml(recipe))
+    folder.write_json(folder.environment_path, environment())
+    folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
     return checkpoint
 
 
@@ -170,8 +177,7 @@ class _Run:
             self._compression.recall()
             model = self._setting.fresh_model()
         else:
-            model = self._after_first_stage(self._compression)
-            self._compress(self._compression, model)
+            model = self._compressed(self._compression, self._after_first_stage(self._compression))
         form = self._form(model)
         trainable = self._deployment.trainable(model, form)
         stage = self._stage(self._last_stage, self._recipe.stage2, trainable.model, trainable.rule, loss)
@@ -209,8 +215,8 @@ class _Run:
     def _begun(self, stage: str) -> bool:
         return self._checkpoint is not None and self._checkpoint["stage"] == stage
 
-    def _compress(self, method: CompressionMethod, model: nn.Module) -> None:
-        """Decide what goes, and look at the network before and after (Table 5)."""
+    def _compressed(self, method: CompressionMethod, model: nn.Module) -> nn.Module:
+        """Decide what goes, and look at the network before and after (Table 5); returns what to go on with."""
         begin = time.perf_counter()
         decided = method.decide(model)
         before = self._accuracy(model)
@@ -233,6 +239,8 @@ class _Run:
         if self._engine.is_first:
             self._folder.append_metrics(row)
         self._context.observer.epoch_done(self._context.name, row)
+        # Zeroed, it is still dense, and has its statistics; really narrow, it cannot be narrowed again.
+        return cut if self._recipe.finetune.recalibrate_bn and method.plan is not None else model
 
     def _accuracy(self, model: nn.Module) -> Accuracy:
         return Evaluation(self._engine, model, self._context.test).accuracy()
@@ -259,18 +267,28 @@ class _Run:
             raise ValueError(f"{self._folder.decisions_path}: finetune_form must be masked or grouped, got {decided!r}")
         return decided
 
+    def _check_deployed(self, loss: float, trained_loss: float) -> None:
+        """What was read back must be what was trained: the promise of every conversion and of every file."""
+        if not abs(loss - trained_loss) <= ROUNDING_OF_LOSS * max(trained_loss, 0.1):
+            raise RuntimeError(
+                f"{self._folder.model_path} is not the network that was trained: its loss is {loss:.4f}, that of the "
+                f"last epoch {trained_loss:.4f}. The checkpoint is kept; please report this as a bug"
+            )
+
     def _summed_up(self, form: Form | None) -> RunSummary:
         """Read back what was saved, evaluate that, and write the summary."""
         small = self._engine.placed(self._deployment.reload())
-        dense, converted_top1 = self._setting.fresh_model(), self._accuracy(small).top1
+        converted = self._accuracy(small)
+        rows, dense = read_metrics(self._folder), self._setting.fresh_model()
+        self._check_deployed(converted.loss, rows[-1]["test_loss"])
         with CAPTURE_LOCK:
             summary = run_summary(
                 self._recipe,
-                self._folder.metrics(),
+                rows,
                 dense=dense,
                 small=small,
                 example=self._setting.example,
-                converted_top1=converted_top1,
+                converted=converted,
                 finetune_form=form,
             )
         if self._engine.is_first:

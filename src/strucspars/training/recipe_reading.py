@@ -58,11 +58,16 @@ class _Given:
     origin: str
 
 
+# What one file or all overrides give, by dotted key.
+_Layer = dict[str, _Given]
+
+
 def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package, with `key=value` overrides.
 
-    Where a warm-up is not given, it is 0 with `protocol: paper-text`; and where the epochs leave no room for the
-    default, it takes the same share of them as by default, rounded down. A base passes on all its keys but its name.
+    A base passes on all its keys but its name. Where a warm-up is not given, it is 0 with `protocol: paper-text`. Where
+    the epochs leave no room for the default warm-up, or for that of a recipe whose epochs a later file or the overrides
+    change, it takes the same share of them as it had before, rounded down.
 
     Args:
         source: path of the file, or a name out of `recipe_names`. A name goes before a file of that name.
@@ -76,11 +81,9 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     ('preact-resnet56', 0.6, 5, '~/cifar')
     """
     document = _find(source, folder=Path())
-    given = {"name": _Given(document.name, document.label), **_composed(document, chain=())}
-    for override in overrides:
-        given |= _override_values(override)
-    given |= _following_warmups(given)
-    recipe: Recipe = _built(Recipe, given, "", document.label)
+    name: _Layer = {"name": _Given(document.name, document.label)}
+    layers = [name, *_layers(document, chain=()), _merged([_override_values(override) for override in overrides])]
+    recipe: Recipe = _built(Recipe, _merged(layers) | _following_warmups(layers), "", document.label)
     return recipe
 
 
@@ -126,8 +129,8 @@ def _find(source: str | Path, *, folder: Path) -> _Document:
     return _Document(str(path), str(path.resolve()), path.stem, text, path.parent)
 
 
-def _composed(document: _Document, chain: tuple[str, ...]) -> dict[str, _Given]:
-    """What a file and its bases give, by dotted key."""
+def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
+    """What a file's bases and at last the file itself give."""
     if document.identity in chain:
         raise ValueError(f"{document.label}: base goes round in a circle: {' -> '.join((*chain, document.identity))}")
     content = _parsed(document.text, document.label)
@@ -135,16 +138,21 @@ def _composed(document: _Document, chain: tuple[str, ...]) -> dict[str, _Given]:
         raise ValueError(f"{document.label}: the file is empty; a recipe has keys such as base, model or sparsify")
     if not isinstance(content, dict):
         raise ValueError(f"{document.label}: a recipe must be a mapping of keys to values, got {_SHORT.repr(content)}")
-    given: dict[str, _Given] = {}
+    layers: list[_Layer] = []
     for base in _bases(content.pop(BASE, []), document.label):
         try:
             found = _find(base, folder=document.folder)
         except ValueError as error:
             raise ValueError(f"{document.label}: {BASE}: {error}") from error
-        given |= _composed(found, (*chain, document.identity))
-    # Two recipes of one name would mistake each other's runs for their own.
-    given.pop("name", None)
-    return given | dict(_values(content, Recipe, "", document.label))
+        layers += _layers(found, (*chain, document.identity))
+    for layer in layers:
+        # Two recipes of one name would mistake each other's runs for their own.
+        layer.pop("name", None)
+    return [*layers, dict(_values(content, Recipe, "", document.label))]
+
+
+def _merged(layers: Sequence[_Layer]) -> _Layer:
+    return {key: given for layer in layers for key, given in layer.items()}
 
 
 def _bases(value: object, label: str) -> list[str]:
@@ -155,7 +163,7 @@ def _bases(value: object, label: str) -> list[str]:
     return bases
 
 
-def _override_values(override: str) -> dict[str, _Given]:
+def _override_values(override: str) -> _Layer:
     origin = f"override {override!r}"
     key, equals, text = override.partition("=")
     if not equals:
@@ -278,19 +286,29 @@ def _allowed(hint: Any) -> str:
     return words[hint]
 
 
-def _following_warmups(given: Mapping[str, _Given]) -> dict[str, _Given]:
-    """The warm-ups that nobody gave, where the default would not do."""
-    default = _flat(Recipe(name="any"))
-    follow = {}
+def _following_warmups(layers: Sequence[_Layer]) -> _Layer:
+    """The warm-ups that nobody gave for these epochs, where what they are would not do."""
+    given, follow = _merged(layers), {}
     for warmup, epochs in WARMUPS:
-        if warmup in given:
-            continue
-        if "protocol" in given and given["protocol"].value == "paper-text":
+        if warmup not in given and "protocol" in given and given["protocol"].value == "paper-text":
             follow[warmup] = _Given(0, given["protocol"].origin)
-        elif epochs in given and given[epochs].value <= default[warmup]:
-            shrunk = max(0, given[epochs].value) * default[warmup] // default[epochs]
-            follow[warmup] = _Given(shrunk, given[epochs].origin)
+        elif epochs in given:
+            length, out_of = _last_warmup(layers, warmup, epochs)
+            # One that never fitted in is a mistake of whoever gave it.
+            if given[epochs].value <= length < out_of:
+                follow[warmup] = _Given(max(0, given[epochs].value) * length // out_of, given[epochs].origin)
     return follow
+
+
+def _last_warmup(layers: Sequence[_Layer], warmup: str, epochs: str) -> tuple[int, int]:
+    """The warm-up as it was given last, or by default, and the epochs of that time."""
+    held = _flat(Recipe(name="any"))
+    length, out_of = held[warmup], held[epochs]
+    for layer in layers:
+        held |= {key: given.value for key, given in layer.items()}
+        if warmup in layer:
+            length, out_of = held[warmup], held[epochs]
+    return length, out_of
 
 
 def _flat(section: Any, prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
+from strucspars.training.engine import is_one_of_several_processes
 from strucspars.training.observer import Observer
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
@@ -35,6 +36,9 @@ def run_side_by_side(
         try:
             return run_pipeline(recipes[path], path, observer=observer, should_stop=should_stop, executor=executor)
         except Exception as error:
+            if is_one_of_several_processes():
+                # The others may wait for this one in the middle of this run: it must not begin another.
+                raise
             return error
 
     if jobs == 1:

@@ -35,8 +35,9 @@ def solver_pool(workers: int) -> Iterator[Executor | None]:
 
 def _prepare_worker() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # An interrupt is the main process's to handle: it ends its workers itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Signals are the main process's to handle: it ends its workers itself.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # For good, not for a while: a small product gains nothing from further threads.
     threadpool_limits(limits=1, user_api="blas")
 

@@ -1,5 +1,6 @@
 """One stage of training: epochs, their metrics, and checkpoints that a killed run goes on from, exactly."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from strucspars.training.seeds import derived_seed
 from strucspars.training.steps import CAPTURE_LOCK, TrainingStep, epoch_runner
 
 CHECKPOINT_VERSION = 1
+STEPS_BETWEEN_AGREEMENTS = 50
 CHECKPOINT_NUMBERS = ("done_epochs", "done_steps", "metrics_rows")
 CHECKPOINT_REMEDY = "restore the right one, or delete them to train from the beginning"
 
@@ -109,16 +111,24 @@ class Stage:
             epoch,
             rates,
             start_step=self._done_steps,
-            # Several processes stop together or not at all: they agree at the end of an epoch.
-            should_stop=self._context.should_stop if self._context.engine.world_size == 1 else lambda: False,
+            should_stop=self._stop_question(),
             on_step=lambda step: self._context.observer.steps_done(self._context.name, epoch=epoch, step=step),
         )
         if self._done_steps < self._context.train.steps:
+            self._check_weights(epoch, rates[self._done_steps])
             self._save(epoch - 1)
             raise RunInterrupted(f"stopped in epoch {epoch} of {self._name}")
         self._finish_epoch(epoch, rates[-1], begin)
         if self._context.engine.any_true(self._context.should_stop()):
             raise RunInterrupted(f"stopped after epoch {epoch} of {self._name}")
+
+    def _stop_question(self) -> Callable[[], bool]:
+        """What to ask after every step. Several processes stop together or not at all: they agree every some steps."""
+        engine, should_stop = self._context.engine, self._context.should_stop
+        if engine.world_size == 1:
+            return should_stop
+        asked = itertools.count(1)
+        return lambda: next(asked) % STEPS_BETWEEN_AGREEMENTS == 0 and engine.any_true(should_stop())
 
     def _prepare_epoch_(self, epoch: int) -> None:
         self._model.train()
@@ -126,7 +136,9 @@ class Stage:
         with CAPTURE_LOCK:
             if self._done_steps == 0:
                 # Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own.
-                torch.manual_seed(derived_seed(self._context.seed, f"{self._name} epoch", epoch))
+                # Processes that share a batch must not drop the same neurons.
+                process = f", process {self._context.engine.rank}" if self._context.engine.rank else ""
+                torch.manual_seed(derived_seed(self._context.seed, f"{self._name} epoch{process}", epoch))
                 self._step.sums.zero_()
             elif self._random_states:
                 _set_random_states(self._random_states)
@@ -174,8 +186,15 @@ class Stage:
                 f"Start another run with a lower learning rate (it was {rate:g})"
             )
 
+    def _check_weights(self, epoch: int, rate: float) -> None:
+        """In the middle of an epoch nothing else says whether what is about to be saved is worth it."""
+        largest = [parameter.detach().abs().max() for parameter in self._model.parameters() if parameter.numel()]
+        self._check_finite(float(torch.stack(largest).sum() + self._step.sums[0]), epoch, rate)
+
     def _save(self, done_epochs: int) -> None:
         """Write a checkpoint: of an epoch's end, or of the step within the next one that the run has come to."""
+        # Each process has sums of its own; all of them will go on from their mean.
+        sums = self._context.engine.mean(self._step.sums.clone())
         if self._context.engine.is_first:
             self._context.folder.save_checkpoint(
                 {
@@ -188,7 +207,8 @@ class Stage:
                     "momenta": _momenta(self._step),
                     "average": None if self._step.average is None else self._step.average.model.state_dict(),
                     "rule": self._rule.state_dict(),
-                    "sums": self._step.sums,
+                    "sums": sums,
+                    "precision": self._context.engine.precision_state(),
                     "random_states": _random_states(),
                 }
             )
@@ -202,6 +222,7 @@ class Stage:
         if checkpoint["rule"]:
             self._rule.load_state_dict(checkpoint["rule"])
         self._step.sums.copy_(checkpoint["sums"])
+        self._context.engine.load_precision_state(checkpoint["precision"])
         self._done_epochs, self._done_steps = checkpoint["done_epochs"], checkpoint["done_steps"]
         if self._done_epochs > self._options.epochs or self._done_steps >= self._context.train.steps:
             raise ValueError(f"it has {self._done_epochs} epochs and {self._done_steps} steps of {self._name}")
@@ -237,8 +258,9 @@ def _momenta(step: TrainingStep) -> list[torch.Tensor]:
 
 def _random_states() -> list[torch.Tensor]:
     """The CPU's random state, and the device's."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
+    with CAPTURE_LOCK:
+        states = [torch.get_rng_state()]
+        return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 
 
 def _set_random_states(states: list[torch.Tensor]) -> None:

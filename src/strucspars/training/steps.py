@@ -51,7 +51,9 @@ class TrainingStep:
         """One step on one batch."""
         self.optimizer.zero_grad(set_to_none=True)
         scores = self._forward(images)
-        loss = self._loss(scores, images, labels)
+        # A teacher computes in the same precision; the loss itself is in full precision all the same.
+        with self._engine.with_precision():
+            loss = self._loss(scores, images, labels)
         self._engine.backward(loss)
         if self._cast is not None:
             self._cast.collect_gradients_()
