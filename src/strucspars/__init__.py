@@ -3,6 +3,8 @@
 from strucspars._version import __version__
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
 from strucspars.convert.conversion import convert_, mask_
+from strucspars.convert.folding.fold import fold
+from strucspars.convert.folding.report import FoldReport, fold_report
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold, without_surplus
 from strucspars.core.connectivity import Connectivity
@@ -23,6 +25,7 @@ from strucspars.sparsify.sparsifier import Sparsifier
 
 __all__ = [
     "Connectivity",
+    "FoldReport",
     "GroupingPlan",
     "LambdaSchedule",
     "LambdaState",
@@ -40,6 +43,8 @@ __all__ = [
     "convert_",
     "count_macs",
     "default_lambda_step",
+    "fold",
+    "fold_report",
     "importance_matrix",
     "kept_norm_by_level",
     "largest_group_level",

@@ -41,7 +41,7 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     """
     check_optimizer(optimizer)
     changes = _layers_to_convert(model, plan)
-    _unmask_(model)
+    unmask_(model)
     for module, layer in changes.values():
         if optimizer is not None:
             _regroup_optimizer_state_(optimizer, module, layer)
@@ -70,7 +70,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     """
     check_optimizer(optimizer)
     changes = _layers_to_change(model, plan)
-    _unmask_(model)
+    unmask_(model)
     for module, layer in changes.values():
         mask_module_(module, layer)
         if optimizer is not None:
@@ -78,7 +78,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     return model
 
 
-def _unmask_(model: nn.Module) -> None:
+def unmask_(model: nn.Module) -> None:
     """A new plan replaces an old mask, also where it groups nothing."""
     for module in model.modules():
         if type(module) in DENSE_TYPES:

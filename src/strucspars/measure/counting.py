@@ -121,7 +121,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inputs: ExampleInputs) -> ForwardTrace:
     """Call the model once and note how often each weight is used. The hooks are gone afterwards, also on errors."""
-    arguments = _as_arguments(example_inputs)
+    arguments = as_arguments(example_inputs)
     layers = [form.module for form in forms.values()]
     batch_norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     uses: Counter[nn.Module] = Counter()
@@ -149,7 +149,8 @@ def _uses_of_each_weight(module: nn.Module, inputs: tuple[torch.Tensor, ...], ou
     return outputs.numel() // max(out_channels, 1)
 
 
-def _as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
+def as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
+    """The positional arguments of `forward`, or a `ValueError` that says how to give them."""
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,)
     if isinstance(example_inputs, tuple):

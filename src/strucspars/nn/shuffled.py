@@ -66,7 +66,7 @@ class ShuffledGroupConv3d(_Shuffled, nn.Conv3d):
     channel_dim = -4
 
 
-class _GroupLinear(nn.Linear):
+class GroupLinear(nn.Linear):
     """`nn.Linear` whose weight `(C_out, C_in / G)` connects only channels of the same group."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, groups: int = 1) -> None:
@@ -74,6 +74,7 @@ class _GroupLinear(nn.Linear):
         self.in_features, self.groups = in_features, groups
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Every group of the inputs times its own block of the weight."""
         in_width = self.in_features // self.groups
         by_group = features.reshape(*features.shape[:-1], self.groups, in_width)
         weight = self.weight.view(self.groups, -1, in_width)
@@ -81,10 +82,11 @@ class _GroupLinear(nn.Linear):
         return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
 
     def extra_repr(self) -> str:
+        """What `print(model)` shows."""
         return f"{super().extra_repr()}, groups={self.groups}"
 
 
-class ShuffledGroupLinear(_Shuffled, _GroupLinear):
+class ShuffledGroupLinear(_Shuffled, GroupLinear):
     """`nn.Linear` by groups between two channel shuffles."""
 
     channel_dim = -1
@@ -130,7 +132,7 @@ def group_module_(module: nn.Module, layer: LayerPlan) -> None:
     weight = module.get_parameter("weight")
     out_perm = torch.tensor(layer.out_perm, device=weight.device)
     replace_values_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
-    _flush_denormals_(weight.data)
+    flush_denormals_(weight.data)
     if module.bias is not None:
         replace_values_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
     cast(nn.Conv2d, module).groups = layer.num_groups
@@ -151,7 +153,7 @@ def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], to
     parameter.grad = None if gradient is None else change(gradient)
 
 
-def _flush_denormals_(weight: torch.Tensor) -> None:
+def flush_denormals_(weight: torch.Tensor) -> None:
     """Denormal numbers as zero: they slow inference down on many processors, and weigh nothing."""
     # Half precision is another matter: its denormals begin at 6e-5, where weights still count.
     if weight.dtype != torch.float16:

@@ -1,0 +1,130 @@
+"""`fold`: an inference graph of exactly the same function, with as few channel shuffles as possible."""
+
+import copy
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from strucspars.convert.conversion import unmask_
+from strucspars.convert.folding.explicit_shuffles import graph_of_one_call, shuffles_in_pass
+from strucspars.convert.folding.fold_batch_norm import BATCH_NORMS, fold_batch_norms_
+from strucspars.convert.folding.reordering import absorb_shuffles_
+from strucspars.convert.folding.report import REPORT_KEY, FoldReport
+from strucspars.convert.folding.tracing import traced
+from strucspars.measure.counting import ExampleInputs, as_arguments, undisturbed
+
+logger = logging.getLogger(__name__)
+
+# Against the largest output. A wrong order is off by as much as the output itself; rounding stays far below, in half
+# precision too.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+HALF_PRECISION_TOLERANCE = 0.1
+
+
+def fold(model: nn.Module, example_inputs: ExampleInputs) -> fx.GraphModule:
+    """Make the inference graph of a network: batch norms folded, channel shuffles moved into the weights around them.
+
+    Shuffles go through whatever treats channels alike (activations, pooling, batch norm, additions, concatenation,
+    flattening) into dense layers, or meet the shuffle of the next grouped layer; what remains is one `index_select`
+    each. The graph is compared with the model on the example inputs. A network that cannot be traced keeps its shuffles
+    and batch norms, behind a graph of one call; `fold_report` tells what remains and why.
+
+    Args:
+        model: converted, masked or dense, in either mode; it stays as it is. The graph is always in eval mode, has
+            tensors of its own, and takes any batch size if the model's code does.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
+
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    >>> images = torch.randn(2, 4, 8, 8)
+    >>> model = ss.convert_(model, ss.one_shot_plan(model, target=0.2))
+    >>> folded = fold(model, images)
+    >>> print(ss.fold_report(folded))
+    no gathers remain
+    >>> torch.allclose(folded(images), model.eval()(images), atol=1e-5)
+    True
+    """
+    arguments = as_arguments(example_inputs)
+    untraced = _inference_copy(model)
+    with undisturbed(untraced):
+        expected = untraced(*_fresh(arguments))
+        try:
+            folded, report = _folded(_inference_copy(model), arguments)
+            difference = _difference(folded(*_fresh(arguments)), expected)
+        # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
+        except Exception as error:
+            difference = f"{type(error).__name__}: {error}".splitlines()[0]
+        if difference:
+            logger.warning("the network could not be traced, so that its shuffles stay: %s", difference)
+            folded, report = _unfolded(untraced, arguments, difference)
+    folded.meta[REPORT_KEY] = report
+    return folded.requires_grad_(False)
+
+
+def _inference_copy(model: nn.Module) -> nn.Module:
+    """A copy in eval mode with tensors of its own, masked layers as the dense ones they stand for."""
+    copied = copy.deepcopy(model)
+    unmask_(copied)
+    for module in copied.modules():
+        module.training = False
+    return copied
+
+
+def _folded(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[fx.GraphModule, FoldReport]:
+    graph_module = traced(model, _fresh(arguments))
+    fold_batch_norms_(graph_module)
+    gathers = absorb_shuffles_(graph_module)
+    graph_module.delete_all_unused_submodules()
+    graph_module.graph.lint()
+    graph_module.recompile()
+    graph_module.eval()
+    return graph_module, FoldReport(
+        gathers=gathers, num_kept_batch_norms=_num_batch_norms(graph_module), untraced_reason=""
+    )
+
+
+def _unfolded(model: nn.Module, arguments: tuple[Any, ...], reason: str) -> tuple[fx.GraphModule, FoldReport]:
+    gathers = shuffles_in_pass(model, _fresh(arguments))
+    graph_module = graph_of_one_call(model, len(arguments))
+    graph_module.eval()
+    return graph_module, FoldReport(
+        gathers=gathers, num_kept_batch_norms=_num_batch_norms(model), untraced_reason=reason
+    )
+
+
+def _num_batch_norms(model: nn.Module) -> int:
+    return sum(isinstance(module, BATCH_NORMS) for module in model.modules())
+
+
+def _fresh(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with tensors of their own: a network may write into its input."""
+    return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in arguments)
+
+
+def _difference(outputs: object, expected: object) -> str:
+    """How outputs differ from the expected ones; empty if they are equal up to rounding."""
+    tensors, expected_tensors = list(_tensors_in(outputs)), list(_tensors_in(expected))
+    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in expected_tensors]:
+        return "the traced graph puts out other tensors than the network"
+    for tensor, wanted in zip(tensors, expected_tensors, strict=True):
+        finite = wanted.isfinite()
+        largest = wanted[finite].abs().max().item() if finite.any() else 0.0
+        allowed = TOLERANCE.get(wanted.dtype, HALF_PRECISION_TOLERANCE) * largest
+        if not torch.allclose(tensor, wanted, rtol=0, atol=allowed, equal_nan=True):
+            off = (tensor - wanted)[finite].abs().max().item() if finite.any() else math.nan
+            return f"the traced graph puts out something else: off by {off:.3g} where outputs reach {largest:.3g}"
+    return ""
+
+
+def _tensors_in(outputs: object) -> Iterator[torch.Tensor]:
+    """The floating-point tensors of a tensor, or of lists, tuples and dictionaries of them."""
+    if isinstance(outputs, torch.Tensor):
+        if outputs.is_floating_point():
+            yield outputs
+    elif isinstance(outputs, Mapping | list | tuple):
+        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from _tensors_in(part)

@@ -1,0 +1,82 @@
+"""The graph of a network in which every call has a module of its own, and the shapes of its tensors."""
+
+import copy
+from collections import Counter
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
+
+from strucspars.nn.shuffled import is_grouped
+
+
+class _Tracer(fx.Tracer):
+    """Takes our grouped layers for single calls, as it does those of PyTorch."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_grouped(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def traced(model: nn.Module, arguments: tuple[Any, ...]) -> fx.GraphModule:
+    """Trace a network and note the shapes that the arguments give. The graph shares the modules of the network.
+
+    Raises whatever stops the tracing: control flow that depends on data, for one.
+    """
+    tracer = _Tracer()
+    # The root is always opened: a single layer would fall apart into functions.
+    root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
+    graph_module = fx.GraphModule(root, tracer.trace(root), type(model).__name__)
+    _separate_calls_(graph_module)
+    ShapeProp(graph_module).propagate(*arguments)
+    return graph_module
+
+
+def tensor_shape(node: fx.Node) -> tuple[int, ...] | None:
+    """Shape of the tensor that a node gives for the example inputs; None if it gives anything else."""
+    meta = node.meta.get("tensor_meta")
+    return tuple(meta.shape) if isinstance(meta, TensorMetadata) else None
+
+
+def tensor_bytes(node: fx.Node) -> int:
+    """Size of the tensor that a node gives for the example inputs."""
+    meta = node.meta["tensor_meta"]
+    return int(meta.shape.numel() * meta.dtype.itemsize)
+
+
+def has_plain_forward(module: nn.Module) -> bool:
+    """Whether calling the module does what its type says: no hooks, no forward of its own."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def _separate_calls_(graph_module: fx.GraphModule) -> None:
+    """Give every call a module that no other call, and no direct use of its parameters, looks at."""
+    nodes = list(graph_module.graph.nodes)
+    calls = Counter(id(graph_module.get_submodule(node.target)) for node in nodes if node.op == "call_module")
+    owners = Counter(
+        id(tensor)
+        for module in graph_module.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
+    read = {id(_attribute(graph_module, node.target)) for node in nodes if node.op == "get_attr"}
+    for node in nodes:
+        if node.op != "call_module":
+            continue
+        module = graph_module.get_submodule(node.target)
+        tensors = [*module.parameters(), *module.buffers()]
+        if calls[id(module)] > 1 or any(owners[id(tensor)] > 1 or id(tensor) in read for tensor in tensors):
+            node.target = free_name(graph_module, node.target)
+            graph_module.add_submodule(node.target, copy.deepcopy(module))
+
+
+def _attribute(graph_module: fx.GraphModule, name: str) -> object:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(graph_module.get_submodule(owner), attribute)
+
+
+def free_name(graph_module: fx.GraphModule, name: str) -> str:
+    """The name with the first number that no module, parameter or buffer has yet."""
+    owner, _, attribute = name.rpartition(".")
+    module = graph_module.get_submodule(owner)
+    # Not dir() alone: it leaves out names that start with a digit, as those in a Sequential do.
+    taken = {*dir(module), *module._modules}
+    return next(f"{name}_{number}" for number in range(1, len(taken) + 2) if f"{attribute}_{number}" not in taken)

@@ -1,0 +1,95 @@
+import numpy as np
+
+from strucspars.convert.folding.group_matching import Grouping
+from strucspars.convert.folding.layouts import Layout, OrderClasses, stored_order
+from strucspars.convert.folding.order_search import GroupedLayer, chosen_orders, layer_placement
+from strucspars.core.arrays import IntArray
+
+CHANNELS = 8
+
+
+def layer(
+    inputs: Layout, outputs: Layout, in_groups: IntArray, out_groups: IntArray, *, in_bytes: int = 1, out_bytes: int = 1
+) -> GroupedLayer:
+    grouping = Grouping(in_groups=in_groups, out_groups=out_groups, num_groups=int(in_groups.max()) + 1)
+    return GroupedLayer(grouping=grouping, inputs=inputs, outputs=outputs, in_bytes=in_bytes, out_bytes=out_bytes)
+
+
+def gathered_sides(layers: list[GroupedLayer], classes: OrderClasses) -> list[tuple[bool, bool]]:
+    orders = chosen_orders(layers, classes)
+    placed = [layer_placement(one, classes, orders) for one in layers]
+    return [(one.in_gather is not None, one.out_gather is not None) for one in placed]
+
+
+def random_groups(groups: int, seed: int) -> IntArray:
+    return np.random.default_rng(seed).permutation(np.arange(groups).repeat(CHANNELS // groups))
+
+
+def test_a_layer_between_free_classes_needs_no_gather() -> None:
+    classes = OrderClasses()
+    one = layer(classes.new(CHANNELS, 1), classes.new(CHANNELS, 1), random_groups(4, 0), random_groups(4, 1))
+    assert gathered_sides([one], classes) == [(False, False)]
+
+
+def test_a_pinned_side_keeps_its_gather_and_the_natural_order() -> None:
+    classes = OrderClasses()
+    inputs, outputs = classes.new(CHANNELS, 1, pinned=True), classes.new(CHANNELS, 1)
+    one = layer(inputs, outputs, random_groups(4, 0), random_groups(4, 1))
+    assert gathered_sides([one], classes) == [(True, False)]
+    np.testing.assert_array_equal(chosen_orders([one], classes)[inputs.classes[0]], np.arange(CHANNELS))
+
+
+def chain(between_out: IntArray, between_in: IntArray) -> list[tuple[bool, bool]]:
+    classes = OrderClasses()
+    ends, middle = [classes.new(CHANNELS, 1) for _ in range(2)], classes.new(CHANNELS, 1)
+    first = layer(ends[0], middle, random_groups(int(between_out.max()) + 1, 0), between_out)
+    second = layer(middle, ends[1], between_in, random_groups(int(between_in.max()) + 1, 3))
+    return gathered_sides([first, second], classes)
+
+
+def test_two_layers_in_a_row_need_one_gather_unless_their_groups_agree() -> None:
+    assert sum(map(sum, chain(random_groups(4, 1), random_groups(4, 2)))) == 1
+    groups = random_groups(4, 1)
+    assert sum(map(sum, chain(groups, groups))) == 0
+    renumbered = np.array([2, 0, 3, 1])[groups]
+    assert sum(map(sum, chain(groups, renumbered))) == 0
+
+
+def test_groups_inside_those_of_the_neighbour_need_no_gather() -> None:
+    fine = random_groups(4, 1)
+    coarse = np.array([1, 0, 0, 1])[fine]
+    assert sum(map(sum, chain(fine, coarse))) == 0
+    assert sum(map(sum, chain(coarse, fine))) == 0
+
+
+def test_the_larger_copy_is_the_one_to_go() -> None:
+    classes = OrderClasses()
+    middle = classes.new(CHANNELS, 1)
+    small = layer(classes.new(CHANNELS, 1), middle, random_groups(2, 0), random_groups(2, 1), out_bytes=10)
+    large = layer(middle, classes.new(CHANNELS, 1), random_groups(2, 2), random_groups(2, 3), in_bytes=40)
+    assert gathered_sides([small, large], classes) == [(False, True), (False, False)]
+
+
+def test_classes_that_do_not_line_up_are_pinned_when_joined() -> None:
+    classes = OrderClasses()
+    whole, part, rest = classes.new(8, 1), classes.new(4, 1), classes.new(4, 1)
+    both = Layout(part.classes + rest.classes, 1)
+    classes.join(whole, both)
+    assert all(classes.is_pinned(name) for name in (*whole.classes, *both.classes))
+
+
+def test_the_pin_of_one_class_holds_for_those_joined_with_it_before_and_after() -> None:
+    classes = OrderClasses()
+    first, second, third = (classes.new(4, 1) for _ in range(3))
+    classes.join(first, second)
+    classes.pin(second)
+    classes.join(third, first)
+    assert all(classes.is_pinned(layout.classes[0]) for layout in (first, second, third))
+
+
+def test_the_order_of_a_flattened_concatenation_follows_its_parts() -> None:
+    classes = OrderClasses()
+    first, second = classes.new(2, 1), classes.new(2, 1)
+    layout = Layout(first.classes + second.classes, 1, repeat=2)
+    orders = {0: np.array([1, 0]), 1: np.array([0, 1])}
+    np.testing.assert_array_equal(stored_order(layout, classes, orders), [2, 3, 0, 1, 4, 5, 6, 7])
