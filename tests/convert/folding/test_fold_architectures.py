@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import timm
 import torch
 import torchvision
 from torch import nn
@@ -38,6 +39,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
     "googlenet": (from_torchvision("googlenet", aux_logits=False, init_weights=False), None),
     "resnext50_32x4d": (from_torchvision("resnext50_32x4d"), RESNET_50),
     "preactivation_resnet": (lambda: PreactivationResNet(20), None),
+    "timm-cspresnet50": (lambda: timm.create_model("cspresnet50", pretrained=False), None),
+    "timm-repvgg_a0": (lambda: timm.create_model("repvgg_a0", pretrained=False), None),
     "cifar_resnet": (lambda: CifarResNet(20), None),
 }
 

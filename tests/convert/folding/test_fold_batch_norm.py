@@ -1,8 +1,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_, fold_into_layer_
+from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_
 from strucspars.convert.folding.tracing import traced
 from strucspars.nn.shuffled import ShuffledGroupConv2d, ShuffledGroupLinear
 
@@ -55,6 +57,7 @@ def folded_types(model: nn.Module, inputs: torch.Tensor) -> list[type[nn.Module]
 
 def test_norms_after_convolutions_and_linear_layers_go() -> None:
     assert folded_types(nn.Sequential(nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), IMAGES) == [nn.Conv2d, nn.ReLU]
+    assert folded_types(nn.Sequential(nn.Conv2d(8, 4, 3), nn.SyncBatchNorm(4)), IMAGES) == [nn.Conv2d]
     rows = torch.randn(3, 8)
     layer = ShuffledGroupLinear(8, 4, groups=2)
     assert folded_types(nn.Sequential(layer, nn.BatchNorm1d(4)), rows) == [ShuffledGroupLinear]
@@ -81,6 +84,40 @@ def test_a_norm_of_something_that_is_also_used_elsewhere_stays() -> None:
             return convolved.add(self.norm(convolved))
 
     assert folded_types(Twice(), IMAGES) == [nn.Conv2d, nn.BatchNorm2d]
+
+
+class NormByFunction(nn.BatchNorm2d):
+    """Looks at the shape, then calls the function, as timm's norms do."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        torch._assert(features.ndim == 4, "expected images")
+        return functional.batch_norm(
+            features, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps
+        )
+
+
+def test_norms_by_function_become_modules_and_fold() -> None:
+    model = randomised(nn.Sequential(ShuffledGroupConv2d(8, 8, 1, groups=2), NormByFunction(8, eps=0.1)))
+    graph_module = traced(model, (IMAGES,))
+    with torch.no_grad():
+        expected = model(IMAGES)
+        batch_norms_as_modules_(graph_module)
+        graph_module.recompile()
+        torch.testing.assert_close(graph_module(IMAGES), expected)
+        fold_batch_norms_(graph_module)
+        graph_module.recompile()
+        torch.testing.assert_close(graph_module(IMAGES), expected, rtol=1e-4, atol=1e-5)
+    assert [node.target for node in graph_module.graph.nodes if node.op == "call_module"] == ["0"]
+
+
+def test_norms_by_function_of_the_batch_stay_functions() -> None:
+    class ByBatch(nn.Module):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return functional.batch_norm(features, None, None, training=True)
+
+    graph_module = traced(ByBatch(), (IMAGES,))
+    batch_norms_as_modules_(graph_module)
+    assert not any(node.op == "call_module" for node in graph_module.graph.nodes)
 
 
 def test_a_convolution_that_is_called_twice_takes_in_both_norms() -> None:

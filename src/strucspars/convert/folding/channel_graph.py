@@ -13,6 +13,7 @@ from strucspars.convert.folding.fold_batch_norm import BATCH_NORMS
 from strucspars.convert.folding.group_matching import Grouping
 from strucspars.convert.folding.layouts import Layout, OrderClasses
 from strucspars.convert.folding.order_search import GroupedLayer
+from strucspars.convert.folding.subsampling import read_bytes
 from strucspars.convert.folding.tracing import has_plain_forward, tensor_bytes, tensor_shape
 from strucspars.core.permutation import inverse
 from strucspars.nn.shuffled import GROUPED_TYPES, channels, is_grouped
@@ -157,7 +158,7 @@ class _Walk:
                 grouping=_grouping(module, groups),
                 inputs=inputs,
                 outputs=outputs,
-                in_bytes=tensor_bytes(node.all_input_nodes[0]),
+                in_bytes=read_bytes(node, module),
                 out_bytes=tensor_bytes(node),
             )
         return outputs

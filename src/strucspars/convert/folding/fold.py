@@ -12,9 +12,10 @@ from torch import fx, nn
 from strucspars.convert.conversion import unmask_
 from strucspars.convert.folding.explicit_shuffles import graph_of_one_call, shuffles_in_pass
 from strucspars.convert.folding.fold_batch_norm import BATCH_NORMS, fold_batch_norms_
+from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_
 from strucspars.convert.folding.reordering import absorb_shuffles_
 from strucspars.convert.folding.report import REPORT_KEY, FoldReport
-from strucspars.convert.folding.tracing import traced
+from strucspars.convert.folding.tracing import delete_unread_attributes_, traced
 from strucspars.measure.counting import ExampleInputs, as_arguments, undisturbed
 
 logger = logging.getLogger(__name__)
@@ -76,9 +77,10 @@ def _inference_copy(model: nn.Module) -> nn.Module:
 
 def _folded(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[fx.GraphModule, FoldReport]:
     graph_module = traced(model, _fresh(arguments))
+    batch_norms_as_modules_(graph_module)
     fold_batch_norms_(graph_module)
     gathers = absorb_shuffles_(graph_module)
-    graph_module.delete_all_unused_submodules()
+    delete_unread_attributes_(graph_module)
     graph_module.graph.lint()
     graph_module.recompile()
     graph_module.eval()

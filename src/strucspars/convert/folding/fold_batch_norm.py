@@ -5,10 +5,12 @@ from typing import cast
 import torch
 from torch import fx, nn
 
+from strucspars.convert.folding.call_arguments import asks_for_shape
 from strucspars.convert.folding.tracing import has_plain_forward, tensor_shape
 from strucspars.nn.shuffled import GROUPED_TYPES, flush_denormals_, is_grouped, like_memory_format
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# In eval mode the synchronised one is like the others.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 FOLDABLE_LAYERS = (*GROUPED_TYPES, *GROUPED_TYPES.values())
 
 
@@ -43,7 +45,9 @@ def fold_batch_norms_(graph_module: fx.GraphModule) -> None:
     """Fold every batch norm that directly follows a layer which nothing else looks at, in place."""
     for node in list(graph_module.graph.nodes):
         source = node.args[0] if node.op == "call_module" and node.args else None
-        if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) != 1:
+        if not isinstance(source, fx.Node) or source.op != "call_module":
+            continue
+        if any(user is not node and not asks_for_shape(user) for user in source.users):
             continue
         norm, layer = graph_module.get_submodule(node.target), graph_module.get_submodule(str(source.target))
         if _is_foldable_norm(norm) and _takes_a_norm(layer, source):

@@ -12,6 +12,7 @@ from strucspars.convert.folding.layouts import stored_order
 from strucspars.convert.folding.order_search import chosen_orders, layer_placement
 from strucspars.convert.folding.reordered_weights import reorder_channelwise_, reorder_dense_, reorder_grouped_
 from strucspars.convert.folding.report import RemainingGather, Side
+from strucspars.convert.folding.subsampling import subsample_first_
 from strucspars.convert.folding.tracing import free_name, tensor_bytes
 from strucspars.core.arrays import IntArray
 
@@ -49,6 +50,7 @@ def _place_(
     placed = layer_placement(layer, found.classes, orders)
     reorder_grouped_(graph_module.get_submodule(name), placed)
     if placed.in_gather is not None:
+        subsample_first_(graph_module, node)
         (source,) = node.all_input_nodes
         node.args = (_gathered(graph_module, node, source, node, layer.inputs.axis, placed.in_gather),)
         yield _described(name, "input", placed.in_gather, layer.in_bytes)

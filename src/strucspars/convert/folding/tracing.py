@@ -57,7 +57,7 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
         for module in graph_module.modules()
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     )
-    read = {id(_attribute(graph_module, node.target)) for node in nodes if node.op == "get_attr"}
+    read = {id(attribute(graph_module, node.target)) for node in nodes if node.op == "get_attr"}
     for node in nodes:
         if node.op != "call_module":
             continue
@@ -68,9 +68,22 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
             graph_module.add_submodule(node.target, copy.deepcopy(module))
 
 
-def _attribute(graph_module: fx.GraphModule, name: str) -> object:
-    owner, _, attribute = name.rpartition(".")
-    return getattr(graph_module.get_submodule(owner), attribute)
+def attribute(graph_module: fx.GraphModule, name: str) -> Any:
+    """What a node reads off the network, by its full name."""
+    owner, _, last_name = name.rpartition(".")
+    return getattr(graph_module.get_submodule(owner), last_name)
+
+
+def delete_unread_attributes_(graph_module: fx.GraphModule) -> None:
+    """Drop the modules, parameters and buffers that no node uses."""
+    graph_module.delete_all_unused_submodules()
+    called = {str(node.target) for node in graph_module.graph.nodes if node.op == "call_module"}
+    read = {str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr"}
+    for name in [*dict(graph_module.named_parameters()), *dict(graph_module.named_buffers())]:
+        owner, _, last_name = name.rpartition(".")
+        is_inside_a_call = any(name.startswith(f"{call}.") for call in called)
+        if name not in read and not is_inside_a_call:
+            delattr(graph_module.get_submodule(owner), last_name)
 
 
 def free_name(graph_module: fx.GraphModule, name: str) -> str:

@@ -1,0 +1,56 @@
+"""Batch norms that a network computes by function, as modules: timm's norms with an activation do so."""
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from strucspars.convert.folding.call_arguments import argument
+from strucspars.convert.folding.tracing import attribute, free_name, tensor_shape
+
+BATCH_NORM_OF_DIMENSIONS: dict[int, type[nn.Module]] = {
+    2: nn.BatchNorm1d,
+    3: nn.BatchNorm1d,
+    4: nn.BatchNorm2d,
+    5: nn.BatchNorm3d,
+}
+PARAMETER_NAMES = ("running_mean", "running_var", "weight", "bias")
+
+
+def batch_norms_as_modules_(graph_module: fx.GraphModule) -> None:
+    """Let modules compute what `functional.batch_norm` does with tensors of the network, in place."""
+    for node in list(graph_module.graph.nodes):
+        if node.target is not functional.batch_norm or argument(node, 5, "training", default=False) is not False:
+            continue
+        reads = [argument(node, place, name) for place, name in enumerate(PARAMETER_NAMES, start=1)]
+        if all(_is_read(read) for read in reads[:2]) and all(read is None or _is_read(read) for read in reads):
+            _replace_by_module_(graph_module, node, reads)
+
+
+def _is_read(value: object) -> bool:
+    return isinstance(value, fx.Node) and value.op == "get_attr"
+
+
+def _replace_by_module_(graph_module: fx.GraphModule, node: fx.Node, reads: list[fx.Node | None]) -> None:
+    owner = str(reads[0].target).rpartition(".")[0] if reads[0] is not None else ""
+    name = free_name(graph_module, f"{owner}.norm" if owner else "norm")
+    tensors = [None if read is None else attribute(graph_module, str(read.target)) for read in reads]
+    eps = argument(node, 7, "eps", default=1e-5)
+    graph_module.add_submodule(name, _batch_norm(tensors, eps, len(tensor_shape(node) or ())))
+    with graph_module.graph.inserting_before(node):
+        call = graph_module.graph.call_module(name, (argument(node, 0, "input"),))
+    call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
+    graph_module.graph.erase_node(node)
+    for read in reads:
+        if read is not None and not read.users:
+            graph_module.graph.erase_node(read)
+
+
+def _batch_norm(tensors: list[torch.Tensor | None], eps: float, dimensions: int) -> nn.Module:
+    mean = tensors[0]
+    assert mean is not None
+    norm = BATCH_NORM_OF_DIMENSIONS[dimensions](len(mean), eps=eps, device=mean.device, dtype=mean.dtype).eval()
+    for name, tensor in zip(PARAMETER_NAMES, tensors, strict=True):
+        if tensor is not None:
+            getattr(norm, name).data = tensor.detach().clone()
+    return norm
