@@ -40,9 +40,9 @@ def fold(model: nn.Module, example_inputs: ExampleInputs) -> fx.GraphModule:
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
 
     >>> import strucspars as ss
-    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
-    >>> images = torch.randn(2, 4, 8, 8)
-    >>> model = ss.convert_(model, ss.one_shot_plan(model, target=0.2))
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
+    >>> images = torch.randn(2, 3, 8, 8)
+    >>> model = ss.convert_(model, ss.one_shot_plan(model, target=0.3))
     >>> folded = fold(model, images)
     >>> print(ss.fold_report(folded))
     no gathers remain
