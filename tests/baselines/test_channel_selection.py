@@ -41,7 +41,7 @@ def test_a_selection_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="read-only"):
         chosen.kept["a"][0] = 1
     with pytest.raises(TypeError):
-        chosen.kept["a"] = given  # type: ignore[index]
+        chosen.kept["a"] = given  # type: ignore[index]  # the attempt is the point
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_kept_and_widths_must_agree() -> None:
     with pytest.raises(ValueError, match=r"must name the same batch norms.*\['b'\]"):
         ChannelSelection({"a": np.array([0])}, {"a": 1, "b": 1})
     with pytest.raises(ValueError, match="must map names"):
-        ChannelSelection([np.array([0])], {"a": 1})  # type: ignore[arg-type]
+        ChannelSelection([np.array([0])], {"a": 1})  # type: ignore[arg-type]  # the bad value is the point
 
 
 def test_a_selection_of_another_network_is_named() -> None:

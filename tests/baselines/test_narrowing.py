@@ -25,8 +25,8 @@ def lively(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight)
             nn.init.normal_(module.bias)
-            nn.init.normal_(module.running_mean, std=0.5)  # type: ignore[arg-type]
-            nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
+            nn.init.normal_(module.get_buffer("running_mean"), std=0.5)
+            nn.init.uniform_(module.get_buffer("running_var"), 0.5, 2)
     return model
 
 

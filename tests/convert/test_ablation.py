@@ -60,7 +60,7 @@ def fresh_tower() -> nn.Sequential:
     for _ in range(10):
         convolution = nn.Conv2d(128, 128, 3, padding=1, padding_mode="circular")
         nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-        nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a parameter
+        nn.init.zeros_(convolution.get_parameter("bias"))
         layers += [convolution, nn.ReLU()]
     return nn.Sequential(*layers)
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from PIL import Image
 
-from strucspars.data import catalogue
 from strucspars.data.batches import FolderBatches, ResidentBatches
-from strucspars.data.catalogue import DATA_NAMES, load_data, train_batches
+from strucspars.data.catalogue import DATA_NAMES, batches_of, load_data
 from strucspars.data.digits import digits
 from strucspars.data.folder import FolderData
 
@@ -63,8 +62,8 @@ def test_an_image_folder_cannot_be_downloaded(tmp_path: Path) -> None:
 
 def test_digits_come_as_resident_batches() -> None:
     data = digits()
-    training = train_batches(data, batch_size=64, device=CPU, seed=1, dtype=torch.bfloat16)
-    evaluation = catalogue.test_batches(data, batch_size=100, device=CPU, memory_format=torch.channels_last)
+    training = batches_of(data, training=True, batch_size=64, device=CPU, seed=1, dtype=torch.bfloat16)
+    evaluation = batches_of(data, training=False, batch_size=100, device=CPU, memory_format=torch.channels_last)
     assert isinstance(training, ResidentBatches)
     assert isinstance(evaluation, ResidentBatches)
     assert (training.steps, evaluation.steps) == (22, 5)
@@ -78,8 +77,8 @@ def test_digits_come_as_resident_batches() -> None:
 
 def test_image_folders_come_as_folder_batches(tmp_path: Path) -> None:
     data = load_data("folder", small_folder(tmp_path), image_size=14)
-    training = train_batches(data, batch_size=2, device=CPU, seed=0, workers=0)
-    evaluation = catalogue.test_batches(data, batch_size=3, device=CPU, workers=0, dtype=torch.float64)
+    training = batches_of(data, training=True, batch_size=2, device=CPU, seed=0, workers=0)
+    evaluation = batches_of(data, training=False, batch_size=3, device=CPU, workers=0, dtype=torch.float64)
     assert isinstance(training, FolderBatches)
     assert isinstance(evaluation, FolderBatches)
     (batch,) = training.epoch(0)
@@ -91,6 +90,7 @@ def test_image_folders_come_as_folder_batches(tmp_path: Path) -> None:
 
 def test_several_processes_share_the_batches() -> None:
     shares = [
-        train_batches(digits(), batch_size=32, device=CPU, seed=1, rank=rank, world_size=2).steps for rank in (0, 1)
+        batches_of(digits(), training=True, batch_size=32, device=CPU, seed=1, rank=rank, world_size=2).steps
+        for rank in (0, 1)
     ]
     assert shares == [22, 22]

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 import torch
-from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
+from sklearn.datasets import load_digits
 
 from strucspars.data.digits import digits
 

@@ -36,9 +36,7 @@ def all_crops(path: Path) -> dict[tuple[int, int, bool], torch.Tensor]:
     """Every crop and mirror that training may see of an image of 20 x 14, made with PIL alone."""
     resized = Image.open(path).convert("RGB").resize((14, 10), Image.Resampling.BILINEAR)
     return {
-        (top, left, mirrored): normalised(
-            crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else crop  # type: ignore[attr-defined,unused-ignore]
-        )
+        (top, left, mirrored): normalised(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else crop)
         for top in range(3)
         for left in range(7)
         for mirrored in (False, True)

@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import strucspars as ss
-
-pytest.importorskip("lightning")
-
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.plugins.precision import MixedPrecision
-
 from strucspars.integrations.lightning import SparsifyCallback
 
 pytestmark = [

@@ -211,7 +211,7 @@ def test_a_model_that_raises_keeps_its_modes_and_random_state_and_loses_our_hook
     assert number_of_hooks(model) == 0
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # that is what the test is about
 def test_a_classifier_without_classes_costs_nothing() -> None:
     model = torchvision_model("mobilenet_v2", num_classes=0)
     assert count_macs(model, torch.zeros(1, 3, 32, 32)).layers["classifier.1"] == LayerCount(params=0, macs=0)

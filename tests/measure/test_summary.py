@@ -138,7 +138,7 @@ def test_an_all_zero_layer_is_flagged_dense_and_converted() -> None:
     model = small_network()
     plan = plan_of(model, ["2", "4"])
     for name in ("0", "2"):
-        nn.init.zeros_(model.get_submodule(name).weight)  # type: ignore[arg-type]  # a parameter
+        nn.init.zeros_(model.get_parameter(f"{name}.weight"))
     notes = [row.note for row in summary(model, plan=plan).rows]
     assert notes[:2] == ["8 x 3 channels: an odd width has one group only; all zero", "all zero"]
     assert notes[3] == ""
@@ -167,7 +167,7 @@ def test_a_layer_that_is_not_called_says_so() -> None:
 
 def test_the_table_names_rows_notes_and_totals() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8))
-    nn.init.ones_(model[1].weight)  # type: ignore[arg-type]  # a parameter
+    nn.init.ones_(model.get_parameter("1.weight"))
     text = str(summary(model, IMAGE, plan_of(model, ["1"], level=2)))
     assert text == "\n".join(
         [
@@ -233,7 +233,7 @@ def test_a_model_on_the_meta_device_has_a_summary_without_values() -> None:
 def test_a_planned_layer_with_nan_is_named() -> None:
     model = small_network()
     plan = plan_of(model, ["4"])
-    nn.init.constant_(model.get_submodule("4").weight, float("nan"))  # type: ignore[arg-type]  # a parameter
+    nn.init.constant_(model.get_parameter("4.weight"), float("nan"))
     with pytest.raises(ValueError, match=r"layer '4': .*NaN"):
         summary(model, plan=plan)
 

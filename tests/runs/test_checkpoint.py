@@ -116,7 +116,7 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_saved(tmp_path: Path, 
         save_named(tmp_path, "kept", {"value": value})
     assert_epoch(load_checkpoint(tmp_path), 1)
     with pytest.raises(ValueError, match="state must be a dict, got list"):
-        save_checkpoint(tmp_path, [1])  # type: ignore[arg-type]
+        save_checkpoint(tmp_path, [1])  # type: ignore[arg-type]  # the bad value is the point
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

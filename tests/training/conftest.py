@@ -1,5 +1,6 @@
 """What the tests of the pipeline share: a recipe of a second, and what a run folder comes to but for the clock."""
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -31,6 +32,17 @@ def small_recipe() -> Callable[..., Recipe]:
         return read_recipe(HERE / "small_recipe.yaml", overrides)
 
     return recipe
+
+
+@pytest.fixture(scope="session")
+def stop_after() -> Callable[[int], Callable[[], bool]]:
+    """`stop_after(7)`: says stop from the seventh time it is asked on: after every step, and after every epoch."""
+
+    def question(questions: int) -> Callable[[], bool]:
+        asked = itertools.count(1)
+        return lambda: next(asked) >= questions
+
+    return question
 
 
 @pytest.fixture(scope="session")

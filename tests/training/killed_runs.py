@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sklearn.datasets  # type: ignore[import-untyped,unused-ignore]
-import sklearn.model_selection  # type: ignore[import-untyped,unused-ignore]  # noqa: F401  # imported once for all runs
+import sklearn.datasets
+import sklearn.model_selection  # noqa: F401  # imported once for all runs
 
 from strucspars.training.observer import Silence
 from strucspars.training.pipeline import run_pipeline

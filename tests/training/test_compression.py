@@ -7,7 +7,7 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.data.batches import Batch, Batches
-from strucspars.data.catalogue import load_data, train_batches
+from strucspars.data.catalogue import batches_of, load_data
 from strucspars.training.compression import form_milliseconds, recalibrate_
 from strucspars.training.engine import Engine
 from strucspars.training.recipe import EngineRecipe, StageRecipe
@@ -32,7 +32,7 @@ def network(*, dropout: float = 0.0) -> nn.Sequential:
 
 @pytest.fixture(scope="module")
 def batches() -> Batches:
-    return train_batches(load_data("digits", None), batch_size=449, device=torch.device("cpu"), seed=5)
+    return batches_of(load_data("digits", None), training=True, batch_size=449, device=torch.device("cpu"), seed=5)
 
 
 def features(model: nn.Sequential, until: int, images: torch.Tensor) -> torch.Tensor:

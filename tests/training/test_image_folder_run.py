@@ -31,6 +31,7 @@ IMAGE_SIZE, RESIZE = 28, 32
 WALL_CLOCK = {"seconds", "train_seconds", "solver_seconds"}
 Recipes = Callable[..., Recipe]
 Comparison = Callable[[Path, Path], None]
+Stops = Callable[[int], Callable[[], bool]]
 
 # Python 3.12 warns of every fork of a process with threads, torch's own among them.
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -80,17 +81,6 @@ def test_workers_change_neither_metrics_nor_plan_nor_weights(whole: dict[int, Pa
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-class StopAfter:
-    """Says stop from the n-th time it is asked on: after every step, and after every epoch."""
-
-    def __init__(self, questions: int) -> None:
-        self._left = questions
-
-    def __call__(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
-
-
 @pytest.mark.parametrize(
     ("workers", "stops"),
     [
@@ -107,11 +97,12 @@ def test_a_run_that_was_stopped_between_images_goes_on_to_the_same_end(
     whole: dict[int, Path],
     tmp_path: Path,
     assert_same_outcome: Comparison,
+    stop_after: Stops,
 ) -> None:
     recipe = folder_recipe(small_recipe, images, workers=workers)
     for questions in stops:
         with pytest.raises(RunInterrupted, match=r"stopped in epoch [12] of (sparsify|finetune)"):
-            run_pipeline(recipe, tmp_path / "run", should_stop=StopAfter(questions))
+            run_pipeline(recipe, tmp_path / "run", should_stop=stop_after(questions))
         saved = RunFolder(tmp_path / "run").load_checkpoint()
         assert saved is not None
         assert 0 < saved["done_steps"] < STEPS

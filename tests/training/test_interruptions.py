@@ -22,6 +22,7 @@ STEPS = 6
 QUESTIONS_PER_EPOCH = STEPS + 1
 Recipes = Callable[..., Recipe]
 Comparison = Callable[..., None]
+Stops = Callable[[int], Callable[[], bool]]
 
 
 def hard(small_recipe: Recipes, form: str) -> Recipe:
@@ -37,17 +38,6 @@ def whole(small_recipe: Recipes, tmp_path_factory: pytest.TempPathFactory) -> di
     for form, path in paths.items():
         run_pipeline(hard(small_recipe, form), path)
     return paths
-
-
-class StopAfter:
-    """Says stop from the n-th time it is asked on: after every step, and after every epoch."""
-
-    def __init__(self, questions: int) -> None:
-        self._left = questions
-
-    def __call__(self) -> bool:
-        self._left -= 1
-        return self._left <= 0
 
 
 @pytest.mark.parametrize(
@@ -70,18 +60,21 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     whole: dict[str, Path],
     tmp_path: Path,
     assert_same_outcome: Comparison,
+    stop_after: Stops,
 ) -> None:
     recipe = hard(small_recipe, form)
     for questions in stops:
         with pytest.raises(RunInterrupted, match=r"stopped (in|after) epoch [12] of (sparsify|finetune)"):
-            run_pipeline(recipe, tmp_path / "run", should_stop=StopAfter(questions))
+            run_pipeline(recipe, tmp_path / "run", should_stop=stop_after(questions))
     run_pipeline(recipe, tmp_path / "run")
     assert_same_outcome(whole[form], tmp_path / "run")
 
 
-def test_a_stop_in_the_middle_of_an_epoch_is_saved_to_the_step(small_recipe: Recipes, tmp_path: Path) -> None:
+def test_a_stop_in_the_middle_of_an_epoch_is_saved_to_the_step(
+    small_recipe: Recipes, tmp_path: Path, stop_after: Stops
+) -> None:
     with pytest.raises(RunInterrupted, match="stopped in epoch 2 of sparsify"):
-        run_pipeline(hard(small_recipe, "masked"), tmp_path / "run", should_stop=StopAfter(QUESTIONS_PER_EPOCH + 4))
+        run_pipeline(hard(small_recipe, "masked"), tmp_path / "run", should_stop=stop_after(QUESTIONS_PER_EPOCH + 4))
     saved = RunFolder(tmp_path / "run").load_checkpoint()
     assert saved is not None
     assert (saved["stage"], saved["done_epochs"], saved["done_steps"], saved["metrics_rows"]) == ("sparsify", 1, 4, 1)
@@ -126,11 +119,11 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_the_run_goes_on_later(
 
 
 def test_a_damaged_last_checkpoint_gives_way_to_the_one_before(
-    small_recipe: Recipes, whole: dict[str, Path], tmp_path: Path, assert_same_outcome: Comparison
+    small_recipe: Recipes, whole: dict[str, Path], tmp_path: Path, assert_same_outcome: Comparison, stop_after: Stops
 ) -> None:
     recipe = hard(small_recipe, "masked")
     with pytest.raises(RunInterrupted):
-        run_pipeline(recipe, tmp_path / "run", should_stop=StopAfter(3 * QUESTIONS_PER_EPOCH))
+        run_pipeline(recipe, tmp_path / "run", should_stop=stop_after(3 * QUESTIONS_PER_EPOCH))
     last = tmp_path / "run" / "checkpoints" / "last.pt"
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from strucspars.data import catalogue
-from strucspars.data.catalogue import load_data
+from strucspars.data.catalogue import batches_of, load_data
 from strucspars.models.catalogue import build_model
 from strucspars.nn.grouped_weights import kept_connections
 from strucspars.runs.folder import RunFolder
@@ -127,7 +126,7 @@ def test_random_numbers_of_a_replay_are_new_and_follow_the_seed() -> None:
         return mask.cpu()
 
     torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # untyped in torch
         graph = captured(draw, lambda: [mask])
         assert (mask == 0).all(), "the warm-up is undone"
         torch.manual_seed(1)
@@ -158,10 +157,10 @@ def test_a_captured_evaluation_equals_a_plain_one_and_follows_the_weights() -> N
     device = torch.device("cuda")
     torch.manual_seed(0)
     model: nn.Module = build_model("small_networks:plain", num_classes=10).to(device)
-    batches = catalogue.test_batches(load_data("digits", None), batch_size=64, device=device)
+    batches = batches_of(load_data("digits", None), training=False, batch_size=64, device=device)
     engines = [Engine(EngineRecipe(device="cuda", cuda_graph=allowed)) for allowed in (True, False)]
     torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # untyped in torch
         replayed, plain = (Evaluation(engine, model, batches) for engine in engines)
         before = replayed.accuracy()
         with torch.no_grad():
@@ -180,9 +179,9 @@ def test_capturing_an_evaluation_leaves_the_model_as_it_was() -> None:
     device = torch.device("cuda")
     model: nn.Module = build_model("small_networks:plain", num_classes=10).to(device)
     before = copy.deepcopy(model.state_dict())
-    batches = catalogue.test_batches(load_data("digits", None), batch_size=64, device=device)
+    batches = batches_of(load_data("digits", None), training=False, batch_size=64, device=device)
     torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]  # untyped in torch
         Evaluation(Engine(EngineRecipe(device="cuda")), model.train(), batches).accuracy()
     torch.cuda.synchronize()
     assert model.training

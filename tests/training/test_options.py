@@ -13,9 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.data import catalogue
 from strucspars.data.batches import Batch
-from strucspars.data.catalogue import load_data, train_batches
+from strucspars.data.catalogue import batches_of, load_data
 from strucspars.models.catalogue import build_model
 from strucspars.runs.checkpoint import load_named
 from strucspars.runs.folder import RunFolder
@@ -47,7 +46,7 @@ def fresh_network() -> nn.Module:
 
 def only_batch() -> Batch:
     data = load_data("digits", None)
-    return next(train_batches(data, batch_size=1347, device=CPU, seed=SEED).epoch(1))
+    return next(batches_of(data, training=True, batch_size=1347, device=CPU, seed=SEED).epoch(1))
 
 
 class OneStep:
@@ -99,7 +98,7 @@ def test_the_average_of_the_weights_is_evaluated_and_kept(plain: OneStep, one_st
     averaged = one_step("stage2.ema=0.75")
     before = fresh_network().get_parameter("3.weight").detach()
     torch.testing.assert_close(averaged.weight, 0.75 * before + 0.25 * plain.weight)
-    test = catalogue.test_batches(load_data("digits", None), batch_size=450, device=CPU)
+    test = batches_of(load_data("digits", None), training=False, batch_size=450, device=CPU)
     accuracy = Evaluation(Engine(EngineRecipe(device="cpu")), averaged.model, test).accuracy()
     assert averaged.row["test_loss"] == pytest.approx(accuracy.loss, rel=1e-5)
     assert averaged.row["test_loss"] != pytest.approx(plain.row["test_loss"], rel=1e-5)
@@ -206,8 +205,8 @@ def test_recalibrated_statistics_are_used_for_the_accuracy_that_is_noted(small_r
     model.load_state_dict(saved["model"])
     cut = masked_form(model, plan).model
     engine, data = Engine(EngineRecipe(device="cpu")), load_data("digits", None)
-    test = catalogue.test_batches(data, batch_size=128, device=CPU)
+    test = batches_of(data, training=False, batch_size=128, device=CPU)
     assert summary.compressed_top1 == Evaluation(engine, cut, test).accuracy().top1
-    recalibrate_(cut, train_batches(data, batch_size=128, device=CPU, seed=SEED), engine)
+    recalibrate_(cut, batches_of(data, training=True, batch_size=128, device=CPU, seed=SEED), engine)
     assert summary.recalibrated_top1 == Evaluation(engine, cut, test).accuracy().top1
     assert summary.recalibrated_top1 > summary.compressed_top1

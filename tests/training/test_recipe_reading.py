@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given, settings
@@ -28,13 +29,13 @@ def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 
 
 def complaint(source: str | Path, overrides: tuple[str, ...] = ()) -> str:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the callers look at the message
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the callers look at the message
         read_recipe(source, overrides)
     return str(caught.value)
 
 
-def from_literal(choices: object) -> st.SearchStrategy[str]:
-    return st.sampled_from(choices.__args__)  # type: ignore[attr-defined]
+def from_literal(choices: object) -> st.SearchStrategy[Any]:
+    return st.sampled_from(get_args(choices))
 
 
 texts = st.text(min_size=1, max_size=12) | st.text(min_size=100, max_size=200)
@@ -49,7 +50,7 @@ def stages(draw: st.DrawFn, warmup: bool = True) -> StageRecipe:
         lr=draw(st.floats(1e-9, 1e3)),
         momentum=draw(st.floats(0, 0.99)),
         weight_decay=draw(st.floats(0, 1)),
-        schedule=draw(from_literal(Schedule)),  # type: ignore[arg-type]
+        schedule=draw(from_literal(Schedule)),
         lr_warmup_epochs=draw(st.integers(0, epochs - 1)) if warmup else 0,
         label_smoothing=draw(st.floats(0, 0.99)),
         ema=draw(st.none() | st.floats(0.01, 0.99)),
@@ -95,8 +96,8 @@ def test_a_written_recipe_reads_back_equal(tmp_path_factory: pytest.TempPathFact
 def test_what_is_not_given_has_the_defaults_of_its_section(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, "stage2: {epochs: 30}\nstage1: {lr: 0.2}"))
     default = Recipe(name="mine")
-    stages = {"stage1": replace(default.stage1, lr=0.2), "stage2": replace(default.stage2, epochs=30)}
-    assert recipe == replace(default, **stages)  # type: ignore[arg-type]
+    first, second = replace(default.stage1, lr=0.2), replace(default.stage2, epochs=30)
+    assert recipe == replace(default, stage1=first, stage2=second)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,10 @@ def evaluate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Evaluate the saved network of a finished run again. Only data.* and engine.* can be changed."""
+    """Evaluate the saved network of a finished run again. Only data.* and engine.* can be changed.
+
+    Where the network is a function of your own, name it again: model.name=package.module:function.
+    """
     from strucspars.cli.run_evaluation import evaluated_run
 
     done = evaluated_run(folder, overrides or [])

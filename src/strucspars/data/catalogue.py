@@ -1,8 +1,5 @@
 """Data sets by name, and their batches."""
 
-# `test_batches` are batches of the test split, no test of ours.
-# ruff: noqa: PT028
-
 import difflib
 from dataclasses import replace
 from pathlib import Path
@@ -61,36 +58,10 @@ def load_data(
     return replace(image_folder(root, image_size=image_size, resize=round(image_size * 8 / 7), seed=seed), name=name)
 
 
-def train_batches(
+def batches_of(
     data: ResidentData | FolderData,
     *,
-    batch_size: int,
-    device: torch.device,
-    seed: int,
-    workers: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    memory_format: torch.memory_format = torch.contiguous_format,
-    dtype: torch.dtype = torch.float32,
-) -> Batches:
-    """Batches to learn from: shuffled and augmented anew every epoch. `workers` matter to images on disk only."""
-    return _batches(
-        data,
-        training=True,
-        batch_size=batch_size,
-        device=device,
-        seed=seed,
-        workers=workers,
-        rank=rank,
-        world_size=world_size,
-        memory_format=memory_format,
-        dtype=dtype,
-    )
-
-
-def test_batches(
-    data: ResidentData | FolderData,
-    *,
+    training: bool,
     batch_size: int,
     device: torch.device,
     seed: int = 0,
@@ -100,34 +71,10 @@ def test_batches(
     memory_format: torch.memory_format = torch.contiguous_format,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """Batches to evaluate on: every image once, in natural order, as it is. `workers` matter to images on disk only."""
-    return _batches(
-        data,
-        training=False,
-        batch_size=batch_size,
-        device=device,
-        seed=seed,
-        workers=workers,
-        rank=rank,
-        world_size=world_size,
-        memory_format=memory_format,
-        dtype=dtype,
-    )
+    """Batches to learn from, shuffled and augmented anew every epoch; or to evaluate on, every image once as it is.
 
-
-def _batches(
-    data: ResidentData | FolderData,
-    *,
-    training: bool,
-    batch_size: int,
-    device: torch.device,
-    seed: int,
-    workers: int,
-    rank: int,
-    world_size: int,
-    memory_format: torch.memory_format,
-    dtype: torch.dtype,
-) -> Batches:
+    `workers` matter to images on disk only.
+    """
     if isinstance(data, ResidentData):
         return ResidentBatches(
             split=data.train if training else data.test,

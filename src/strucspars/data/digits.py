@@ -41,7 +41,7 @@ def digits() -> ResidentData:
 
 def _scikit_learn_digits() -> tuple[np.ndarray, np.ndarray]:
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped,unused-ignore]
+        from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("the digits come with scikit-learn; pip install scikit-learn") from error
     bunch = load_digits()
@@ -50,7 +50,7 @@ def _scikit_learn_digits() -> tuple[np.ndarray, np.ndarray]:
 
 def _stratified_split(labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Indices of training and test images, each with its share of every class."""
-    from sklearn.model_selection import train_test_split  # type: ignore[import-untyped,unused-ignore]
+    from sklearn.model_selection import train_test_split
 
     # An integer seed means numpy's old generator, whose numbers are promised never to change.
     train, test = train_test_split(

@@ -231,6 +231,7 @@ def _typed_part(kind: type[Part], value: object, key: str) -> Part:
     if not isinstance(value, Mapping):
         raise ValueError(f"{key} must be an object, got {reprlib.repr(value)}")
     hints = get_type_hints(kind)
+    # Dataclasses all; the checker cannot say so of a type.
     options = {field.name: field.default for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
     prefix = f"{key}." if key else ""
     for name, entry in value.items():
@@ -250,7 +251,7 @@ def _typed(hint: Any, value: Any, key: str) -> Any:
         (wanted,) = (argument for argument in arguments if argument is not NoneType)
         return None if value is None else _typed(wanted, value, key)
     if is_dataclass(hint):
-        return _typed_part(hint, value, key)  # type: ignore[arg-type]
+        return _typed_part(hint, value, key)  # type: ignore[arg-type]  # a type, not an instance
     if kind is not None:
         if isinstance(value, Mapping):
             return {name: _typed(arguments[1], entry, f"{key}.{name}") for name, entry in value.items()}

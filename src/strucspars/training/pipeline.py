@@ -90,7 +90,7 @@ def _run(
     with ExitStack() as stack:
         if engine.device.type == "cuda":
             # A stream of its own: graphs cannot be captured on the default one, and several runs can go side by side.
-            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(engine.device)))  # type: ignore[no-untyped-call]
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(engine.device)))  # type: ignore[no-untyped-call]  # in torch
         finished: RunSummary | None = engine.shared(
             engine.together(lambda: _opened(recipe, folder, stack) if engine.is_first else None)
         )

@@ -188,7 +188,8 @@ class FinetuneRecipe:
             faster, once.
         ablation: the paper's Table 3: `finetune` keeps weights and orders, the others start with fresh weights and
             the learned (`from-scratch`) or other orders.
-        recalibrate_bn: recompute the batch-norm statistics of the compressed network before it is evaluated.
+        recalibrate_bn: recompute the batch-norm statistics of the compressed network before it is evaluated and
+            finetuned; of a slimmed one, for the evaluation only.
         teacher: folder of a finished dense run to distil from.
         distill_weight: share of the teacher in the loss.
         distill_temperature: softens both predictions.

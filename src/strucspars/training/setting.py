@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from strucspars.data.catalogue import load_data, test_batches, train_batches
+from strucspars.data.catalogue import batches_of, load_data
 from strucspars.export.storage import load
 from strucspars.models.catalogue import build_model, load_weights_, names_a_function
 from strucspars.runs.folder import RunFolder
@@ -30,8 +30,9 @@ class Setting:
         if options.batch_size % engine.world_size:
             raise ValueError(f"data.batch_size {options.batch_size} cannot be shared by {engine.world_size} processes")
         self.train, self.test = (
-            make(
+            batches_of(
                 self._data,
+                training=training,
                 batch_size=options.batch_size // engine.world_size,
                 device=engine.device,
                 seed=recipe.seed,
@@ -40,7 +41,7 @@ class Setting:
                 world_size=engine.world_size,
                 memory_format=engine.memory_format,
             )
-            for make in (train_batches, test_batches)
+            for training in (True, False)
         )
 
     @property
