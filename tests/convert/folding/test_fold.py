@@ -165,6 +165,13 @@ def test_two_grouped_layers_in_a_row_share_one_gather() -> None:
     assert len(remaining(between_dense(shuffled(), nn.BatchNorm2d(CHANNELS), nn.ReLU(), shuffled()))) == 1
 
 
+def test_a_gather_comes_after_the_activation_so_that_a_runtime_can_join_it_to_the_layer_before() -> None:
+    folded = folded_equal(between_dense(shuffled(), nn.BatchNorm2d(CHANNELS), nn.ReLU(), shuffled()))
+    (gather,) = [node for node in folded.graph.nodes if node.target is torch.index_select]
+    (source,) = [node for node in gather.all_input_nodes if node.op == "call_module"]
+    assert isinstance(folded.get_submodule(str(source.target)), nn.ReLU)
+
+
 def test_two_grouped_layers_whose_orders_match_need_none() -> None:
     first, second = shuffled(), shuffled()
     # The second reads exactly as the first puts out, up to the order within groups and that of the groups.

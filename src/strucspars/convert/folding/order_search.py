@@ -20,7 +20,7 @@ from strucspars.core.permutation import inverse
 # The second pass lets a class follow the neighbours that were decided after it; a third has not been seen to gain.
 PASSES = 2
 
-Cost = tuple[int, int]
+Cost = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +107,18 @@ def _sorted_by(*keys: IntArray) -> IntArray:
 
 
 def _cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> Cost:
-    """Bytes that the layers' gathers copy, and the number of runs they copy them in."""
-    copied = runs = 0
+    """Bytes that the layers' gathers copy, those after a layer, and the number of runs they copy them in.
+
+    A gather after a layer parts it from its activation, which runtimes would otherwise compute in passing.
+    """
+    copied = copied_after = runs = 0
     for layer in layers:
         placed = layer_placement(layer, classes, orders)
-        for gather, size in ((placed.in_gather, layer.in_bytes), (placed.out_gather, layer.out_bytes)):
-            if gather is not None:
-                copied += size
-                runs += contiguous_runs(gather)
-    return copied, runs
+        if placed.in_gather is not None:
+            copied += layer.in_bytes
+            runs += contiguous_runs(placed.in_gather)
+        if placed.out_gather is not None:
+            copied += layer.out_bytes
+            copied_after += layer.out_bytes
+            runs += contiguous_runs(placed.out_gather)
+    return copied, copied_after, runs

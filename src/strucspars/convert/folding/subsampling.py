@@ -1,11 +1,19 @@
 """Strided convolutions of one position: what they leave out need not be gathered before them."""
 
-import operator
+from collections.abc import Callable
 from typing import cast
 
+import torch
 from torch import fx, nn
+from torch.nn import functional
 
 from strucspars.convert.folding.tracing import tensor_bytes, tensor_shape
+
+POOLING: dict[int, Callable[..., torch.Tensor]] = {
+    1: functional.max_pool1d,
+    2: functional.max_pool2d,
+    3: functional.max_pool3d,
+}
 
 
 def skipped_positions(module: nn.Module) -> tuple[int, ...]:
@@ -30,14 +38,14 @@ def read_bytes(node: fx.Node, module: nn.Module) -> int:
 
 
 def subsample_first_(graph_module: fx.GraphModule, node: fx.Node) -> None:
-    """Let a slice take the positions that a strided convolution looks at, and the convolution all that is left."""
+    """Let pooling take the positions that a strided convolution looks at, and the convolution all that is left."""
     module = graph_module.get_submodule(str(node.target))
     steps = skipped_positions(module)
     if not steps:
         return
     (source,) = node.all_input_nodes
-    leading = len(tensor_shape(source) or ()) - len(steps)
-    index = (*[slice(None)] * leading, *[slice(None, None, step) for step in steps])
+    # Pooling single positions, not a slice: runtimes pool in the layout that their convolutions use.
+    pool = POOLING[len(steps)]
     with graph_module.graph.inserting_before(node):
-        node.args = (graph_module.graph.call_function(operator.getitem, (source, index)),)
+        node.args = (graph_module.graph.call_function(pool, (source,), {"kernel_size": 1, "stride": steps}),)
     cast(nn.Conv2d, module).stride = (1,) * len(steps)
