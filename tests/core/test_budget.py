@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 from strucspars.core.budget import (
     LayerBudget,
     ThresholdSearch,
+    largest_removed_fraction,
     removed_fraction,
     search_threshold,
     without_surplus,
 )
-from strucspars.core.criterion import level_keeping
+from strucspars.core.criterion import kept_norm_by_level, largest_group_level, level_keeping
+from strucspars.core.hierarchy import max_group_level, num_groups
 
 fractions = st.floats(0, 1).map(lambda value: round(value, 3))
 
@@ -56,6 +58,36 @@ def test_fixed_and_largest_levels_are_respected(layers: list[LayerBudget], thres
             assert layer.level_at(threshold) == layer.fixed_level
         else:
             assert layer.level_at(threshold) == min(free, layer.largest_level or free)
+
+
+@given(networks())
+def test_the_largest_removed_fraction_is_in_reach_and_nothing_above_it(layers: list[LayerBudget]) -> None:
+    most = largest_removed_fraction(layers)
+    assert most == removed_at(layers, 0.0)
+    assert search_threshold(layers, most).removed_fraction == most
+    with pytest.raises(ValueError, match="cannot be reached"):
+        search_threshold(layers, np.nextafter(most, 1))
+
+
+channel_counts = st.sampled_from([4, 6, 16, 24, 32])
+
+
+@given(st.lists(st.tuples(channel_counts, channel_counts), min_size=1, max_size=4), st.integers(1, 12), fractions)
+def test_groups_keep_a_minimum_width_with_the_core_alone(
+    shapes: list[tuple[int, int]], width: int, share: float
+) -> None:
+    layers, matrices = [], {}
+    for index, shape in enumerate(shapes):
+        matrices[f"conv{index}"] = matrix = np.random.default_rng(index).random(shape)
+        limit = max_group_level(*shape, min_channels_per_group=width)
+        kept = kept_norm_by_level(matrix).tolist()
+        layers.append(LayerBudget(f"conv{index}", matrix.size, kept_norm=kept, largest_level=limit))
+    target = share * largest_removed_fraction(layers)
+    found = search_threshold(layers, target)
+    assert found.removed_fraction >= target
+    for name, level in found.group_levels.items():
+        assert level == 1 or min(matrices[name].shape) // num_groups(level) >= width
+        assert level == largest_group_level(matrices[name], found.min_kept_norm, min_channels_per_group=width)
 
 
 @given(networks(), st.floats(0, 0.9))

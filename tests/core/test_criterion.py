@@ -44,6 +44,15 @@ def test_the_largest_level_satisfies_the_papers_equation(importance: FloatArray,
     assert level == max(satisfying)
 
 
+@given(matrices, st.floats(0, 1), st.integers(1, 20))
+def test_a_minimum_width_lowers_the_level_only_as_far_as_the_width_asks(
+    importance: FloatArray, threshold: float, width: int
+) -> None:
+    level = largest_group_level(importance, threshold, min_channels_per_group=width)
+    free = largest_group_level(importance, threshold)
+    assert level == min(free, max_group_level(*importance.shape, min_channels_per_group=width))
+
+
 @pytest.mark.parametrize("lost", range(1, 30))
 def test_a_level_that_keeps_exactly_the_threshold_is_taken(lost: int) -> None:
     importance = [[1.0, lost], [0.0, 0.0]]

@@ -55,6 +55,15 @@ def test_levels_are_those_of_appendix_a(out_channels: int, in_channels: int) -> 
     assert math.gcd(out_channels, in_channels) // groups % 2 == 1
 
 
+@given(widths, widths, st.integers(1, 100))
+def test_a_minimum_width_allows_every_level_whose_groups_are_as_wide_and_level_one(
+    out_channels: int, in_channels: int, width: int
+) -> None:
+    levels = range(1, max_group_level(out_channels, in_channels) + 1)
+    wide = [level for level in levels if min(out_channels, in_channels) // num_groups(level) >= width]
+    assert max_group_level(out_channels, in_channels, min_channels_per_group=width) == max(wide, default=1)
+
+
 @given(widths, widths, st.sampled_from([1.0, 0.5, 0.3]), st.data())
 def test_penalty_equals_the_papers_definition(
     out_channels: int, in_channels: int, decay: float, data: st.DataObject
@@ -80,6 +89,19 @@ def test_penalty_of_a_level_falls_outside_the_next_levels_groups(
     next_level = min(level + 1, max_group_level(out_channels, in_channels))
     penalised = penalty_matrix(out_channels, in_channels, level) > 0
     assert_array_equal(penalised, ~connection_mask(out_channels, in_channels, next_level))
+
+
+@given(widths, widths, st.data())
+def test_nothing_inside_the_groups_of_the_largest_level_is_penalised(
+    out_channels: int, in_channels: int, data: st.DataObject
+) -> None:
+    levels = st.integers(1, max_group_level(out_channels, in_channels))
+    largest, level = data.draw(levels), data.draw(st.none() | levels)
+    penalty = penalty_matrix(out_channels, in_channels, level, largest_level=largest)
+    deepest = largest if level is None else min(level + 1, largest)
+    assert_array_equal(penalty > 0, ~connection_mask(out_channels, in_channels, deepest))
+    free = penalty_matrix(out_channels, in_channels, level)
+    assert_array_equal(penalty[penalty > 0], free[penalty > 0])
 
 
 def test_top_level_penalty_is_the_cost_matrix() -> None:
@@ -117,12 +139,16 @@ def test_a_level_out_of_range_names_the_layer_and_its_limit() -> None:
         connection_mask(24, 8, 5)
     with pytest.raises(ValueError, match=r"1\.\.4 .* got 9"):
         penalty_matrix(24, 8, 9)
+    with pytest.raises(ValueError, match=r"largest_level must lie in 1\.\.4 for a 24 x 8 layer .* got 5"):
+        penalty_matrix(24, 8, largest_level=5)
 
 
 @pytest.mark.parametrize("width", [0, -4, 2.0, True])
 def test_a_bad_width_is_named(width: object) -> None:
     with pytest.raises(ValueError, match="in_channels must be a whole number from 1 on"):
         max_group_level(8, width)  # type: ignore[arg-type]  # the bad type is the point
+    with pytest.raises(ValueError, match="min_channels_per_group must be a whole number from 1 on"):
+        max_group_level(8, 8, min_channels_per_group=width)  # type: ignore[arg-type]  # the bad type is the point
 
 
 def test_an_absurd_level_is_refused_before_it_fills_the_memory() -> None:

@@ -79,9 +79,28 @@ def test_levels_are_limited_by_name_and_by_width() -> None:
     assert largest(LayerRules()) == {"plain": 5, "wide": 6}
     assert largest(LayerRules(largest_levels={"*": 4, "plain": 2})) == {"plain": 2, "wide": 4}
     assert largest(LayerRules(min_channels_per_group=8)) == {"plain": 2, "wide": 3}
+    assert largest(LayerRules(min_channels_per_group=8, largest_levels={"wide": 2})) == {"plain": 2, "wide": 2}
     assert largest(LayerRules(min_channels_per_group=32)) == {}
     fixed = select_layers(Zoo(), LayerRules(fixed_levels={"plain": 3})).layers[0]
     assert (fixed.fixed_level, fixed.largest_level) == (3, 3)
+
+
+def test_a_layer_that_stays_whole_for_its_width_says_so() -> None:
+    too_wide = select_layers(Zoo(), LayerRules(min_channels_per_group=32))
+    assert reason(too_wide, "wide") == "64 x 32 channels: min_channels_per_group=32 allows one group only"
+    by_name = select_layers(Zoo(), LayerRules(largest_levels={"wide": 1}))
+    assert reason(by_name, "wide") == "64 x 32 channels: the rules allow one group only"
+
+
+def test_a_fixed_level_may_not_make_groups_too_narrow() -> None:
+    rules = LayerRules(fixed_levels={"wide": 3}, min_channels_per_group=8)
+    assert [layer.fixed_level for layer in select_layers(Zoo(), rules).layers if layer.name == "wide"] == [3]
+    with pytest.raises(
+        ValueError, match=r"at most 2 groups of at least 16 channels\), got 3; lower it or min_channels"
+    ):
+        select_layers(Zoo(), replace(rules, min_channels_per_group=16))
+    whole = select_layers(Zoo(), LayerRules(fixed_levels={"wide": 1}, min_channels_per_group=512))
+    assert [(layer.name, layer.fixed_level) for layer in whole.layers] == [("wide", 1)]
 
 
 def test_a_shared_module_appears_once_and_a_shared_weight_is_left_alone() -> None:
@@ -134,8 +153,9 @@ def test_bad_rules_are_named() -> None:
         LayerRules(include="conv")  # type: ignore[arg-type]  # the bad value is the point
     with pytest.raises(ValueError, match="layer_types may hold Conv1d, Conv2d, Conv3d, Linear; got"):
         LayerRules(layer_types=(nn.ConvTranspose2d,))
-    with pytest.raises(ValueError, match="min_channels_per_group must be at least 1"):
-        LayerRules(min_channels_per_group=0)
+    for width in (0, 1.5, True, "16"):
+        with pytest.raises(ValueError, match="min_channels_per_group must be a whole number from 1 on"):
+            LayerRules(min_channels_per_group=width)  # type: ignore[arg-type]  # the bad value is the point
 
 
 def quantised(module: str, name: str, *arguments: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -47,6 +48,18 @@ def train_and_plan(
     return plan, dict(model.state_dict())
 
 
+def wide_plan() -> ss.GroupingPlan:
+    """With a minimum width of groups."""
+    sparsifier = ss.Sparsifier(network(), replace(CONFIG, target=0.08, min_channels_per_group=4))
+    sparsifier.end_epoch()
+    return sparsifier.plan()
+
+
+def refuse_width() -> ss.Sparsifier:
+    """A target that the width puts out of reach, found out before any training."""
+    return ss.Sparsifier(network(), replace(CONFIG, min_channels_per_group=4))
+
+
 def refuse() -> int:
     raise ValueError("rank 0 says no")
 
@@ -62,9 +75,14 @@ def main(rank: int, world: int, folder: Path) -> None:
     plan, state = train_and_plan(rank, world)
     outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank)}
     outcome["state_by_loss"] = train_and_plan(rank, world, penalty_in_loss=True)[1]
-    for kind, failing in (("refusal", refuse), ("failure", fail)):
+    outcome["wide_plan"] = wide_plan().to_json()
+    for kind, failing in (
+        ("refusal", lambda: agreed(refuse)),
+        ("failure", lambda: agreed(fail)),
+        ("refused_width", refuse_width),
+    ):
         try:
-            agreed(failing)
+            failing()
         except (ValueError, ZeroDivisionError, RuntimeError) as error:
             outcome[kind] = f"{type(error).__name__}: {error}"
     torch.save(outcome, folder / f"{rank}-of-{world}.pt")

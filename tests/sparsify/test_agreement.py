@@ -59,6 +59,19 @@ def test_a_refusal_or_failure_on_rank_0_is_raised_everywhere(two_ranks: list[dic
     assert second["failure"].startswith("RuntimeError: rank 0 could not decide: ZeroDivisionError")
 
 
+def test_both_ranks_keep_the_same_minimum_width(two_ranks: list[dict[str, Any]]) -> None:
+    first, second = two_ranks
+    assert first["wide_plan"] == second["wide_plan"]
+    layers = GroupingPlan.from_json(first["wide_plan"]).layers
+    assert [min(layer.weight_shape[:2]) // layer.num_groups for layer in layers.values()] == [4]
+
+
+def test_a_width_that_rules_out_the_target_is_refused_on_every_rank(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:
+        assert rank["refused_width"].startswith("ValueError: target 0.4 cannot be reached: ")
+        assert "with min_channels_per_group=4 is 0.0879 of all params" in rank["refused_width"]
+
+
 def test_one_process_agrees_with_itself() -> None:
     assert agreed(lambda: {"level": 3}) == {"level": 3}
     with pytest.raises(ZeroDivisionError):

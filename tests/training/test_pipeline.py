@@ -163,9 +163,10 @@ def test_a_first_stage_that_another_run_has_finished_is_not_repeated(
     [
         ("sparsify.target=0.3", r"compressed by 0\.4 of its params, this recipe asks for 0\.3"),
         ("sparsify.budget=macs", "asks for 0.4 of the macs"),
+        ("sparsify.min_channels_per_group=64", r"groups of \d+ channels; lower sparsify.min_channels_per_group=64"),
     ],
 )
-def test_a_first_stage_of_another_target_is_refused(
+def test_a_first_stage_of_another_target_or_width_is_refused(
     override: str, complaint: str, base: RunFolder, small_recipe: Recipes, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=complaint):

@@ -11,6 +11,7 @@ from strucspars.training.paper_rows import PAPER_ROWS
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe, recipe_names
 
+DEPLOYED = ("imagenet-resnet50-35", "imagenet-resnet50-65", "imagenet-resnet50-85", "cifar10-resnet56-50")
 ABLATIONS = ("from-scratch", "shufflenet", "random", "no-shuffle")
 DENSE_ROWS = [name for name in PAPER_ROWS if name.endswith("-dense")]
 
@@ -32,6 +33,7 @@ def removed_fraction(recipe: Recipe) -> float:
 
 def test_every_row_of_the_paper_has_a_recipe_and_every_recipe_a_row() -> None:
     own = {"demo", "demo-dense", *(f"cifar10-resnet56-60-{ablation}" for ablation in ABLATIONS)}
+    own |= {f"{row}-deploy" for row in DEPLOYED}
     assert set(recipe_names()) == {*PAPER_ROWS, *own}
     tables = [row.table for row in PAPER_ROWS.values()]
     assert [tables.count(table) for table in (1, 2, 3)] == [19, 11, 8]

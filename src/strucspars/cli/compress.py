@@ -12,6 +12,7 @@ from strucspars.cli.output import Output
 EXAMPLES = examples(
     "strucspars compress resnet50.pth --model resnet50 --target 0.35",
     "strucspars compress DEFAULT --model resnet18 --target 0.3 --budget macs --out small.safetensors",
+    "strucspars compress resnet50.pth --model resnet50 --target 0.6 --min-channels-per-group 16",
     "strucspars compress mine.pt --model my_package.networks:build --classes 7 --image-size 160 --target 0.5",
 )
 
@@ -33,6 +34,9 @@ Model = Annotated[str, typer.Option(help="The network: preact-resnet20, resnet50
 ImageSize = Annotated[
     int | None, typer.Option(min=1, help="Side of an image, if it has three channels.", show_default=False)
 ]
+MinChannelsPerGroup = Annotated[
+    int, typer.Option(min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
+]
 Out = Annotated[Path | None, typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors")]
 
 
@@ -41,6 +45,7 @@ def compress(
     model: Model,
     target: Annotated[float, typer.Option(help="Fraction of the whole network to remove.")],
     budget: Annotated[Budget, typer.Option(help="What the target counts.")] = Budget.params,
+    min_channels_per_group: MinChannelsPerGroup = 1,
     classes: Classes = None,
     image_size: ImageSize = None,
     image_shape: ImageShape = None,
@@ -60,6 +65,7 @@ def compress(
         model=model,
         target=target,
         budget=budget.value,
+        min_channels_per_group=min_channels_per_group,
         classes=usual_classes(model) if classes is None else classes,
         image_shape=_given_shape(image_size, image_shape) or usual_image_shape(model),
         out=out or Path(f"{model.replace(':', '-').replace('/', '-')}-compressed.safetensors"),

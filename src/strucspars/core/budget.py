@@ -29,7 +29,7 @@ class LayerBudget:
         kept_norm: kept fraction of the norm for the levels 1, 2, ... as `kept_norm_by_level` gives it. One entry, the
             default, for what cannot be grouped: such entries only add to the whole.
         fixed_level: use this level whatever the threshold.
-        largest_level: go no further than this level.
+        largest_level: go no further than this level, such as the one at which `max_group_level` keeps groups wide.
 
     >>> LayerBudget("conv", 4096, kept_norm=(1.0, 0.95, 0.7)).level_at(min_kept_norm=0.9)
     2
@@ -120,6 +120,16 @@ def removed_fraction(
     return removed / whole
 
 
+def largest_removed_fraction(layers: Sequence[LayerBudget], budget: Budget = "params") -> float:
+    """Fraction of all parameters (or MACs) that goes with every layer at the largest level it may have.
+
+    >>> layers = [LayerBudget("conv", 300, kept_norm=(1.0, 0.9, 0.1), largest_level=2), LayerBudget("rest", 100)]
+    >>> largest_removed_fraction(layers)
+    0.375
+    """
+    return removed_fraction(layers, {layer.name: layer.level_at(min_kept_norm=0.0) for layer in layers}, budget)
+
+
 def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budget = "params") -> ThresholdSearch:
     """Largest `min_kept_norm` whose group levels remove at least `target` of the whole network (Sec. 3.5).
 
@@ -141,17 +151,24 @@ def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budge
         levels = {layer.name: layer.level_at(min_kept_norm) for layer in layers}
         return ThresholdSearch(min_kept_norm, levels, removed_fraction(layers, levels, budget))
 
-    thresholds = sorted({1.0, *(kept for layer in layers for kept in layer.kept_norm)}, reverse=True)
-    most = at(thresholds[-1])
-    if most.removed_fraction < target:
-        # Rounded down: the number that is named must itself be within reach.
-        reachable = math.floor(most.removed_fraction * 1e4) / 1e4
+    most = largest_removed_fraction(layers, budget)
+    if most < target:
         raise ValueError(
-            f"target {target:g} cannot be reached: with every layer at its largest level, {reachable:.4f} "
+            f"target {target:g} cannot be reached: with every layer at its largest level, {reachable_target(most)} "
             f"of all {budget} would be removed; lower the target or lift fixed and largest levels"
         )
+    thresholds = sorted({1.0, *(kept for layer in layers for kept in layer.kept_norm)}, reverse=True)
     first = bisect_left(thresholds, True, key=lambda threshold: at(threshold).removed_fraction >= target)
     return at(thresholds[first])
+
+
+def reachable_target(fraction: float) -> str:
+    """A fraction in four digits, rounded down: a target that is named as within reach must be.
+
+    >>> reachable_target(0.43999)
+    '0.4399'
+    """
+    return f"{math.floor(fraction * 1e4) / 1e4:.4f}"
 
 
 def without_surplus(

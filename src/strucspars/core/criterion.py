@@ -37,16 +37,22 @@ def kept_norm_by_level(permuted_importance: npt.ArrayLike) -> FloatArray:
     return np.minimum.accumulate(kept)
 
 
-def largest_group_level(permuted_importance: npt.ArrayLike, min_kept_norm: float = 0.9) -> int:
+def largest_group_level(
+    permuted_importance: npt.ArrayLike, min_kept_norm: float = 0.9, *, min_channels_per_group: int = 1
+) -> int:
     """Largest level that keeps at least the fraction `min_kept_norm` of the norm: `max {g : S' (x) U_g >= p sum(S)}`.
 
     The threshold p of Sec. 3.4, as a kept fraction. Level 1 keeps everything, so there is always an answer; the top
-    level can be reached.
+    level can be reached, unless its groups would be narrower than `min_channels_per_group` on either side.
 
     >>> largest_group_level([[3.0, 1.0], [0.0, 4.0]]), largest_group_level([[3.0, 1.0], [0.0, 4.0]], min_kept_norm=0.8)
     (1, 2)
+    >>> largest_group_level(np.eye(64)), largest_group_level(np.eye(64), min_channels_per_group=16)
+    (7, 3)
     """
-    return level_keeping(kept_norm_by_level(permuted_importance), min_kept_norm)
+    matrix = checked_importance(permuted_importance, name="permuted_importance")
+    limit = max_group_level(*matrix.shape, min_channels_per_group=min_channels_per_group)
+    return min(level_keeping(kept_norm_by_level(matrix), min_kept_norm), limit)
 
 
 def level_keeping(kept_norm: npt.ArrayLike, min_kept_norm: float) -> int:

@@ -31,19 +31,26 @@ def num_groups(group_level: int) -> int:
     return 1 << (int(group_level) - 1)
 
 
-def max_group_level(out_channels: int, in_channels: int) -> int:
+def max_group_level(out_channels: int, in_channels: int, *, min_channels_per_group: int = 1) -> int:
     """Largest group level of a layer: `u + 1` with `gcd(C_out, C_in) = 2**u * odd` (Appendix A).
 
     An odd width allows one group only, so its largest level is 1.
 
+    Differs from the paper: `min_channels_per_group` stops earlier, where a further halving would leave groups narrower
+    than that on either side; see `docs/decisions/0013-minimum-group-width.md`. Level 1 divides nothing, so it is
+    allowed however narrow the layer.
+
     >>> max_group_level(256, 64), max_group_level(96, 40), max_group_level(64, 3)
     (7, 4, 1)
+    >>> max_group_level(256, 64, min_channels_per_group=16)
+    3
     """
-    divisor = math.gcd(
-        checked_at_least("out_channels", out_channels, 1), checked_at_least("in_channels", in_channels, 1)
-    )
+    outputs, inputs = checked_at_least("out_channels", out_channels, 1), checked_at_least("in_channels", in_channels, 1)
+    width = checked_at_least("min_channels_per_group", min_channels_per_group, 1)
+    divisor = math.gcd(outputs, inputs)
     power_of_two = divisor & -divisor
-    return power_of_two.bit_length()
+    groups_of_width = max(1, min(outputs, inputs) // width)
+    return min(power_of_two, groups_of_width).bit_length()
 
 
 def group_penalty(halvings: int, *, decay: float = 0.5) -> FloatArray:
@@ -71,12 +78,20 @@ def group_penalty(halvings: int, *, decay: float = 0.5) -> FloatArray:
 
 
 def penalty_matrix(
-    out_channels: int, in_channels: int, group_level: int | None = None, *, decay: float = 0.5
+    out_channels: int,
+    in_channels: int,
+    group_level: int | None = None,
+    *,
+    decay: float = 0.5,
+    largest_level: int | None = None,
 ) -> FloatArray:
     """Structured regularisation matrix R_g: the off-diagonal blocks of the first `g` halvings (Sec. 3.3, Appendix A).
 
     `group_level=None` gives the cost matrix R of Sec. 3.2 with all `u` halvings. Level 1 already penalises the first
     off-diagonal blocks; at the top levels `u` and `u + 1` there is nothing further to halve and `R_g = R`.
+
+    A layer that may go no further than `largest_level` has only the halvings that lead there: what may not be cut off
+    must not be pushed out either.
 
     Returns: `(out_channels, in_channels)`, in the permuted channel order.
 
@@ -87,6 +102,8 @@ def penalty_matrix(
            [1., 1., 0., 0.]])
     """
     halvings = max_group_level(out_channels, in_channels) - 1
+    if largest_level is not None:
+        halvings = checked_group_level(largest_level, out_channels, in_channels, name="largest_level") - 1
     if group_level is not None:
         halvings = min(checked_group_level(group_level, out_channels, in_channels), halvings)
     return spread_over_channels(group_penalty(halvings, decay=decay), out_channels, in_channels)

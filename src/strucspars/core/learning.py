@@ -45,6 +45,7 @@ def learn_permutations(
             simplex of the package POT, as the authors' code does.
         decay: ratio of the costs of successive halvings, in (0, 1].
         max_group_level: deepest level to prepare for; R then has only the halvings that lead to it. None: all.
+            The function `max_group_level` gives the one at which groups keep a minimum width.
         start: a `Connectivity` or a pair `(out_perm, in_perm)` to improve on. With `"fast"` this is a warm refresh
             without random starts, so that channels change their group only where it pays.
         seed: decides the random starts of `"fast"`.

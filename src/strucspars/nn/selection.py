@@ -31,7 +31,7 @@ class LayerRules:
         layer_types: exact types to group: `nn.Conv2d`, `nn.Conv1d`, `nn.Conv3d`, `nn.Linear`.
         fixed_levels: pattern to the group level that these layers get, whatever their norms.
         largest_levels: pattern to the largest group level that these layers may get.
-        min_channels_per_group: no group narrower than this, on either side.
+        min_channels_per_group: no group narrower than this, on either side; layers too narrow for two stay whole.
 
     >>> LayerRules(exclude=("*.downsample.*",), largest_levels={"layer1.*": 2}).exclude
     ('*.downsample.*',)
@@ -52,8 +52,7 @@ class LayerRules:
             if layer_type not in GROUPED_TYPES:
                 known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
                 raise ValueError(f"layer_types may hold {known}; got {layer_type!r}")
-        if self.min_channels_per_group < 1:
-            raise ValueError(f"min_channels_per_group must be at least 1, got {self.min_channels_per_group!r}")
+        checked_at_least("min_channels_per_group", self.min_channels_per_group, 1)
         for option in ("fixed_levels", "largest_levels"):
             for pattern, level in getattr(self, option).items():
                 checked_at_least(f"{option}[{pattern!r}]", level, 1)
@@ -185,7 +184,9 @@ def _reason_in_the_weight(
     if not torch.is_floating_point(layer.weight):
         return f"its weight is {layer.weight.dtype}, not a floating-point number"
     if _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
-        return f"{out_channels} x {in_channels} channels: the rules allow one group only"
+        narrow = _level_by_width(module, rules) < 2
+        limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
+        return f"{out_channels} x {in_channels} channels: {limit} one group only"
     others = [owner for owner in owners[id(layer.weight)] if owner != name]
     return f"its weight is shared with {others[0]!r}" if others else None
 
@@ -239,25 +240,27 @@ def is_plain(weight: torch.Tensor) -> bool:
 def _with_levels(name: str, module: nn.Module, rules: LayerRules) -> SelectedLayer:
     fixed_level = _level_for(name, rules.fixed_levels)
     if fixed_level is not None:
-        limit = max_group_level(*channels(module))
+        limit = _level_by_width(module, rules)
         if not 1 <= fixed_level <= limit:
+            width = rules.min_channels_per_group
+            by_width = f" of at least {width} channels" if width > 1 else ""
             raise ValueError(
-                f"layer {name!r}: fixed level must lie in 1..{limit} (at most {num_groups(limit)} groups), "
-                f"got {fixed_level}; lower it or exclude the layer"
+                f"layer {name!r}: fixed level must lie in 1..{limit} (at most {num_groups(limit)} groups{by_width}), "
+                f"got {fixed_level}; lower it{' or min_channels_per_group' if by_width else ''}, or exclude the layer"
             )
         return SelectedLayer(name, module, fixed_level, fixed_level)
     return SelectedLayer(name, module, _largest_level(name, module, rules))
 
 
 def _largest_level(name: str, module: nn.Module, rules: LayerRules) -> int:
-    """The layer's own limit, the width limit and the limit by name, whichever is lowest."""
-    narrowest = min(channels(module))
-    widest_split = max(1, narrowest // rules.min_channels_per_group)
-    levels = [max_group_level(*channels(module)), widest_split.bit_length()]
-    by_name = _level_for(name, rules.largest_levels)
-    if by_name is not None:
-        levels.append(by_name)
-    return min(levels)
+    """The limit by width and the limit by name, whichever is lower."""
+    by_width, by_name = _level_by_width(module, rules), _level_for(name, rules.largest_levels)
+    return by_width if by_name is None else min(by_width, by_name)
+
+
+def _level_by_width(module: nn.Module, rules: LayerRules) -> int:
+    """The largest level whose groups are as wide as the rules ask."""
+    return max_group_level(*channels(module), min_channels_per_group=rules.min_channels_per_group)
 
 
 def _level_for(name: str, levels: Mapping[str, int]) -> int | None:

@@ -26,7 +26,8 @@ class SparsifyConfig:
         steps_per_epoch: optimizer steps per epoch.
         lr: learning rate of the sparse training.
         lambda_warmup_epochs: epochs before lambda may rise.
-        min_channels_per_group: no group narrower than this.
+        min_channels_per_group: no group narrower than this, on either side; 1, as in the paper, is no limit. CPU
+            runtimes are slow below 16.
         method: solver of the channel orders.
         seed: of the solver's random starts.
 

@@ -12,7 +12,7 @@ from strucspars.core.arrays import FloatArray, IntArray
 from strucspars.core.budget import LayerBudget
 from strucspars.core.connectivity import Connectivity
 from strucspars.core.criterion import kept_norm_by_level
-from strucspars.core.hierarchy import group_penalty, num_groups, spread_over_channels
+from strucspars.core.hierarchy import num_groups, penalty_matrix
 from strucspars.core.learning import Method, learn_permutations
 from strucspars.core.permutation import inverse
 from strucspars.nn.importance import importance_matrix
@@ -128,12 +128,11 @@ def layer_budget(layer: SelectedLayer, kept_norm: tuple[float, ...], macs: int =
 
 
 def penalty_strength(layer: SelectedLayer, state: LayerState, *, decay: float, lambda_value: float) -> FloatArray:
-    """lambda * R_g in the original channel order, `(C_out, C_in)` (Sec. 3.3).
-
-    Never beyond the layer's largest level: what may not be cut off must not be pushed out either.
-    """
-    halvings = min(state.group_level, layer.largest_level - 1)
-    penalty = spread_over_channels(group_penalty(halvings, decay=decay), *layer.weight_shape[:2])
+    """lambda * R_g in the original channel order, `(C_out, C_in)`, within the layer's largest level (Sec. 3.3)."""
+    out_channels, in_channels = layer.weight_shape[:2]
+    penalty = penalty_matrix(
+        out_channels, in_channels, state.group_level, decay=decay, largest_level=layer.largest_level
+    )
     return lambda_value * penalty[inverse(state.out_perm)][:, inverse(state.in_perm)]
 
 

@@ -12,6 +12,7 @@ from strucspars.measure.counting import ExampleInputs
 from strucspars.nn.selection import FilterFn, LayerRules, select_layers
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.group_width import with_one_width
 from strucspars.sparsify.layer_state import learned_states
 from strucspars.sparsify.planning import kept_fraction, network_size, plan_for_target
 
@@ -27,6 +28,7 @@ def one_shot_plan(
     norm: Norm = "l1",
     method: Method = "fast",
     seed: int = 0,
+    min_channels_per_group: int = 1,
     filter_fn: FilterFn | None = None,
     rules: LayerRules | None = None,
     example_inputs: ExampleInputs | None = None,
@@ -36,7 +38,7 @@ def one_shot_plan(
     Args:
         model: any module, trained or not.
         target: fraction of all parameters (or MACs) to remove.
-        budget, decay, norm, method, seed: as in `SparsifyConfig`.
+        budget, decay, norm, method, seed, min_channels_per_group: as in `SparsifyConfig`.
         filter_fn, rules, example_inputs: as in `Sparsifier`.
 
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
@@ -44,8 +46,17 @@ def one_shot_plan(
     0.5
     """
     config = SparsifyConfig(
-        target=target, epochs=1, lambda_warmup_epochs=0, budget=budget, decay=decay, norm=norm, method=method, seed=seed
+        target=target,
+        epochs=1,
+        lambda_warmup_epochs=0,
+        budget=budget,
+        decay=decay,
+        norm=norm,
+        method=method,
+        seed=seed,
+        min_channels_per_group=min_channels_per_group,
     )
+    config, rules = with_one_width(config, rules or LayerRules())
     selection = select_layers(model, rules, filter_fn=filter_fn)
     size = network_size(model, example_inputs, budget)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from strucspars.core.budget import Budget, LayerBudget, removed_fraction, search_threshold, without_surplus
+from strucspars.core.budget import Budget, LayerBudget, removed_fraction, without_surplus
 from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.learning import refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
@@ -15,6 +15,7 @@ from strucspars.measure.counting import ExampleInputs, count_macs
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import SelectedLayer
 from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.group_width import threshold_for_target
 from strucspars.sparsify.layer_state import LayerState, layer_budget
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def plan_for_target(
     Logs a warning where they remove much more: few or wide layers allow coarse steps only.
     """
     budgets = network_budget(layers, states, size)
-    found = search_threshold(budgets, config.target, config.budget)
+    found = threshold_for_target(budgets, config)
     found = without_surplus(budgets, found, config.target, config.budget)
     if found.removed_fraction > config.target + NOTABLE_SURPLUS:
         logger.warning(

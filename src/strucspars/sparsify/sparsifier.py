@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strucspars.core.budget import removed_fraction, search_threshold
+from strucspars.core.budget import removed_fraction
 from strucspars.core.checks import is_whole_number
 from strucspars.core.controller import LambdaState, next_lambda
 from strucspars.core.hierarchy import checked_group_level
@@ -19,6 +19,7 @@ from strucspars.measure.counting import ExampleInputs
 from strucspars.nn.selection import FilterFn, LayerRules, Selection, select_layers
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.group_width import threshold_for_target, with_one_width
 from strucspars.sparsify.layer_state import LayerState, churn, learned_states, penalty_strength
 from strucspars.sparsify.penalty import StructuredPenalty
 from strucspars.sparsify.planning import network_budget, network_size, plan_for_target
@@ -58,17 +59,15 @@ class Sparsifier:
             model: any module.
             config: the options.
             filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
-            rules: names, types and limits of the layers.
+            rules: names, types and limits of the layers. Where they and `config` ask for different minimum widths of
+                groups, the larger holds.
             example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
             executor: worker processes that learn the channel orders; None learns them here.
         """
-        rules = rules or LayerRules()
-        narrowest = max(rules.min_channels_per_group, config.min_channels_per_group)
+        config, rules = with_one_width(config, rules or LayerRules())
         self.config = config
         self._executor = executor
-        self.selection: Selection = select_layers(
-            model, replace(rules, min_channels_per_group=narrowest), filter_fn=filter_fn
-        )
+        self.selection: Selection = select_layers(model, rules, filter_fn=filter_fn)
         if not self.selection.layers:
             reasons = {skipped.reason for skipped in self.selection.skipped}
             raise ValueError(f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}")
@@ -77,7 +76,7 @@ class Sparsifier:
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
         # A target out of reach fails here, not when the training is over.
-        search_threshold(network_budget(self.selection.layers, self._states, self._size), config.target, config.budget)
+        threshold_for_target(network_budget(self.selection.layers, self._states, self._size), config)
         self._set_strengths_()
 
     @property

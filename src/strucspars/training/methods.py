@@ -179,6 +179,13 @@ class StructuredSparsification:
                 f"sparsify.from_run: {source} was compressed by {plan.target} of its {plan.budget}, this recipe asks "
                 f"for {options.target} of the {options.budget}; set sparsify.target and sparsify.budget likewise"
             )
+        for name, layer in plan.layers.items():
+            channels = min(layer.weight_shape[:2]) // layer.num_groups
+            if layer.num_groups > 1 and channels < options.min_channels_per_group:
+                raise ValueError(
+                    f"sparsify.from_run: {source} gives layer {name!r} groups of {channels} channels; lower "
+                    f"sparsify.min_channels_per_group={options.min_channels_per_group}, or name another run"
+                )
         return plan
 
     def _store_importance(self, moment: str) -> None:
