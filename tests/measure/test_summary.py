@@ -127,11 +127,14 @@ def test_kept_norm_is_the_fraction_that_masking_leaves() -> None:
     assert masked.rows[1].params == BeforeAfter(16 * 8 * 9 + 16, 16 * 8 * 9 // 4 + 16)
 
 
-def test_without_inputs_there_are_no_macs() -> None:
-    report = summary(small_network())
+def test_without_inputs_there_are_neither_macs_nor_gathers() -> None:
+    model = small_network()
+    report = summary(converted(model, plan_of(model, ["2"])))
     assert report.macs is report.paper_flops is None
+    assert report.gathers is None
     assert all(row.macs is None for row in report.rows)
     assert "MACs" not in str(report)
+    assert "gathers" not in str(report)
 
 
 def test_an_all_zero_layer_is_flagged_dense_and_converted() -> None:
@@ -171,16 +174,17 @@ def test_the_table_names_rows_notes_and_totals() -> None:
     text = str(summary(model, IMAGE, plan_of(model, ["1"], level=2)))
     assert text == "\n".join(
         [
-            "layer  type     weight  groups      params            MACs  kept norm  note",
-            "---------------------------------------------------------------------------",
-            "0      Conv2d  8x3x1x1       1          32           1,536              [1]",
-            "1      Conv2d  8x8x3x3  1 -> 2  576 -> 288  20.7K -> 10.4K      0.500",
+            "layer  type     weight  groups      params            MACs  kept norm  gathers  note",
+            "------------------------------------------------------------------------------------",
+            "0      Conv2d  8x3x1x1       1          32           1,536                       [1]",
+            "1      Conv2d  8x8x3x3  1 -> 2  576 -> 288  20.7K -> 10.4K      0.500        2",
             "",
             "[1] 8 x 3 channels: an odd width has one group only",
             "",
             "params          624 ->    336  (46.2% removed)",
             "MACs         22,272 -> 11,904  (46.6% removed)",
             "paper FLOPs  23,424 -> 13,056  (44.3% removed)",
+            "gathers      2, 3,200 bytes",
         ]
     )
 

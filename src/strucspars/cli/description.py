@@ -19,6 +19,8 @@ from strucspars.cli.networks import (
 )
 from strucspars.cli.run_evaluation import finished_summary
 from strucspars.cli.run_state import run_state
+from strucspars.convert.folding.fold import fold
+from strucspars.measure.folded import FoldReport, fold_report
 from strucspars.measure.summary import summary
 from strucspars.measure.text_table import Column, text_table
 from strucspars.models.catalogue import build_model
@@ -68,8 +70,24 @@ def described(
 
 
 def _described_network(network: nn.Module, shape: ImageShape) -> Description:
-    layers = summary(network, torch.zeros(1, *shape))
-    return Description(str(layers), {"image_shape": list(shape), **asdict(layers)})
+    image = torch.zeros(1, *shape)
+    layers = summary(network, image)
+    document = {"image_shape": list(shape), **asdict(layers)}
+    if not layers.gathers:
+        return Description(str(layers), document)
+    report = fold_report(fold(network, image))
+    folded = {
+        "gathers": len(report.gathers),
+        "gathered_bytes": report.gathered_bytes,
+        "untraced_reason": report.untraced_reason,
+    }
+    return Description(f"{layers}\n{_after_fold(report)}", {**document, "after_fold": folded})
+
+
+def _after_fold(report: FoldReport) -> str:
+    noun = "gather" if len(report.gathers) == 1 else "gathers"
+    line = f"after fold: {len(report.gathers):,} {noun}, {report.gathered_bytes:,} bytes"
+    return f"{line} (the network could not be traced)" if report.untraced_reason else line
 
 
 def _described_run(folder: RunFolder, *, named: str | None) -> Description:

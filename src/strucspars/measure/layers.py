@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.masked import MASKED_TYPES
-from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, dense_shape, is_grouped
+from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, GroupLinear, dense_shape, is_grouped
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def _layer_form(module: nn.Module, layer: LayerPlan | None) -> LayerForm:
         # Only these were dense once: the user's own group convolutions never had more than their weight.
         shape, groups = dense_shape(module), BeforeAfter(1, cast(nn.Conv2d, module).groups)
     else:
-        present = 1 if isinstance(module, nn.Linear) else cast(nn.Conv2d, module).groups
+        is_one_group = isinstance(module, nn.Linear) and not isinstance(module, GroupLinear)
+        present = 1 if is_one_group else cast(nn.Conv2d, module).groups
         shape, groups = tuple(weight.shape), BeforeAfter(present, present if layer is None else layer.num_groups)
     dense = math.prod(shape)
     weight_params = BeforeAfter(dense, dense * groups.before // groups.after)

@@ -1,6 +1,7 @@
 """One look at a network: its layers, their groups, parameters and MACs before and after, and what stays as it is."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,9 +13,12 @@ from strucspars.measure.counting import (
     PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,
     ExampleInputs,
     ForwardTrace,
+    as_arguments,
     trace_forward,
     undisturbed,
 )
+from strucspars.measure.folded import gathers_in_folded_pass, is_folded
+from strucspars.measure.gathers import RemainingGather, noted_shuffles
 from strucspars.measure.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
 from strucspars.measure.text_table import Column, text_table
 from strucspars.nn.importance import importance_matrix
@@ -58,6 +62,7 @@ class Summary:
         params: parameters of the whole network, shared ones once.
         macs: multiply-accumulates of all rows; None where no example inputs were given.
         paper_flops: the paper's FLOPs (Table 1), MACs plus 4 per batch-norm element; None likewise.
+        gathers: the channel shuffles after grouping, as they come in a forward pass; None likewise.
 
     >>> summary(nn.Linear(4, 2)).params
     BeforeAfter(before=10, after=10)
@@ -67,6 +72,7 @@ class Summary:
     params: BeforeAfter
     macs: BeforeAfter | None
     paper_flops: BeforeAfter | None
+    gathers: tuple[RemainingGather, ...] | None
 
     def __str__(self) -> str:
         notes = dict.fromkeys(row.note for row in self.rows if row.note)
@@ -75,18 +81,23 @@ class Summary:
             textwrap.fill(f"{number} {note}", TEXT_WIDTH, subsequent_indent=" " * (len(number) + 1))
             for note, number in numbers.items()
         ]
-        return "\n\n".join(part for part in (_table(self.rows, numbers), "\n".join(footnotes), _totals(self)) if part)
+        table = _table(self.rows, numbers, self.gathers or ())
+        return "\n\n".join(part for part in (table, "\n".join(footnotes), _totals(self)) if part)
 
 
 def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan: GroupingPlan | None = None) -> Summary:
-    """Describe a network layer by layer: weight, groups, parameters, MACs, kept norm, and why a layer is not grouped.
+    """Describe a network layer by layer: weight, groups, parameters, MACs, gathers, and why a layer is not grouped.
 
     A dense network alone is the same before and after; with a plan, "after" is what would become of it. A converted
     network was dense before. The model is left as it was.
 
+    Gathers are channel shuffles: two for every call of a converted layer, or of one that the plan would convert, as
+    long as the network is not folded; in what `fold` returns, those that remain.
+
     Args:
-        model: dense, masked or converted.
-        example_inputs: a tensor, or a tuple of the positional arguments of `forward`; without it MACs are not counted.
+        model: dense, masked, converted or folded.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`; without it neither MACs nor
+            gathers are counted.
         plan: grouping of the layers that are still dense or masked.
 
     Raises:
@@ -106,7 +117,7 @@ def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan:
     paper FLOPs  16,992
     """
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
-    with undisturbed(model):
+    with undisturbed(model), noted_shuffles(model, planned) as shuffles:
         forms = layer_forms(model, plan)
         trace = None if example_inputs is None else trace_forward(model, forms, example_inputs)
         skipped = {layer.name: layer for layer in select_layers(model).skipped}
@@ -119,7 +130,18 @@ def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan:
         )
     macs = None if trace is None else _macs_of_all(rows)
     paper_flops = None if macs is None or trace is None else _plus_batch_norms(macs, trace)
-    return Summary(rows, network_params(model, forms), macs, paper_flops)
+    gathers = None if example_inputs is None else _remaining_gathers(model, example_inputs, shuffles)
+    return Summary(rows, network_params(model, forms), macs, paper_flops, gathers)
+
+
+def _remaining_gathers(
+    model: nn.Module, example_inputs: ExampleInputs, shuffles: list[RemainingGather]
+) -> tuple[RemainingGather, ...]:
+    """The shuffles of the grouped layers that were called, or what folding left of them."""
+    if not is_folded(model):
+        return tuple(shuffles)
+    with undisturbed(model):
+        return gathers_in_folded_pass(model, as_arguments(example_inputs))
 
 
 def _row(
@@ -191,9 +213,10 @@ def _plus_batch_norms(macs: BeforeAfter, trace: ForwardTrace) -> BeforeAfter:
     return BeforeAfter(macs.before + batch_norms, macs.after + batch_norms)
 
 
-def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str]) -> str:
+def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gathers: tuple[RemainingGather, ...]) -> str:
     if not rows:
         return "no convolutions or linear layers"
+    gathers_of_layer = Counter(gather.layer for gather in gathers)
     return text_table(
         [
             Column("layer", [row.name or "(model)" for row in rows], is_text=True),
@@ -203,6 +226,7 @@ def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str]) -> str
             Column("params", [_change(row.params) for row in rows]),
             Column("MACs", ["" if row.macs is None else _change(row.macs) for row in rows]),
             Column("kept norm", ["" if row.kept_norm is None else f"{row.kept_norm:.3f}" for row in rows]),
+            Column("gathers", [str(gathers_of_layer[row.name] or "") for row in rows]),
             Column("note", [note_numbers.get(row.note, "") for row in rows]),
         ],
         TEXT_WIDTH,
@@ -220,6 +244,9 @@ def _totals(summary: Summary) -> str:
         if total.after != total.before:
             line += f" -> {total.after:>{number_width},}  ({total.removed_fraction:.1%} removed)"
         lines.append(line)
+    if summary.gathers:
+        copied = sum(gather.nbytes for gather in summary.gathers)
+        lines.append(f"{'gathers':<{title_width}}  {len(summary.gathers):,}, {copied:,} bytes")
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.convert.folding.explicit_shuffles import shuffles_in_pass
+from strucspars.measure.gathers import shuffles_in_pass
 
 WIDTHS = (8, 16)
 NUM_STEPS = 14

@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.convert.folding.group_matching import Grouping, contiguous_runs, group_sequence, placement
+from strucspars.convert.folding.group_matching import Grouping, group_sequence, placement
 from strucspars.core.arrays import IntArray
+from strucspars.measure.gathers import contiguous_runs
 
 
 def random_grouping(generator: np.random.Generator, groups: int, in_width: int, out_width: int) -> Grouping:

@@ -70,14 +70,6 @@ def test_the_larger_copy_is_the_one_to_go() -> None:
     assert gathered_sides([small, large], classes) == [(False, True), (False, False)]
 
 
-def test_classes_that_do_not_line_up_are_pinned_when_joined() -> None:
-    classes = OrderClasses()
-    whole, part, rest = classes.new(8, 1), classes.new(4, 1), classes.new(4, 1)
-    both = Layout(part.classes + rest.classes, 1)
-    classes.join(whole, both)
-    assert all(classes.is_pinned(name) for name in (*whole.classes, *both.classes))
-
-
 def test_the_pin_of_one_class_holds_for_those_joined_with_it_before_and_after() -> None:
     classes = OrderClasses()
     first, second, third = (classes.new(4, 1) for _ in range(3))

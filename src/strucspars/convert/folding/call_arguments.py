@@ -15,21 +15,22 @@ def argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any
     return next((node.kwargs[name] for name in names if name in node.kwargs), default)
 
 
-def reduced_axes(node: fx.Node, dimensions: int) -> set[int] | None:
-    """The axes that a mean or sum runs over, from the front; None for all of them, or where it cannot be said."""
+def named_axes(node: fx.Node, dimensions: int) -> set[int] | None:
+    """The axes that a call works on, from the front; None for all of them, or where it cannot be said."""
     axes = argument(node, 1, "dim", "axis")
     axes = (axes,) if isinstance(axes, int) else axes
     if not isinstance(axes, list | tuple) or not axes or not all(isinstance(axis, int) for axis in axes):
         return None
-    return {axis % dimensions for axis in axes}
+    return {axis % dimensions for axis in axes} if dimensions else None
 
 
-def padded_axes(node: fx.Node, dimensions: int) -> set[int] | None:
-    """The axes that a call of `pad` makes longer or shorter; None where it cannot be said."""
+def pad_amounts(node: fx.Node, dimensions: int) -> dict[int, tuple[int, int]] | None:
+    """By axis, what a call of `pad` puts before it and after it; None where it cannot be said."""
     amounts = argument(node, 1, "pad")
     if not isinstance(amounts, list | tuple) or not all(isinstance(amount, int) for amount in amounts):
         return None
-    return {dimensions - 1 - place // 2 for place, amount in enumerate(amounts) if amount}
+    pairs = zip(amounts[::2], amounts[1::2], strict=True)
+    return {dimensions - 1 - place: (before, after) for place, (before, after) in enumerate(pairs) if before or after}
 
 
 def sliced_axes(node: fx.Node) -> set[int] | None:

@@ -1,6 +1,5 @@
 """The channel layout of every tensor in a graph, and the layers whose weights follow it."""
 
-import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,13 +7,18 @@ from typing import Any
 import numpy as np
 from torch import fx, nn
 
-from strucspars.convert.folding import call_arguments, channel_rules
-from strucspars.convert.folding.fold_batch_norm import BATCH_NORMS
+from strucspars.convert.folding import axis_rules, call_arguments, channel_rules
 from strucspars.convert.folding.group_matching import Grouping
 from strucspars.convert.folding.layouts import Layout, OrderClasses
 from strucspars.convert.folding.order_search import GroupedLayer
 from strucspars.convert.folding.subsampling import read_bytes
-from strucspars.convert.folding.tracing import has_plain_forward, tensor_bytes, tensor_shape
+from strucspars.convert.folding.tracing import (
+    has_plain_forward,
+    source_shape,
+    tensor_bytes,
+    tensor_shape,
+    tensor_shapes,
+)
 from strucspars.core.permutation import inverse
 from strucspars.nn.shuffled import GROUPED_TYPES, channels, is_grouped
 
@@ -29,7 +33,7 @@ class ChannelGraph:
         classes: the order classes.
         grouped: by call, the grouped layers, which an order may or may not suit.
         dense: by call, the layouts (inputs, outputs) of layers of one group, which any order suits.
-        channelwise: by call, the layout of batch norms and depthwise convolutions.
+        channelwise: by call, the layout of norms, depthwise convolutions and others with an entry per channel.
         opaque: calls of our grouped layers that must stay as they are.
     """
 
@@ -53,6 +57,7 @@ class _Walk:
         self.found = ChannelGraph()
         self.classes = self.found.classes
         self.layouts: dict[fx.Node, Layout] = {}
+        self.parts: dict[fx.Node, tuple[Layout, ...]] = {}
 
     def result(self) -> ChannelGraph:
         for node in self.graph_module.graph.nodes:
@@ -73,59 +78,50 @@ class _Walk:
         return self._unknown(node)
 
     def _module(self, node: fx.Node, module: nn.Module) -> Layout | None:
-        kind = type(module)
-        if not has_plain_forward(module) or len(node.args) != 1 or node.kwargs:
-            kind = nn.Module
-        if kind in LAYERS:
+        is_understood = has_plain_forward(module) and len(node.args) == 1 and not node.kwargs
+        if is_understood and type(module) in LAYERS:
             return self._layer(node, module)
-        if kind in BATCH_NORMS:
-            return self._batch_norm(node)
-        if kind in channel_rules.ELEMENTWISE_MODULES:
+        if is_understood and channel_rules.has_entry_per_channel(module):
+            return self._channelwise(node)
+        if is_understood and channel_rules.is_elementwise_module(module):
             return self._elementwise(node)
-        if kind in channel_rules.SPATIAL_MODULES:
-            return self._spatial(node, channel_rules.SPATIAL_MODULES[kind])
-        if kind in channel_rules.RESIZING_MODULES:
-            return self._resizing(node)
-        if kind is nn.Flatten and isinstance(module, nn.Flatten):
-            return self._flatten(node, module.start_dim, module.end_dim)
+        rule = axis_rules.module_rule(module)
+        if is_understood and rule is not None:
+            return self._by_axes(node, rule)
         if is_grouped(module):
             self.found.opaque.append(node)
         return self._unknown(node)
 
     def _function(self, node: fx.Node, function: Any) -> Layout | None:
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and source in self.parts:
+            return self._part(node, self.parts[source])
         if channel_rules.is_elementwise(function):
             return self._elementwise(node)
-        if function in channel_rules.SPATIAL_FUNCTIONS:
-            return self._spatial(node, channel_rules.SPATIAL_FUNCTIONS[function])
-        if function in channel_rules.RESIZING_FUNCTIONS:
-            return self._resizing(node)
-        if function in channel_rules.REDUCING_FUNCTIONS:
-            return self._reduction(node)
+        if function in axis_rules.FUNCTION_RULES:
+            return self._by_axes(node, axis_rules.FUNCTION_RULES[function])
         if function in channel_rules.CONCATENATIONS:
             return self._concatenation(node)
-        if function in channel_rules.FLATTEN_FUNCTIONS:
-            return self._flatten_call(node)
+        if function in channel_rules.SPLIT_FUNCTIONS:
+            return self._split(node)
         if function in channel_rules.PAD_FUNCTIONS:
-            return self._beside_channels(node, call_arguments.padded_axes(node, self._dimensions(node)))
-        if function is operator.getitem:
-            return self._beside_channels(node, call_arguments.sliced_axes(node))
+            return self._by_axes(node, self._padded)
         return None if call_arguments.asks_for_shape(node) else self._unknown(node)
 
     def _method(self, node: fx.Node, name: str) -> Layout | None:
         if name in channel_rules.ELEMENTWISE_METHODS:
             return self._elementwise(node)
-        if name in channel_rules.REDUCING_METHODS:
-            return self._reduction(node)
-        if name == "flatten":
-            return self._flatten_call(node)
-        if name in channel_rules.VIEW_METHODS and call_arguments.flattens_by_view(node):
-            return self._flatten(node, 1, -1)
+        if name in axis_rules.METHOD_RULES:
+            return self._by_axes(node, axis_rules.METHOD_RULES[name])
+        if name in channel_rules.SPLIT_METHODS:
+            return self._split(node)
         return None if call_arguments.asks_for_shape(node) else self._unknown(node)
 
     def _unknown(self, node: fx.Node) -> Layout | None:
         """Natural order on both sides."""
         for source in node.all_input_nodes:
-            self.classes.pin(self.layouts.get(source))
+            for layout in (self.layouts.get(source), *self.parts.get(source, ())):
+                self.classes.pin(layout)
         return None
 
     def _source(self, node: fx.Node) -> Layout | None:
@@ -133,20 +129,21 @@ class _Walk:
         source = node.args[0] if node.args else None
         return self.layouts.get(source) if isinstance(source, fx.Node) else None
 
-    def _dimensions(self, node: fx.Node) -> int:
-        """Axes of the first argument."""
-        source = node.args[0] if node.args else None
-        return len(tensor_shape(source) or ()) if isinstance(source, fx.Node) else 0
+    def _by_axes(self, node: fx.Node, rule: axis_rules.AxisRule) -> Layout | None:
+        source = self._source(node)
+        layout = None if source is None else rule(node, source)
+        return self._unknown(node) if layout is None else layout
 
     def _layer(self, node: fx.Node, module: nn.Module) -> Layout:
         out_channels, in_channels = channels(module)
         kernel_axes = 0 if isinstance(module, nn.Linear) else module.get_parameter("weight").dim() - 2
-        axis = self._dimensions(node) - 1 - kernel_axes
+        axis = len(source_shape(node)) - 1 - kernel_axes
         inputs = self._source(node)
         if inputs is None or inputs.axis != axis:
             self._unknown(node)
             inputs = self.classes.new(in_channels, axis, pinned=True)
-        groups = in_channels // module.get_parameter("weight").shape[1]
+        # A linear layer may have no inputs at all.
+        groups = in_channels // max(module.get_parameter("weight").shape[1], 1)
         if not is_grouped(module) and groups == in_channels == out_channels > 1:
             self.found.channelwise[node] = inputs
             return inputs
@@ -163,7 +160,7 @@ class _Walk:
             )
         return outputs
 
-    def _batch_norm(self, node: fx.Node) -> Layout | None:
+    def _channelwise(self, node: fx.Node) -> Layout | None:
         layout = self._source(node)
         if layout is None or layout.axis != 1 or layout.repeat != 1:
             return self._unknown(node)
@@ -196,31 +193,6 @@ class _Walk:
             self.classes.join(joined, layout)
         return None if joined is None else joined.at(axis)
 
-    def _spatial(self, node: fx.Node, spatial_axes: int) -> Layout | None:
-        layout = self._source(node)
-        if layout is None or layout.axis >= self._dimensions(node) - spatial_axes:
-            return self._unknown(node)
-        return layout
-
-    def _resizing(self, node: fx.Node) -> Layout | None:
-        layout = self._source(node)
-        return layout if layout is not None and layout.axis <= 1 else self._unknown(node)
-
-    def _beside_channels(self, node: fx.Node, axes: set[int] | None) -> Layout | None:
-        """Changes of other axes than that of the channels."""
-        layout = self._source(node)
-        if layout is None or axes is None or layout.axis in axes or len(node.all_input_nodes) > 1:
-            return self._unknown(node)
-        return layout
-
-    def _reduction(self, node: fx.Node) -> Layout | None:
-        before, shape = self._dimensions(node), tensor_shape(node) or ()
-        axes = call_arguments.reduced_axes(node, before) if before else None
-        layout = self._beside_channels(node, axes)
-        if layout is None or axes is None or len(shape) == before:
-            return layout
-        return layout.at(layout.axis - sum(axis < layout.axis for axis in axes))
-
     def _concatenation(self, node: fx.Node) -> Layout | None:
         parts = call_arguments.argument(node, 0, "tensors")
         axis = call_arguments.argument(node, 1, "dim", "axis", default=0)
@@ -241,19 +213,36 @@ class _Walk:
         assert shape is not None
         return self.classes.new(shape[axis], axis, pinned=True)
 
-    def _flatten_call(self, node: fx.Node) -> Layout | None:
-        start = call_arguments.argument(node, 1, "start_dim", default=0)
-        end = call_arguments.argument(node, 2, "end_dim", default=-1)
-        return self._flatten(node, start, end)
+    def _padded(self, node: fx.Node, layout: Layout) -> Layout | None:
+        """Constants before the channels and after them are channels too, in any order: they are all the same."""
+        amounts = call_arguments.pad_amounts(node, len(source_shape(node)))
+        if amounts is None or layout.axis not in amounts:
+            return axis_rules.beside_channels(node, layout, None if amounts is None else set(amounts))
+        is_constant = call_arguments.argument(node, 2, "mode", default="constant") == "constant"
+        if not is_constant or min(amounts[layout.axis]) < 0 or layout.repeat != 1 or len(node.all_input_nodes) > 1:
+            return None
+        before, after = (self.classes.new(width, 0).classes if width else () for width in amounts[layout.axis])
+        return Layout((*before, *layout.classes, *after), layout.axis)
 
-    def _flatten(self, node: fx.Node, start: int, end: int) -> Layout | None:
-        """All that follows the batch as one axis: every channel becomes a run of entries."""
-        layout, dimensions = self._source(node), self._dimensions(node)
-        is_all = dimensions > 1 and (start % dimensions, end % dimensions) == (1, dimensions - 1)
-        if layout is None or not is_all or layout.axis != 1:
+    def _split(self, node: fx.Node) -> Layout | None:
+        """Parts of the channels keep to themselves; parts along another axis have all the channels."""
+        layout, shapes, dimensions = self._source(node), tensor_shapes(node), len(source_shape(node))
+        axis = call_arguments.argument(node, 2, "dim", default=0)
+        if layout is None or not shapes or not isinstance(axis, int) or len(node.all_input_nodes) > 1:
             return self._unknown(node)
-        shape = tensor_shape(node.all_input_nodes[0]) or ()
-        return Layout(layout.classes, 1, layout.repeat * math.prod(shape[2:]))
+        widths = [shape[axis] for shape in shapes]
+        if axis % dimensions != layout.axis:
+            self.parts[node] = (layout,) * len(shapes)
+        elif layout.repeat == 1 and min(widths) > 0:
+            self.parts[node] = self.classes.divide(layout, widths)
+        else:
+            return self._unknown(node)
+        return None
+
+    def _part(self, node: fx.Node, parts: tuple[Layout, ...]) -> Layout | None:
+        """One of the parts that a tensor was split into."""
+        index = node.args[1] if node.target is operator.getitem else None
+        return parts[index] if isinstance(index, int) else self._unknown(node)
 
 
 def _grouping(module: nn.Module, groups: int) -> Grouping:

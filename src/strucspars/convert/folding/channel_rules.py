@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+# In eval mode the synchronised one is like the others.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
 # Entry by entry: any order will do, as long as all operands have the same.
 ELEMENTWISE_MODULES: tuple[type[nn.Module], ...] = (
     nn.Identity,
@@ -57,8 +60,10 @@ ELEMENTWISE_NAMES = frozenset({"torchvision.ops.stochastic_depth.stochastic_dept
 SPATIAL_MODULES: dict[type[nn.Module], int] = {
     **dict.fromkeys((nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d), 1),
     **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), 2),
-    **dict.fromkeys((nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d), 2),
+    **dict.fromkeys((nn.ConstantPad1d, nn.ReflectionPad1d, nn.ReplicationPad1d), 1),
+    **dict.fromkeys((nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d), 2),
     **dict.fromkeys((nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d), 3),
+    **dict.fromkeys((nn.ConstantPad3d, nn.ReplicationPad3d), 3),
 }
 SPATIAL_FUNCTIONS: dict[Callable[..., Any], int] = {
     **dict.fromkeys((functional.max_pool1d, torch.max_pool1d, functional.avg_pool1d, torch.avg_pool1d), 1),
@@ -70,20 +75,32 @@ SPATIAL_FUNCTIONS: dict[Callable[..., Any], int] = {
 }
 # These work on every axis after the second.
 RESIZING_MODULES = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
-RESIZING_FUNCTIONS = frozenset({functional.interpolate})
 
 # Over the axes that they are told.
 REDUCING_FUNCTIONS = frozenset({torch.mean, torch.sum, torch.amax, torch.amin})
 REDUCING_METHODS = frozenset({"mean", "sum", "amax", "amin"})
 
 CONCATENATIONS = frozenset({torch.cat, torch.concat, torch.concatenate})
-FLATTEN_FUNCTIONS = frozenset({torch.flatten})
-VIEW_METHODS = frozenset({"view", "reshape"})
+SPLIT_FUNCTIONS = frozenset({torch.chunk, torch.split})
+SPLIT_METHODS = frozenset({"chunk", "split"})
 PAD_FUNCTIONS = frozenset({functional.pad})
 
 # Questions about a tensor that its order does not answer.
 SHAPE_METHODS = frozenset({"size", "dim", "numel", "type", "is_floating_point"})
 SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
+
+
+def has_entry_per_channel(module: nn.Module) -> bool:
+    """Whether a module does the same to every channel but for the entries of its tensors, one per channel."""
+    if type(module) is nn.PReLU:
+        return module.num_parameters > 1
+    # One group over all channels has no order in it.
+    return type(module) in BATCH_NORMS or (type(module) is nn.GroupNorm and module.num_groups == 1)
+
+
+def is_elementwise_module(module: nn.Module) -> bool:
+    """Whether a module works entry by entry, on all of them alike."""
+    return type(module) in ELEMENTWISE_MODULES or (type(module) is nn.PReLU and module.num_parameters == 1)
 
 
 def is_elementwise(function: Any) -> bool:

@@ -10,13 +10,17 @@ import torch
 from torch import fx, nn
 
 from strucspars.convert.conversion import unmask_
-from strucspars.convert.folding.explicit_shuffles import graph_of_one_call, shuffles_in_pass
-from strucspars.convert.folding.fold_batch_norm import BATCH_NORMS, fold_batch_norms_
+from strucspars.convert.folding.channel_rules import BATCH_NORMS
+from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_
+from strucspars.convert.folding.folded_graph import graph_of_one_call
 from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_
+from strucspars.convert.folding.merged_groups import widen_called_groups_, widen_groups_
 from strucspars.convert.folding.reordering import absorb_shuffles_
-from strucspars.convert.folding.report import REPORT_KEY, FoldReport
-from strucspars.convert.folding.tracing import delete_unread_attributes_, traced
+from strucspars.convert.folding.tracing import traced, without_unread_attributes
+from strucspars.core.checks import checked_at_least
 from strucspars.measure.counting import ExampleInputs, as_arguments, undisturbed
+from strucspars.measure.folded import REPORT_KEY, FoldReport, WidenedLayer
+from strucspars.measure.gathers import shuffles_in_pass
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +30,26 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 HALF_PRECISION_TOLERANCE = 0.1
 
 
-def fold(model: nn.Module, example_inputs: ExampleInputs) -> fx.GraphModule:
+def fold(model: nn.Module, example_inputs: ExampleInputs, *, min_channels_per_group: int = 1) -> fx.GraphModule:
     """Make the inference graph of a network: batch norms folded, channel shuffles moved into the weights around them.
 
     Shuffles go through whatever treats channels alike (activations, pooling, batch norm, additions, concatenation,
     flattening) into dense layers, or meet the shuffle of the next grouped layer; what remains is one `index_select`
     each. The graph is compared with the model on the example inputs. A network that cannot be traced keeps its shuffles
-    and batch norms, behind a graph of one call; `fold_report` tells what remains and why.
+    and batch norms, behind a graph of one call; `fold_report` tells what remains and why. Saved with pickle or
+    `torch.save`, the graph keeps its report.
 
     Args:
         model: converted, masked or dense, in either mode; it stays as it is. The graph is always in eval mode, has
             tensors of its own, and takes any batch size if the model's code does.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
+        min_channels_per_group: layers whose groups are narrower, on either side, run with fewer and wider groups:
+            neighbours become one, with zeros between them. More multiply-accumulates, but faster in runtimes that lose
+            their speed on narrow groups, as ONNX Runtime does below 16 channels. Depthwise convolutions of the network
+            itself stay.
+
+    Raises:
+        ValueError: `min_channels_per_group` is no whole number from 1 on, or the inputs are of another type.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
@@ -50,18 +62,20 @@ def fold(model: nn.Module, example_inputs: ExampleInputs) -> fx.GraphModule:
     True
     """
     arguments = as_arguments(example_inputs)
+    min_width = checked_at_least("min_channels_per_group", min_channels_per_group, 1)
     untraced = _inference_copy(model)
     with undisturbed(untraced):
         expected = untraced(*_fresh(arguments))
         try:
-            folded, report = _folded(_inference_copy(model), arguments)
+            folded, report = _folded(_inference_copy(model), arguments, min_width)
             difference = _difference(folded(*_fresh(arguments)), expected)
         # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
         except Exception as error:
-            difference = f"{type(error).__name__}: {error}".splitlines()[0]
+            difference = _first_line(error)
         if difference:
             logger.warning("the network could not be traced, so that its shuffles stay: %s", difference)
-            folded, report = _unfolded(untraced, arguments, difference)
+            untraced, widened = _widened_copy(untraced, arguments, expected, min_width)
+            folded, report = _unfolded(untraced, arguments, difference, widened)
     folded.meta[REPORT_KEY] = report
     return folded.requires_grad_(False)
 
@@ -75,27 +89,52 @@ def _inference_copy(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _folded(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[fx.GraphModule, FoldReport]:
+def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
     graph_module = traced(model, _fresh(arguments))
     batch_norms_as_modules_(graph_module)
     fold_batch_norms_(graph_module)
+    widened = widen_called_groups_(graph_module, min_channels_per_group=min_width)
     gathers = absorb_shuffles_(graph_module)
-    delete_unread_attributes_(graph_module)
     graph_module.graph.lint()
-    graph_module.recompile()
+    graph_module = without_unread_attributes(graph_module)
     graph_module.eval()
+    num_batch_norms = _num_batch_norms(graph_module)
     return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=_num_batch_norms(graph_module), untraced_reason=""
+        gathers=gathers, num_kept_batch_norms=num_batch_norms, untraced_reason="", widened=widened
     )
 
 
-def _unfolded(model: nn.Module, arguments: tuple[Any, ...], reason: str) -> tuple[fx.GraphModule, FoldReport]:
+def _unfolded(
+    model: nn.Module, arguments: tuple[Any, ...], reason: str, widened: tuple[WidenedLayer, ...]
+) -> tuple[fx.GraphModule, FoldReport]:
     gathers = shuffles_in_pass(model, _fresh(arguments))
     graph_module = graph_of_one_call(model, len(arguments))
     graph_module.eval()
     return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=_num_batch_norms(model), untraced_reason=reason
+        gathers=gathers, num_kept_batch_norms=_num_batch_norms(model), untraced_reason=reason, widened=widened
     )
+
+
+def _widened_copy(
+    model: nn.Module, arguments: tuple[Any, ...], expected: object, min_width: int
+) -> tuple[nn.Module, tuple[WidenedLayer, ...]]:
+    """A copy with wide groups and its widened layers; the model itself if it does not compute the same then."""
+    copied = copy.deepcopy(model)
+    try:
+        names = [name for name, _ in copied.named_modules()]
+        widened = widen_groups_(copied, names, min_channels_per_group=min_width)
+        difference = _difference(copied(*_fresh(arguments)), expected) if widened else ""
+    # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
+    except Exception as error:
+        difference = _first_line(error)
+    if difference:
+        logger.warning("the groups stay as narrow as they are, since the network looks at them: %s", difference)
+        return model, ()
+    return copied, widened
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _num_batch_norms(model: nn.Module) -> int:

@@ -6,11 +6,10 @@ import torch
 from torch import fx, nn
 
 from strucspars.convert.folding.call_arguments import asks_for_shape
+from strucspars.convert.folding.channel_rules import BATCH_NORMS
 from strucspars.convert.folding.tracing import has_plain_forward, tensor_shape
 from strucspars.nn.shuffled import GROUPED_TYPES, flush_denormals_, is_grouped, like_memory_format
 
-# In eval mode the synchronised one is like the others.
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 FOLDABLE_LAYERS = (*GROUPED_TYPES, *GROUPED_TYPES.values())
 
 

@@ -85,15 +85,6 @@ def placement(
     )
 
 
-def contiguous_runs(gather: IntArray) -> int:
-    """Into how many runs of neighbouring channels a gather falls: few long copies are cheaper than many short ones.
-
-    >>> contiguous_runs(np.array([4, 5, 6, 0, 1]))
-    2
-    """
-    return int(np.count_nonzero(np.diff(gather) != 1)) + 1
-
-
 def _positions_by_group(groups_in_order: IntArray, sequence: IntArray) -> IntArray:
     """Positions group after group; within a group in rising order, so that neighbours are copied together."""
     rank = inverse(sequence)

@@ -9,13 +9,13 @@ import numpy as np
 from strucspars.convert.folding.group_matching import (
     Grouping,
     Placement,
-    contiguous_runs,
     group_sequence,
     placement,
 )
 from strucspars.convert.folding.layouts import Layout, OrderClasses, stored_order
 from strucspars.core.arrays import IntArray
 from strucspars.core.permutation import inverse
+from strucspars.measure.gathers import contiguous_runs
 
 # The second pass lets a class follow the neighbours that were decided after it; a third has not been seen to gain.
 PASSES = 2

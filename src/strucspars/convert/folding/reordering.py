@@ -6,15 +6,13 @@ import torch
 from torch import fx
 
 from strucspars.convert.folding.channel_graph import ChannelGraph, channel_graph
-from strucspars.convert.folding.explicit_shuffles import shuffles_inside
-from strucspars.convert.folding.group_matching import contiguous_runs
 from strucspars.convert.folding.layouts import stored_order
 from strucspars.convert.folding.order_search import chosen_orders, layer_placement
 from strucspars.convert.folding.reordered_weights import reorder_channelwise_, reorder_dense_, reorder_grouped_
-from strucspars.convert.folding.report import RemainingGather, Side
 from strucspars.convert.folding.subsampling import subsample_first_
 from strucspars.convert.folding.tracing import free_name, tensor_bytes
 from strucspars.core.arrays import IntArray
+from strucspars.measure.gathers import RemainingGather, Side, contiguous_runs, shuffles_inside
 
 
 def absorb_shuffles_(graph_module: fx.GraphModule) -> tuple[RemainingGather, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
+from strucspars.convert.folding.folded_graph import FoldedGraph
 from strucspars.nn.shuffled import is_grouped
 
 
@@ -17,7 +18,7 @@ class _Tracer(fx.Tracer):
         return is_grouped(m) or super().is_leaf_module(m, module_qualified_name)
 
 
-def traced(model: nn.Module, arguments: tuple[Any, ...]) -> fx.GraphModule:
+def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     """Trace a network and note the shapes that the arguments give. The graph shares the modules of the network.
 
     Raises whatever stops the tracing: control flow that depends on data, for one.
@@ -25,7 +26,7 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> fx.GraphModule:
     tracer = _Tracer()
     # The root is always opened: a single layer would fall apart into functions.
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
-    graph_module = fx.GraphModule(root, tracer.trace(root), type(model).__name__)
+    graph_module = FoldedGraph(root, tracer.trace(root), type(model).__name__)
     _separate_calls_(graph_module)
     ShapeProp(graph_module).propagate(*arguments)
     return graph_module
@@ -35,6 +36,22 @@ def tensor_shape(node: fx.Node) -> tuple[int, ...] | None:
     """Shape of the tensor that a node gives for the example inputs; None if it gives anything else."""
     meta = node.meta.get("tensor_meta")
     return tuple(meta.shape) if isinstance(meta, TensorMetadata) else None
+
+
+def tensor_shapes(node: fx.Node) -> tuple[tuple[int, ...], ...] | None:
+    """Shapes of the tensors that a node gives as a list or tuple; None if it gives anything else."""
+    parts = node.meta.get("tensor_meta")
+    # The meta of a single tensor is a tuple too.
+    if isinstance(parts, TensorMetadata) or not isinstance(parts, list | tuple):
+        return None
+    shapes = tuple(tuple(part.shape) for part in parts if isinstance(part, TensorMetadata))
+    return shapes if len(shapes) == len(parts) else None
+
+
+def source_shape(node: fx.Node) -> tuple[int, ...]:
+    """Shape of the first argument of a call; empty if that is no tensor."""
+    source = node.args[0] if node.args else None
+    return tensor_shape(source) or () if isinstance(source, fx.Node) else ()
 
 
 def tensor_bytes(node: fx.Node) -> int:
@@ -74,16 +91,12 @@ def attribute(graph_module: fx.GraphModule, name: str) -> Any:
     return getattr(graph_module.get_submodule(owner), last_name)
 
 
-def delete_unread_attributes_(graph_module: fx.GraphModule) -> None:
-    """Drop the modules, parameters and buffers that no node uses."""
-    graph_module.delete_all_unused_submodules()
-    called = {str(node.target) for node in graph_module.graph.nodes if node.op == "call_module"}
-    read = {str(node.target) for node in graph_module.graph.nodes if node.op == "get_attr"}
-    for name in [*dict(graph_module.named_parameters()), *dict(graph_module.named_buffers())]:
-        owner, _, last_name = name.rpartition(".")
-        is_inside_a_call = any(name.startswith(f"{call}.") for call in called)
-        if name not in read and not is_inside_a_call:
-            delattr(graph_module.get_submodule(owner), last_name)
+def without_unread_attributes(graph_module: FoldedGraph) -> FoldedGraph:
+    """The same graph with no other modules, parameters and buffers than its nodes use.
+
+    What is left of a layer that the graph only reads a tensor of is no layer, but a module that holds the tensor.
+    """
+    return FoldedGraph(graph_module, graph_module.graph, type(graph_module).__name__)
 
 
 def free_name(graph_module: fx.GraphModule, name: str) -> str:

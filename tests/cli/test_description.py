@@ -1,0 +1,68 @@
+"""What `strucspars summary` says about the shuffles of a network."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import strucspars as ss
+from strucspars.cli.description import described
+from strucspars.models.catalogue import build_model
+
+SMALL = "tiny_networks:small"
+HARD = """
+from tiny_networks import small
+from torch import nn
+
+
+class Hard(nn.Module):
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, images):
+        return self.layers(images) if images.mean() >= 0 else -self.layers(images)
+
+
+def hard(num_classes: int) -> nn.Module:
+    return Hard(small(num_classes))
+"""
+
+
+def saved(name: str) -> Path:
+    model: nn.Module = build_model(name, num_classes=7)
+    plan = ss.one_shot_plan(model, target=0.3)
+    path = Path("small.safetensors")
+    ss.save(ss.convert_(model, plan), path, plan=plan)
+    return path
+
+
+def test_the_summary_of_a_converted_network_says_what_remains_after_folding(call: Any, networks: Path) -> None:
+    arguments = ("summary", str(saved(SMALL)), "--model", SMALL, "--image-shape", "3x16x16")
+    document = json.loads(call(*arguments, "--json").out)
+    model = ss.load("small.safetensors", build_model(SMALL, num_classes=7))
+    report = ss.fold_report(ss.fold(model, torch.zeros(1, 3, 16, 16)))
+    assert document["after_fold"] == {
+        "gathers": len(report.gathers),
+        "gathered_bytes": report.gathered_bytes,
+        "untraced_reason": "",
+    }
+    lines = call(*arguments).out.splitlines()
+    assert len(document["gathers"]) > len(report.gathers)
+    assert any(line.startswith(f"after fold: {len(report.gathers)} gather") for line in lines)
+
+
+def test_a_network_that_cannot_be_traced_keeps_its_gathers_after_folding(call: Any, networks: Path) -> None:
+    (networks / "hard_networks.py").write_text(HARD)
+    arguments = ("summary", str(saved("hard_networks:hard")), "--model", "hard_networks:hard")
+    said = call(*arguments, "--image-shape", "3x16x16")
+    assert said.status == 0
+    assert said.out.rstrip().endswith("bytes (the network could not be traced)")
+
+
+@pytest.mark.usefixtures("networks")
+def test_the_summary_of_a_dense_network_says_nothing_of_folding() -> None:
+    assert "after fold" not in described(SMALL, image_shape=(3, 16, 16)).text

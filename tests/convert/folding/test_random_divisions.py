@@ -1,0 +1,96 @@
+"""Networks that cut channels apart, pad them and put them together at random: folding keeps the function."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import strucspars as ss
+
+NUM_STEPS = 12
+MAX_WIDTH = 48
+
+
+def layer(width: int, generator: np.random.Generator) -> nn.Module:
+    """A layer that keeps the number of channels, of one of many kinds."""
+    groups = int(generator.choice([number for number in (1, 2, 3, 4, 8) if width % number == 0]))
+    grouped = ss.ShuffledGroupConv2d(width, width, 1, groups=groups)
+    grouped.in_perm.copy_(torch.from_numpy(generator.permutation(width)))
+    grouped.out_inverse.copy_(torch.from_numpy(generator.permutation(width)))
+    kinds: list[nn.Module] = [
+        *[grouped] * 4,
+        nn.Conv2d(width, width, 1),
+        nn.Conv2d(width, width, 1, groups=groups),
+        nn.BatchNorm2d(width),
+        nn.PReLU(width),
+        nn.GroupNorm(1, width),
+        nn.GroupNorm(groups, width),
+    ]
+    return kinds[generator.integers(len(kinds))]
+
+
+class RandomNetwork(nn.Module):
+    """Steps that each make new tensors of earlier ones: a layer, a sum, a cut, a concatenation, padding."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = np.random.default_rng(seed)
+        self.layers = nn.ModuleList()
+        self.steps: list[tuple[str, int, int]] = []
+        self.in_channels = int(generator.integers(4, 16))
+        self.cuts: list[list[int]] = []
+        widths = [self.in_channels]
+        for _ in range(NUM_STEPS):
+            one, other = (len(widths) - 1 - int(generator.integers(min(len(widths), 5))) for _ in range(2))
+            alike = [place for place, width in enumerate(widths) if width == widths[one] and place != one]
+            operation = str(generator.choice(["layer", "layer", "sum", "sum", "cut", "concatenation", "pad"]))
+            if operation == "sum" and alike:
+                widths.append(widths[one])
+                other = alike[-1]
+            elif operation == "cut" and widths[one] > 1:
+                first = int(generator.integers(1, widths[one]))
+                other = len(self.cuts)
+                self.cuts.append([first, widths[one] - first])
+                widths += self.cuts[-1]
+            elif operation == "concatenation" and widths[one] + widths[other] <= MAX_WIDTH:
+                widths.append(widths[one] + widths[other])
+            elif operation == "pad" and widths[one] + 3 <= MAX_WIDTH:
+                widths.append(widths[one] + 3)
+            else:
+                operation, other = "layer", len(self.layers)
+                self.layers.append(layer(widths[one], generator))
+                widths.append(widths[one])
+            self.steps.append((operation, one, other))
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = [images]
+        for operation, one, other in self.steps:
+            if operation == "layer":
+                tensors.append(functional.relu(self.layers[other](tensors[one])))
+            elif operation == "sum":
+                tensors.append(tensors[one] - 0.5 * tensors[other])
+            elif operation == "cut":
+                parts = torch.split(tensors[one], self.cuts[other], dim=1)
+                tensors += [parts[0], parts[1]]
+            elif operation == "concatenation":
+                tensors.append(torch.cat([tensors[one], tensors[other]], dim=1))
+            else:
+                tensors.append(functional.pad(tensors[one], (0, 0, 0, 0, 1, 2), value=0.3))
+        return tensors[-1].mean((2, 3)), tensors[-2]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 1_000_000), st.sampled_from([1, 2, 5]))
+def test_folding_keeps_the_function_of_any_network(seed: int, min_channels_per_group: int) -> None:
+    torch.manual_seed(seed)
+    model = RandomNetwork(seed).double()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point() and tensor.dim() == 1:
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    images = torch.randn(2, model.in_channels, 4, 4, dtype=torch.float64)
+    folded = ss.fold(model.eval(), images, min_channels_per_group=min_channels_per_group)
+    assert ss.fold_report(folded).untraced_reason == ""
+    with torch.no_grad():
+        torch.testing.assert_close(folded(images), model(images))
