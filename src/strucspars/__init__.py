@@ -4,7 +4,6 @@ from strucspars._version import __version__
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
 from strucspars.convert.conversion import convert_, mask_
 from strucspars.convert.folding.fold import fold
-from strucspars.convert.folding.report import FoldReport, fold_report
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold, without_surplus
 from strucspars.core.connectivity import Connectivity
@@ -13,8 +12,13 @@ from strucspars.core.criterion import kept_norm_by_level, largest_group_level
 from strucspars.core.hierarchy import connection_mask, max_group_level, num_groups, penalty_matrix
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.export.export_report import ExportReport
+from strucspars.export.onnx_export import export_onnx
+from strucspars.export.openvino_export import export_openvino
 from strucspars.export.storage import load, save
+from strucspars.export.torch_export import export_torch
 from strucspars.measure.counting import NetworkCount, count_macs
+from strucspars.measure.folded import FoldReport, fold_report
 from strucspars.measure.summary import Summary, summary
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import LayerRules, select_layers
@@ -25,6 +29,7 @@ from strucspars.sparsify.sparsifier import Sparsifier
 
 __all__ = [
     "Connectivity",
+    "ExportReport",
     "FoldReport",
     "GroupingPlan",
     "LambdaSchedule",
@@ -43,6 +48,9 @@ __all__ = [
     "convert_",
     "count_macs",
     "default_lambda_step",
+    "export_onnx",
+    "export_openvino",
+    "export_torch",
     "fold",
     "fold_report",
     "importance_matrix",

@@ -16,7 +16,7 @@ from strucspars.core.budget import Budget
 from strucspars.export.storage import save
 from strucspars.measure.summary import Summary, summary
 from strucspars.models.catalogue import build_model, load_weights_
-from strucspars.nn.selection import select_layers
+from strucspars.nn.selection import LayerRules, select_layers
 from strucspars.sparsify import one_shot
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.planning import kept_fraction
@@ -31,6 +31,7 @@ class CompressedCheckpoint:
         summary: its layers, before and after.
         target: the fraction that was asked for.
         budget: of what.
+        min_channels_per_group: how wide the groups are at least.
         lost_norm: share of the grouped layers' norm that is gone.
     """
 
@@ -38,6 +39,7 @@ class CompressedCheckpoint:
     summary: Summary
     target: float
     budget: Budget
+    min_channels_per_group: int
     lost_norm: float
 
     def text(self) -> str:
@@ -55,6 +57,7 @@ class CompressedCheckpoint:
             "path": str(self.path),
             "target": self.target,
             "budget": self.budget,
+            "min_channels_per_group": self.min_channels_per_group,
             "lost_norm": self.lost_norm,
             **asdict(self.summary),
         }
@@ -69,6 +72,7 @@ def compressed_checkpoint(
     classes: int,
     image_shape: ImageShape,
     out: Path,
+    min_channels_per_group: int = 1,
 ) -> CompressedCheckpoint:
     """Compress a checkpoint and write the outcome to a new file.
 
@@ -80,6 +84,7 @@ def compressed_checkpoint(
         classes: its outputs.
         image_shape: of an image, to count MACs with.
         out: the file to write.
+        min_channels_per_group: no group narrower than this.
 
     Raises:
         ValueError: the checkpoint does not fit, or the target cannot be met.
@@ -87,16 +92,24 @@ def compressed_checkpoint(
     """
     _check_can_be_written(out)
     config = SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0, budget=budget)
+    rules = LayerRules(min_channels_per_group=min_channels_per_group)
     network = build_model(model, num_classes=classes, image_shape=image_shape)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *image_shape)
     with _said_elsewhere(one_shot.__name__):
-        plan = one_shot.one_shot_plan(network, target, budget=budget, example_inputs=example)
-    lost_norm = 1 - kept_fraction(select_layers(network).layers, plan, config)
+        plan = one_shot.one_shot_plan(network, target, budget=budget, rules=rules, example_inputs=example)
+    lost_norm = 1 - kept_fraction(select_layers(network, rules).layers, plan, config)
     # Of the dense network: only there the kept norm of each layer can still be seen.
     described = summary(network, example, plan=plan)
     save(convert_(network, plan), out, plan=plan)
-    return CompressedCheckpoint(path=out, summary=described, target=target, budget=budget, lost_norm=lost_norm)
+    return CompressedCheckpoint(
+        path=out,
+        summary=described,
+        target=target,
+        budget=budget,
+        min_channels_per_group=min_channels_per_group,
+        lost_norm=lost_norm,
+    )
 
 
 def _check_can_be_written(out: Path) -> None:

@@ -1,0 +1,1 @@
+"""Inference speed: dense against compressed networks, in stock runtimes."""

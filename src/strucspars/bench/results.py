@@ -1,0 +1,205 @@
+"""What a bench came to, and its JSON."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from strucspars.bench.networks import Form, ImageShape
+from strucspars.runs.strict_json import parse, plain
+
+FORMAT = "strucspars-bench"
+FORMAT_VERSION = 1
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSize:
+    """What a network holds and computes.
+
+    Attributes:
+        params: parameters of the whole network.
+        macs: multiply-accumulates for one image.
+        removed_conv_fraction: fraction of the convolutions' weights that is gone.
+        operation_ratio: how many times fewer multiply-accumulates than the dense network.
+        gathers: channel shuffles that folding leaves.
+        gathered_bytes: what they copy for one image.
+    """
+
+    params: int
+    macs: int
+    removed_conv_fraction: float
+    operation_ratio: float
+    gathers: int
+    gathered_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """A ratio of times taken within each round: median over the rounds, first and third quartile.
+
+    >>> Ratio(median=2.0, low=1.9, high=2.1).median
+    2.0
+    """
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowTiming:
+    """How fast a network is.
+
+    Attributes:
+        ms, ms_low, ms_high: milliseconds for the whole batch: median and quartiles over all calls.
+        frames_per_second: images per second at the median.
+        rounds, calls: how often it was measured.
+        speedup: against the same runtime's dense network, run in the same way; None where that has no time.
+        speedup_over_best: against the fastest dense network of all runtimes, at this batch and these threads.
+        efficiency: speed-up by operation ratio; 1 would be all that the saved operations promise.
+        gather_share: fraction of the time that goes when every gather does; None without a bound to compare with.
+    """
+
+    ms: float
+    ms_low: float
+    ms_high: float
+    frames_per_second: float
+    rounds: int
+    calls: int
+    speedup: Ratio | None
+    speedup_over_best: Ratio | None
+    efficiency: float | None
+    gather_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRow:
+    """One network in one runtime.
+
+    Attributes:
+        network: its name.
+        image_shape: channels, height and width.
+        rate: fraction of the convolutions' weights that was to go; None for the dense one.
+        form: `dense`, `compressed`, or `bound`: no network to use, but what `compressed` would be without gathers.
+        runtime: its name.
+        batch: images to be computed.
+        images_per_call: of them at a time; 1 for a batch of 16 means sixteen calls.
+        threads: that the runtime may use.
+        size: of the network.
+        difference: of the outputs from PyTorch's, relative to the largest; None where it did not come so far.
+        error: why there is no time; empty if there is one.
+        timing: None after an error.
+    """
+
+    network: str
+    image_shape: ImageShape
+    rate: float | None
+    form: Form
+    runtime: str
+    batch: int
+    images_per_call: int
+    threads: int
+    size: NetworkSize
+    difference: float | None
+    error: str
+    timing: RowTiming | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingRuntime:
+    """A runtime that was asked for and is not installed."""
+
+    name: str
+    title: str
+    install: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchReport:
+    """Everything that a bench measured, and how.
+
+    Attributes:
+        command: that measures the same again.
+        commit: of the code; None where it is not a checkout.
+        hardware: processor, cores, instruction set.
+        versions: of the packages that matter.
+        settings: what was to be measured.
+        rows: in the order in which they were asked for.
+        missing: runtimes that could not be measured.
+    """
+
+    command: str
+    commit: str | None
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, str | None]
+    settings: Mapping[str, Any]
+    rows: tuple[BenchRow, ...]
+    missing: tuple[MissingRuntime, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """The report in the types of JSON."""
+        document: dict[str, Any] = plain(
+            {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}, "the report"
+        )
+        return document
+
+    def to_json(self) -> str:
+        """The report as JSON text, for a file."""
+        return json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n"
+
+
+def sitting_words(network: str, image_shape: ImageShape, *, batch: int, threads: int) -> str:
+    """What is timed together, in words.
+
+    >>> sitting_words("resnet50", (3, 224, 224), batch=16, threads=1)
+    'resnet50, 224 x 224, batch 16, 1 thread'
+    """
+    height, width = image_shape[1:]
+    return f"{network}, {height} x {width}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def report_from_json(text: str, where: str = "the report") -> BenchReport:
+    """Read a report that `to_json` wrote.
+
+    Args:
+        text: of the file.
+        where: what an error calls it.
+
+    Raises:
+        ValueError: the text is no such report.
+    """
+    document = parse(text, where)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f"{where} is not a report of strucspars bench")
+    if document.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{where} has format version {document.get('format_version')!r}, this program reads {FORMAT_VERSION}; "
+            "measure again"
+        )
+    entries = {name: value for name, value in document.items() if name not in ("format", "format_version")}
+    try:
+        rows = tuple(_row(row) for row in entries.pop("rows"))
+        missing = tuple(_record(MissingRuntime, entry) for entry in entries.pop("missing"))
+        return _record(BenchReport, {**entries, "rows": rows, "missing": missing})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where} is damaged: {error}; measure again") from error
+
+
+def _row(entry: dict[str, Any]) -> BenchRow:
+    timing = entry["timing"]
+    if timing is not None:
+        ratios = {name: timing[name] and _record(Ratio, timing[name]) for name in ("speedup", "speedup_over_best")}
+        timing = _record(RowTiming, timing | ratios)
+    size, image_shape = _record(NetworkSize, entry["size"]), tuple(entry["image_shape"])
+    return _record(BenchRow, entry | {"size": size, "timing": timing, "image_shape": image_shape})
+
+
+def _record(kind: type[Record], entry: dict[str, Any]) -> Record:
+    """A dataclass of all its fields and no others."""
+    wanted = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # all kinds here are dataclasses
+    if set(entry) != wanted:
+        raise TypeError(f"{kind.__name__} with {sorted(entry)} instead of {sorted(wanted)}")
+    return kind(**entry)

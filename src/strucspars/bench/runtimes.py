@@ -1,0 +1,179 @@
+"""The runtimes that can be timed: what they are called, whether they are there, and how a network gets into them."""
+
+import difflib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strucspars.bench.inference_forms import InferenceForms
+
+Images = npt.NDArray[np.float32]
+Program = Callable[[Images], Images]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a program is made for.
+
+    Attributes:
+        batch: images of one call.
+        threads: that it may use.
+    """
+
+    batch: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Something that runs networks in float32.
+
+    Attributes:
+        name: on the command line and in files.
+        title: in tables.
+        package: what it imports.
+        install: the command that installs it.
+        prepare: makes a program of a network: images in, outputs out.
+    """
+
+    name: str
+    title: str
+    package: str
+    install: str
+    prepare: Callable[[InferenceForms, Target], Program]
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether it can be imported."""
+        return importlib.util.find_spec(self.package) is not None
+
+
+def known_runtime(name: str) -> Runtime:
+    """The runtime of this name.
+
+    Raises:
+        ValueError: there is none; the message suggests one.
+
+    >>> known_runtime("onnxruntime").title
+    'ONNX Runtime'
+    """
+    if name not in RUNTIMES:
+        near = difflib.get_close_matches(name, RUNTIMES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"there is no runtime {name!r}; {hint}Runtimes are {', '.join(RUNTIMES)}")
+    return RUNTIMES[name]
+
+
+def split_by_presence(runtimes: Sequence[Runtime]) -> tuple[list[Runtime], list[Runtime]]:
+    """Those that are installed, and those that are not."""
+    present = [runtime for runtime in runtimes if runtime.is_installed]
+    return present, [runtime for runtime in runtimes if runtime not in present]
+
+
+@contextmanager
+def torch_threads(threads: int) -> Iterator[None]:
+    """Let PyTorch use so many threads; it knows one number for the whole process."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _eager_program(forms: InferenceForms, target: Target) -> Program:
+    folded = forms.folded
+
+    def program(images: Images) -> Images:
+        with torch.inference_mode():
+            outputs: Images = folded(torch.from_numpy(images)).numpy()
+            return outputs
+
+    return program
+
+
+def _compiled_program(forms: InferenceForms, target: Target) -> Program:
+    # Freezing makes constants of the weights, which are laid out once as the kernels want them.
+    compiled = torch.compile(forms.folded, dynamic=False, options={"freezing": True})
+
+    def program(images: Images) -> Images:
+        with torch.no_grad():
+            outputs: Images = compiled(torch.from_numpy(images)).numpy()
+            return outputs
+
+    return program
+
+
+def _onnxruntime_program(forms: InferenceForms, target: Target) -> Program:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = target.threads, 1
+    session = onnxruntime.InferenceSession(forms.onnx_path, options, providers=["CPUExecutionProvider"])
+    (name,) = (node.name for node in session.get_inputs())
+
+    def program(images: Images) -> Images:
+        outputs: Images = session.run(None, {name: images})[0]
+        return outputs
+
+    return program
+
+
+def _openvino_program(forms: InferenceForms, target: Target) -> Program:
+    import openvino
+
+    core = openvino.Core()
+    model = core.read_model(forms.openvino_path)
+    model.reshape([target.batch, *forms.example.shape[1:]])
+    settings = {
+        # It would choose bfloat16 by itself where the processor has it.
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": target.threads,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    compiled = core.compile_model(model, "CPU", settings)
+
+    def program(images: Images) -> Images:
+        outputs: Images = compiled(images)[0]
+        return outputs
+
+    return program
+
+
+RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
+    {
+        runtime.name: runtime
+        for runtime in (
+            Runtime(
+                name="onnxruntime",
+                title="ONNX Runtime",
+                package="onnxruntime",
+                install="pip install onnxruntime",
+                prepare=_onnxruntime_program,
+            ),
+            Runtime(
+                name="pytorch", title="PyTorch", package="torch", install="pip install torch", prepare=_eager_program
+            ),
+            Runtime(
+                name="torch-compile",
+                title="torch.compile",
+                package="torch",
+                install="pip install torch",
+                prepare=_compiled_program,
+            ),
+            Runtime(
+                name="openvino",
+                title="OpenVINO",
+                package="openvino",
+                install="pip install 'strucspars[openvino]'",
+                prepare=_openvino_program,
+            ),
+        )
+    }
+)

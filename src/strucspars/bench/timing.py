@@ -1,0 +1,156 @@
+"""Times that can be compared: every contestant in turn, round after round, so that noise hits all alike."""
+
+import gc
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from strucspars.core.checks import checked_at_least, is_number
+
+Key = TypeVar("Key", bound=Hashable)
+Clock = Callable[[], float]
+OnRound = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingRules:
+    """How long and how often to measure.
+
+    Attributes:
+        seconds: for everything together, warm-up included. More only if less than `min_rounds` would fit.
+        visit_seconds: how long to stay with a contestant in a round; at least one call.
+        max_calls: timed calls of one visit at most.
+        warmup_calls: untimed calls of every contestant before the first round.
+        min_rounds: whatever the time; a spread needs some.
+        max_rounds: more would not tell more.
+
+    >>> TimingRules(seconds=20).min_rounds
+    3
+    """
+
+    seconds: float = 90.0
+    visit_seconds: float = 0.25
+    max_calls: int = 20
+    warmup_calls: int = 3
+    min_rounds: int = 3
+    max_rounds: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "visit_seconds"):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number of seconds, got {value!r}")
+        for name in ("max_calls", "warmup_calls", "min_rounds"):
+            checked_at_least(name, getattr(self, name), 1)
+        checked_at_least("max_rounds", self.max_rounds, self.min_rounds)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds of every timed call of one contestant, by round.
+
+    >>> Samples(((1.0, 2.0), (3.0,))).median
+    2.0
+    """
+
+    rounds: tuple[tuple[float, ...], ...]
+
+    @property
+    def calls(self) -> int:
+        """How many calls were timed."""
+        return sum(map(len, self.rounds))
+
+    @property
+    def median(self) -> float:
+        """Over all calls."""
+        return float(np.median(self._all))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """First and third, over all calls."""
+        low, high = np.percentile(self._all, (25, 75))
+        return float(low), float(high)
+
+    @property
+    def round_medians(self) -> tuple[float, ...]:
+        """One per round, to be compared with those of others in the same round."""
+        return tuple(float(np.median(calls)) for calls in self.rounds)
+
+    @property
+    def _all(self) -> list[float]:
+        return [seconds for calls in self.rounds for seconds in calls]
+
+
+def interleaved_times(
+    programs: Mapping[Key, Callable[[], object]],
+    rules: TimingRules,
+    *,
+    clock: Clock = time.perf_counter,
+    on_round: OnRound = lambda rounds, elapsed: None,
+) -> dict[Key, Samples]:
+    """Time contestants in turn; every second round goes backwards, so that none always follows the same neighbour.
+
+    Args:
+        programs: what to call, by contestant.
+        rules: how long and how often.
+        clock: seconds from anywhere.
+        on_round: called after every round with their number and the seconds since the start.
+
+    >>> times = interleaved_times({"nothing": lambda: None}, TimingRules(seconds=0.01, visit_seconds=1e-6))
+    >>> len(times["nothing"].rounds) >= 3
+    True
+    """
+    started = clock()
+    with _without_garbage_collection():
+        calls = {key: _calls_per_visit(program, rules, clock) for key, program in programs.items()}
+        rounds: dict[Key, list[tuple[float, ...]]] = {key: [] for key in programs}
+        longest = 0.0
+        for number in range(rules.max_rounds):
+            round_started = clock()
+            if number >= rules.min_rounds and round_started - started + longest > rules.seconds:
+                break
+            for key in list(programs) if number % 2 == 0 else reversed(list(programs)):
+                rounds[key].append(_visit(programs[key], calls[key], clock))
+            longest = max(longest, clock() - round_started)
+            on_round(number + 1, clock() - started)
+    return {key: Samples(tuple(times)) for key, times in rounds.items()}
+
+
+def _calls_per_visit(program: Callable[[], object], rules: TimingRules, clock: Clock) -> int:
+    """Warm a contestant up, and tell how many of its calls fill a visit."""
+    seconds = 0.0
+    for _ in range(rules.warmup_calls):
+        started = clock()
+        program()
+        seconds = clock() - started
+    wanted = math.ceil(rules.visit_seconds / seconds) if seconds > 0 else rules.max_calls
+    return max(1, min(wanted, rules.max_calls))
+
+
+def _visit(program: Callable[[], object], calls: int, clock: Clock) -> tuple[float, ...]:
+    if calls > 1:
+        # The one before left its own data in the caches. Where one call fills a visit, it hardly matters.
+        program()
+    times = []
+    for _ in range(calls):
+        started = clock()
+        program()
+        times.append(clock() - started)
+    return tuple(times)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

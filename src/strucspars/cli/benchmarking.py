@@ -1,0 +1,253 @@
+"""From what a user asks of `bench` to networks, settings and a report."""
+
+import os
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from strucspars.bench.group_counts import PAPER_GROUPS
+from strucspars.bench.networks import BenchNetwork, networks_of_run, random_networks
+from strucspars.bench.paper_times import PAPER_NETWORK
+from strucspars.bench.report_text import report_text
+from strucspars.bench.results import BenchReport
+from strucspars.bench.runtimes import RUNTIMES
+from strucspars.bench.sitting import Observer
+from strucspars.bench.suite import DEFAULT_RUNTIMES, BenchSettings, Subject, bench
+from strucspars.bench.timing import TimingRules
+from strucspars.cli.errors import RunFailed
+from strucspars.cli.networks import (
+    ImageShape,
+    check_own_code,
+    data_image_shape,
+    saved_network,
+    usual_classes,
+    usual_image_shape,
+)
+from strucspars.cli.output import Output
+from strucspars.cli.run_evaluation import finished_summary
+from strucspars.core.checks import checked_target
+from strucspars.models.catalogue import build_model
+from strucspars.runs.atomic import write_text_atomic
+from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe_reading import read_recipe
+
+OTHER_RATES = (0.5,)
+FULL_BATCHES = (1, 16)
+# Beside ResNet-50: the paper's other networks, where deployment happens.
+FULL_NETWORKS = ("resnet101", "densenet201")
+FULL_NETWORKS_RUNTIMES = ("onnxruntime", "openvino")
+ALL = "all"
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """The options of the command as they were given; None for what was not.
+
+    Attributes:
+        network: a name, or the folder of a run.
+        rates, runtimes, batches, threads: lists with commas.
+        min_channels_per_group: no group narrower than this.
+        widen_groups_below: run groups narrower than this as wider ones.
+        seconds: of timing.
+        is_full: measure everything that the paper's networks have to tell.
+        model: name of the network of a run, where that is a function.
+        classes, image_shape: of a network by name.
+    """
+
+    network: str = "resnet50"
+    rates: str | None = None
+    runtimes: str | None = None
+    batches: str | None = None
+    threads: str | None = None
+    min_channels_per_group: int = 1
+    widen_groups_below: int = 1
+    seconds: float = 90.0
+    is_full: bool = False
+    model: str | None = None
+    classes: int | None = None
+    image_shape: ImageShape | None = None
+
+    @property
+    def command(self) -> str:
+        """What to type for the same again. Of a folder only the name: where it lies is nobody's business."""
+        options = {
+            "--rates": self.rates,
+            "--runtimes": self.runtimes,
+            "--batch": self.batches,
+            "--threads": self.threads,
+            "--min-channels-per-group": None if self.min_channels_per_group == 1 else self.min_channels_per_group,
+            "--widen-groups-below": None if self.widen_groups_below == 1 else self.widen_groups_below,
+            "--seconds": f"{self.seconds:g}",
+            "--model": self.model,
+            "--classes": self.classes,
+            "--image-shape": None if self.image_shape is None else "x".join(map(str, self.image_shape)),
+        }
+        given = [str(part) for option in options.items() if option[1] is not None for part in option]
+        name = Path(self.network).name if _is_folder(self.network) else self.network
+        return shlex.join(["strucspars", "bench", name, *given, *(["--full"] if self.is_full else [])])
+
+
+@dataclass(frozen=True)
+class Benchmarked:
+    """A report for people and for scripts."""
+
+    report: BenchReport
+
+    def text(self) -> str:
+        """For people."""
+        return report_text(self.report)
+
+    def document(self) -> dict[str, Any]:
+        """For scripts."""
+        return self.report.document()
+
+    def raise_errors(self) -> None:
+        """Raise `RunFailed` if something could not be timed: a script must not take that for success."""
+        errors = [row.error for row in self.report.rows if row.error]
+        if errors:
+            raise RunFailed(f"{len(errors)} of {len(self.report.rows)} programs were not timed; the first: {errors[0]}")
+
+
+def benchmarked(request: BenchRequest, *, out: Path | None, output: Output) -> Benchmarked:
+    """Measure what is asked for.
+
+    Args:
+        request: what.
+        out: a file for the report as JSON.
+        output: where to show how far it is.
+
+    Raises:
+        ValueError: an option makes no sense.
+    """
+    subjects = bench_subjects(request)
+    rules = TimingRules(seconds=request.seconds)
+    if out is not None and not out.parent.is_dir():
+        raise FileNotFoundError(f"--out: there is no folder {out.parent}; create it first")
+    with _shown_progress(output) as observer:
+        report = bench(subjects, command=request.command, rules=rules, observer=observer)
+    if out is not None:
+        write_text_atomic(out, report.to_json())
+    return Benchmarked(report)
+
+
+def bench_subjects(request: BenchRequest) -> list[Subject]:
+    """The networks of a request; none of them is built yet.
+
+    Raises:
+        ValueError: an option makes no sense.
+    """
+    settings = _settings(request)
+    if _is_folder(request.network):
+        return [_subject_of_run(request, settings)]
+    subjects = [_subject_of_name(request, request.network, _rates(request), settings)]
+    if request.is_full:
+        kept = tuple(name for name in FULL_NETWORKS_RUNTIMES if name in settings.runtimes)
+        names = FULL_NETWORKS if kept and request.network == PAPER_NETWORK else ()
+        subjects += [
+            _subject_of_name(
+                request,
+                name,
+                tuple(PAPER_GROUPS[name]),
+                BenchSettings(runtimes=kept, widen_groups_below=request.widen_groups_below),
+            )
+            for name in names
+        ]
+    return subjects
+
+
+def _subject_of_name(request: BenchRequest, name: str, rates: tuple[float, ...], settings: BenchSettings) -> Subject:
+    shape = request.image_shape or usual_image_shape(name)
+    build = partial(
+        random_networks,
+        name,
+        rates,
+        image_shape=shape,
+        num_classes=request.classes or usual_classes(name),
+        min_channels_per_group=request.min_channels_per_group,
+    )
+    return Subject(name=name, image_shape=shape, networks=build, settings=settings)
+
+
+def _subject_of_run(request: BenchRequest, settings: BenchSettings) -> Subject:
+    for option, value in (
+        ("--rates", request.rates),
+        ("--classes", request.classes),
+        ("--image-shape", request.image_shape),
+        ("--min-channels-per-group", None if request.min_channels_per_group == 1 else request.min_channels_per_group),
+    ):
+        if value is not None:
+            raise ValueError(f"{option} {value}: a run has its own already; leave the option out, or give a name")
+    folder = RunFolder(Path(request.network).expanduser())
+    finished_summary(folder)
+    recipe = read_recipe(folder.recipe_path)
+    check_own_code(folder, recipe.model.name, named=request.model, option="--model ")
+    shape = data_image_shape(recipe.data)
+
+    def networks() -> list[BenchNetwork]:
+        compressed = saved_network(folder, recipe).eval()
+        with torch.no_grad():
+            classes = compressed(torch.zeros(1, *shape)).shape[-1]
+        return networks_of_run(build_model(recipe.model.name, num_classes=classes), compressed, shape)
+
+    return Subject(name=folder.path.resolve().name, image_shape=shape, networks=networks, settings=settings)
+
+
+def _settings(request: BenchRequest) -> BenchSettings:
+    cores = os.cpu_count() or 1
+    all_threads = (1, cores) if cores > 1 else (1,)
+
+    def number_of_threads(text: str) -> int:
+        return cores if text == ALL else int(text)
+
+    full = request.is_full
+    return BenchSettings(
+        runtimes=_listed("--runtimes", request.runtimes, str) or (tuple(RUNTIMES) if full else DEFAULT_RUNTIMES),
+        batches=_listed("--batch", request.batches, int) or (FULL_BATCHES if full else (1,)),
+        threads=_listed("--threads", request.threads, number_of_threads) or (all_threads if full else (1,)),
+        widen_groups_below=request.widen_groups_below,
+    )
+
+
+def _rates(request: BenchRequest) -> tuple[float, ...]:
+    usual = tuple(PAPER_GROUPS.get(request.network, OTHER_RATES))
+    rates = _listed("--rates", request.rates, float) or usual
+    for rate in rates:
+        if checked_target(rate) == 0:
+            raise ValueError("--rates: a rate of 0 is the dense network, which is always there; leave it out")
+    return rates
+
+
+def _listed(option: str, text: str | None, parse: Callable[[str], Value]) -> tuple[Value, ...]:
+    """The values of a list with commas, each once."""
+    if text is None:
+        return ()
+    try:
+        values = tuple(parse(part.strip()) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{option} must be a list with commas, got {text!r}: {error}") from error
+    return tuple(dict.fromkeys(values))
+
+
+def _is_folder(network: str) -> bool:
+    return Path(network).expanduser().is_dir()
+
+
+@contextmanager
+def _shown_progress(output: Output) -> Iterator[Observer]:
+    """A bar that moves; nothing where nothing can move."""
+    if output.is_quiet or not output.console.is_interactive:
+        yield lambda words, done: None
+        return
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=output.console, transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda words, done: progress.update(task, description=words, completed=done)

@@ -1,0 +1,121 @@
+"""From a run or a checkpoint to a file for a deployment runtime."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+
+from strucspars.cli.networks import (
+    ImageShape,
+    check_own_code,
+    data_image_shape,
+    network_of_file,
+    saved_network,
+    usual_classes,
+    usual_image_shape,
+)
+from strucspars.cli.output_files import check_can_be_written
+from strucspars.cli.run_evaluation import finished_summary
+from strucspars.export.export_report import ExportReport, Format
+from strucspars.export.onnx_export import export_onnx
+from strucspars.export.openvino_export import export_openvino
+from strucspars.export.torch_export import export_torch
+from strucspars.models.catalogue import build_model, load_weights_
+from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe_reading import read_recipe
+
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
+EXPORTERS: dict[Format, Callable[..., ExportReport]] = {
+    "onnx": export_onnx,
+    "openvino": export_openvino,
+    "torch": export_torch,
+}
+assert set(SUFFIXES) == set(EXPORTERS) == set(get_args(Format))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A network to export.
+
+    Attributes:
+        network: builds it, once it is known that the file can be written.
+        image_shape: of its inputs.
+        stem: where its files go by default, without what they end in.
+    """
+
+    network: Callable[[], nn.Module]
+    image_shape: ImageShape
+    stem: Path
+
+
+def exported_network(
+    target: str,
+    *,
+    format: Format,
+    model: str | None = None,
+    classes: int | None = None,
+    image_shape: ImageShape | None = None,
+    out: Path | None = None,
+    min_channels_per_group: int = 1,
+    force: bool = False,
+) -> ExportReport:
+    """Export the network of a finished run, or of a checkpoint.
+
+    Args:
+        target: path of a run folder or of a checkpoint, or the name of torchvision's weights.
+        format: of the file.
+        model: name of the network that a checkpoint holds; for a run whose network is a function, its name again.
+        classes: its outputs, where the checkpoint does not tell.
+        image_shape: of an image; None: what the network is made for.
+        out: the file to write; None: `model` in the run folder, or the network's name here.
+        min_channels_per_group: run narrower groups as wider ones.
+        force: replace a file that is there.
+
+    Raises:
+        ValueError: there is no such network, or it cannot be exported.
+        OSError: the file is there already, or cannot be written.
+    """
+    source = _source(target, model=model, classes=classes, image_shape=image_shape)
+    out = out or source.stem.with_name(source.stem.name + SUFFIXES[format])
+    check_can_be_written(out, force=force)
+    # Not zeros: folding compares its graph with the network on the example.
+    example = torch.randn(1, *source.image_shape, generator=torch.Generator().manual_seed(0))
+    return EXPORTERS[format](source.network(), out, example, min_channels_per_group=min_channels_per_group)
+
+
+def document(report: ExportReport) -> dict[str, Any]:
+    """An export for scripts."""
+    return {**asdict(report), "path": str(report.path)}
+
+
+def _source(target: str, *, model: str | None, classes: int | None, image_shape: ImageShape | None) -> Source:
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return _run_source(RunFolder(path), model, image_shape)
+    if model is None:
+        raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
+    shape = image_shape or usual_image_shape(model)
+    stem = Path(model.replace(":", "-").replace("/", "-"))
+    if path.suffix == ".safetensors":
+        return Source(network=lambda: network_of_file(path, model), image_shape=shape, stem=stem)
+
+    def loaded() -> nn.Module:
+        network = build_model(model, num_classes=classes or usual_classes(model), image_shape=shape)
+        load_weights_(network, target, model, with_classifier=True)
+        return network
+
+    return Source(network=loaded, image_shape=shape, stem=stem)
+
+
+def _run_source(folder: RunFolder, named: str | None, image_shape: ImageShape | None) -> Source:
+    finished_summary(folder)
+    recipe = read_recipe(folder.recipe_path)
+    check_own_code(folder, recipe.model.name, named=named, option="--model ")
+    return Source(
+        network=lambda: saved_network(folder, recipe),
+        image_shape=image_shape or data_image_shape(recipe.data),
+        stem=folder.path / "model",
+    )

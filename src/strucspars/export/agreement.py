@@ -1,0 +1,147 @@
+"""Whether a runtime computes what the network computes: random inputs, two batch sizes, every output."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from strucspars.export.example_batch import Arguments, ExampleBatch
+from strucspars.export.quiet import first_line
+from strucspars.export.value_names import output_tensors
+from strucspars.measure.counting import undisturbed
+
+# Against the largest output. A wrong order is off by as much as the output itself, rounding stays far below.
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+Run = Callable[[Arguments], Sequence[torch.Tensor]]
+
+
+class ExportMismatch(ValueError):
+    """A runtime puts out something else than the network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How closely a runtime agrees with the network.
+
+    Attributes:
+        batch_sizes: that were tried.
+        max_relative_error: largest difference over the largest output, of all outputs and batch sizes.
+        tolerance: what was allowed.
+        num_outputs: tensors that the network puts out.
+        num_winners: rows of outputs `(batch, classes)` whose largest entry was compared: all that are not too close to
+            call.
+    """
+
+    batch_sizes: tuple[int, ...]
+    max_relative_error: float
+    tolerance: float
+    num_outputs: int
+    num_winners: int
+
+
+def checked_agreement(model: nn.Module, run: Run, batch: ExampleBatch, *, runtime: str, path: Path) -> Agreement:
+    """Compare a runtime with the network on random inputs like the example, at each batch size.
+
+    Args:
+        model: what the runtime should compute, on the CPU; it is called in eval mode, and stays as it is.
+        run: the runtime, from inputs to all outputs in order.
+        batch: the example inputs.
+        runtime: its name, for the message.
+        path: of the file that it runs, for the message.
+
+    Raises:
+        ExportMismatch: something differs; the message says what.
+    """
+    errors, tolerances, num_winners, num_outputs = [0.0], [0.0], 0, 0
+    for size in batch.sizes:
+        inputs = batch.random_like(size)
+        with undisturbed(model):
+            expected = output_tensors(model(*(tensor.clone() for tensor in inputs)))
+        outputs = _outputs(run, inputs, f"{runtime} cannot run the network at batch size {size}", path)
+        complaint = _complaint(outputs, expected)
+        if complaint:
+            raise ExportMismatch(
+                f"{runtime} computes something else than the network at batch size {size}: {complaint}; {path} is not "
+                "written. Networks that draw random numbers in eval mode cannot be compared; otherwise try another "
+                "format, or another version of the runtime"
+            )
+        errors += [relative_error(output, right) for output, right in zip(outputs, expected, strict=True)]
+        tolerances += [_tolerance(right) for right in expected]
+        num_winners += sum(int(clear_winners(right).sum()) for right in expected)
+        num_outputs = len(expected)
+    return Agreement(
+        batch_sizes=batch.sizes,
+        max_relative_error=max(errors),
+        tolerance=max(tolerances),
+        num_outputs=num_outputs,
+        num_winners=num_winners,
+    )
+
+
+def _outputs(run: Run, inputs: Arguments, failure: str, path: Path) -> Sequence[torch.Tensor]:
+    try:
+        return run(inputs)
+    # Every runtime has errors of its own.
+    except Exception as error:
+        raise ExportMismatch(
+            f"{failure}: {first_line(error)}; {path} is not written. Where the network's code fixes the batch size, "
+            "pass dynamic_batch=False; export a network in half precision as model.float()"
+        ) from error
+
+
+def _complaint(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+    """How outputs differ from the expected ones; empty if they agree."""
+    shapes, wanted = [tuple(tensor.shape) for tensor in outputs], [tuple(tensor.shape) for tensor in expected]
+    if shapes != wanted:
+        return f"its outputs have shapes {shapes}, not {wanted}"
+    for place, (output, right) in enumerate(zip(outputs, expected, strict=True)):
+        error, allowed = relative_error(output, right), _tolerance(right)
+        if not error <= allowed:
+            return f"output {place} is off by {error:.3g} of its largest entry, {allowed:g} is allowed"
+        clear = clear_winners(right)
+        if clear.any() and not torch.equal(output[clear].argmax(1), right[clear].argmax(1)):
+            return f"another class wins in output {place}"
+    if not any(right.isfinite().any() for right in expected):
+        return "nothing can be compared, as the network puts out no finite number for inputs like the example"
+    return ""
+
+
+def _tolerance(expected: torch.Tensor) -> float:
+    # Whole numbers and truth values must be the same.
+    return TOLERANCE.get(expected.dtype, 0.0)
+
+
+def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest expected entry; infinite where NaN, infinity or whole numbers differ.
+
+    >>> relative_error(torch.tensor([1.0, 3.9]), torch.tensor([1.0, 4.0]))
+    0.02499997615814209
+    """
+    if not expected.is_floating_point():
+        return 0.0 if torch.equal(output.to(expected.dtype), expected) else math.inf
+    output, expected = output.double(), expected.double()
+    finite = expected.isfinite()
+    if not torch.allclose(output[~finite], expected[~finite], equal_nan=True):
+        return math.inf
+    if not finite.any():
+        return 0.0
+    off = (output - expected)[finite].abs().max().item()
+    largest = expected[finite].abs().max().item()
+    if off == 0:
+        return 0.0
+    return off / largest if largest and math.isfinite(off) else math.inf
+
+
+def clear_winners(expected: torch.Tensor) -> torch.Tensor:
+    """Which rows of an output `(batch, classes)` have a largest entry that rounding cannot dethrone."""
+    is_scores = expected.dim() == 2 and expected.shape[1] > 1 and expected.is_floating_point()
+    if not is_scores or not len(expected) or not expected.isfinite().all():
+        return torch.zeros(expected.shape[:1], dtype=torch.bool)
+    values = expected.double()
+    first, second = values.topk(2, dim=1).values.unbind(1)
+    margin = _tolerance(expected) * values.abs().amax()
+    return first - second > margin

@@ -1,0 +1,130 @@
+"""What every export starts from: the folded network as a program of torch.export, and all that its check needs."""
+
+import copy
+import keyword
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from strucspars._version import __version__
+from strucspars.convert.folding.fold import fold
+from strucspars.core.checks import checked_at_least
+from strucspars.export.example_batch import ExampleBatch, example_batch
+from strucspars.export.plan_hash import hash_of_model
+from strucspars.export.quiet import first_line, without_chatter
+from strucspars.export.value_names import chosen_input_names, chosen_output_names
+from strucspars.measure.counting import ExampleInputs, undisturbed
+from strucspars.measure.folded import gathers_in_folded_pass, is_folded
+from strucspars.measure.gathers import RemainingGather
+
+VERSION_KEY = "strucspars.version"
+PLAN_HASH_KEY = "strucspars.plan_sha256"
+GATHERS_KEY = "strucspars.num_gathers"
+
+# torch.export writes names into Python code.
+_NOT_IN_CODE = frozenset('"\\{}\n\r')
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceProgram:
+    """A network that is ready to be written.
+
+    Attributes:
+        reference: the network as it was given, on the CPU: what any file has to agree with.
+        exported: its folded form, as torch.export sees it.
+        batch: the example inputs.
+        input_names: one per input.
+        output_names: one per output tensor.
+        gathers: the shuffles that folding left.
+        metadata: what a file tells about its origin.
+    """
+
+    reference: nn.Module
+    exported: torch.export.ExportedProgram
+    batch: ExampleBatch
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    gathers: tuple[RemainingGather, ...]
+    metadata: dict[str, str]
+
+
+def inference_program(
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    *,
+    dynamic_batch: bool,
+    min_channels_per_group: int = 1,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> InferenceProgram:
+    """Fold a network and let torch.export look at it. The network stays as it is.
+
+    Raises:
+        ValueError: an argument does not fit, or torch.export cannot take the network in.
+    """
+    _check_names(model)
+    batch = example_batch(example_inputs, dynamic_batch=dynamic_batch)
+    chosen_inputs = chosen_input_names(model, len(batch.arguments), input_names)
+    reference = copy.deepcopy(model).cpu()
+    with undisturbed(reference):
+        outputs = reference(*(tensor.clone() for tensor in batch.arguments))
+    chosen_outputs = chosen_output_names(outputs, output_names, input_names=chosen_inputs)
+    folded = _folded(reference, batch, min_channels_per_group)
+    with undisturbed(folded):
+        gathers = gathers_in_folded_pass(folded, tuple(tensor.clone() for tensor in batch.arguments))
+    metadata = {VERSION_KEY: __version__, GATHERS_KEY: str(len(gathers))}
+    plan_hash = hash_of_model(model)
+    return InferenceProgram(
+        reference=reference,
+        exported=_exported(folded, batch),
+        batch=batch,
+        input_names=chosen_inputs,
+        output_names=chosen_outputs,
+        gathers=gathers,
+        metadata=metadata if plan_hash is None else {**metadata, PLAN_HASH_KEY: plan_hash},
+    )
+
+
+def _check_names(model: nn.Module) -> None:
+    for name in model.state_dict(keep_vars=True):
+        for part in name.split("."):
+            if keyword.iskeyword(part) or _NOT_IN_CODE & set(part):
+                raise ValueError(
+                    f"{name!r} of the network has the name {part!r} in it, which torch.export cannot write: it is a "
+                    "keyword of Python, or has quotes, backslashes, braces or line breaks in it; rename it"
+                )
+
+
+def _folded(model: nn.Module, batch: ExampleBatch, min_channels_per_group: int) -> fx.GraphModule:
+    """The inference graph; a graph that `fold` has made is taken as it is."""
+    min_channels_per_group = checked_at_least("min_channels_per_group", min_channels_per_group, 1)
+    if not isinstance(model, fx.GraphModule) or not is_folded(model):
+        return fold(model, batch.arguments, min_channels_per_group=min_channels_per_group)
+    if min_channels_per_group > 1:
+        raise ValueError(
+            f"min_channels_per_group={min_channels_per_group} comes too late for a graph that is folded already; give "
+            "the network itself, or give it to fold"
+        )
+    return model
+
+
+def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.ExportedProgram:
+    samples = torch.export.Dim("batch")
+    shapes: Any = tuple({0: samples} if batched else None for batched in batch.is_batched)
+    arguments = tuple(tensor.clone() for tensor in batch.traceable())
+    try:
+        with torch.no_grad(), without_chatter():
+            program = torch.export.export(folded, arguments, dynamic_shapes=shapes, strict=False)
+    # It runs the network's own code on stand-ins: that can fail in any way at all.
+    except Exception as error:
+        remedy = "its code must not branch on the values of tensors"
+        if batch.is_dynamic:
+            remedy += ", and where it fixes the batch size, pass dynamic_batch=False"
+        raise ValueError(f"torch.export cannot take the network in: {first_line(error)}; {remedy}") from error
+    for node in program.graph.nodes:
+        # Names of folders on the machine that exports.
+        node.meta.pop("stack_trace", None)
+    return program

@@ -1,0 +1,87 @@
+"""The table for people."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from strucspars.bench.report_text import report_text
+from strucspars.bench.results import BenchReport, BenchRow
+
+MakeRow = Callable[..., BenchRow]
+
+
+def lines_of(report: BenchReport) -> list[str]:
+    return report_text(report).splitlines()
+
+
+def test_a_row_shows_its_numbers_and_its_bound(report: BenchReport) -> None:
+    title, header, _, dense, compressed, *_ = lines_of(report)
+    assert title == "resnet50, 224 x 224, batch 1, 1 thread"
+    assert header.split() == [
+        *("runtime", "network", "ms", "quartiles", "fps", "speed-up", "of", "best", "bound", "MACs", "eff."),
+        *("gathers", "MB", "share", "note"),
+    ]
+    assert dense.split() == ["ONNX", "Runtime", "dense", "80.0", "79.0-81.0", "12.5", "1.00", "1.00", "1.00", "0.50"]
+    assert compressed.split()[2:] == [
+        *("65%", "40.0", "39.0-41.0", "25.0", "2.00", "2.00", "2.40", "2.43", "1.00", "67", "67.0", "15%")
+    ]
+
+
+def test_the_papers_rows_stand_beside_ours(report: BenchReport) -> None:
+    rows = [line.split()[2:] for line in lines_of(report) if line.startswith("the paper ")]
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        ("dense", "80.2", "1.00"),
+        ("35%", "68.2", "1.18"),
+        ("65%", "61.3", "1.31"),
+        ("85%", "53.5", "1.50"),
+    ]
+
+
+def test_the_paper_measured_one_image_of_one_size_on_one_core(report: BenchReport, make_row: MakeRow) -> None:
+    for changes in ({"threads": 2}, {"batch": 16}, {"network": "resnet18"}, {"image_shape": (3, 64, 64)}):
+        assert "the paper" not in report_text(replace(report, rows=(make_row(**changes),)))
+
+
+def test_an_error_has_a_footnote_and_no_time(report: BenchReport) -> None:
+    lines = lines_of(report)
+    (wrong,) = [line for line in lines if " 85% " in line and line.startswith("ONNX")]
+    assert wrong.split()[2:] == ["85%", "2.43", "67", "67.0", "[1]"]
+    assert "[1] not timed: wrong" in lines
+
+
+def test_the_bound_is_said_to_be_no_network(report: BenchReport) -> None:
+    assert "a limit, not an exact network" in " ".join(report_text(report).split())
+
+
+def test_a_missing_runtime_is_named_with_its_remedy(report: BenchReport) -> None:
+    assert "OpenVINO is not installed and was left out; pip install openvino" in lines_of(report)
+
+
+def test_command_commit_hardware_and_versions_are_shown(report: BenchReport) -> None:
+    assert lines_of(report)[-2:] == [
+        "strucspars bench resnet50 (commit 0123456789ab)",
+        "cpu some processor, cores 2, torch 2.15",
+    ]
+
+
+def test_of_a_batch_the_fastest_way_is_said(report: BenchReport, make_row: MakeRow) -> None:
+    timing = report.rows[0].timing
+    assert timing is not None
+    rows = (
+        make_row(batch=16, images_per_call=16, timing=replace(timing, ms=1600.0)),
+        make_row(batch=16, images_per_call=1, timing=replace(timing, ms=1200.0)),
+        make_row(batch=16, images_per_call=1, runtime="pytorch", timing=None, error="not timed: wrong"),
+    )
+    lines = lines_of(replace(report, rows=rows))
+    assert "dense: fastest in ONNX Runtime, 1 by 1, 75.0 ms per image" in lines
+    assert lines[1].split()[:3] == ["runtime", "network", "images"]
+    assert "16 at once" in lines[3]
+
+
+def test_a_rate_that_was_missed_is_said(report: BenchReport) -> None:
+    assert "resnet50 85%: 65.7% of the convolutions' weights are removed" in lines_of(report)
+    assert not any(line.startswith("resnet50 65%") for line in lines_of(report))
+
+
+def test_a_report_without_rows_says_why(report: BenchReport) -> None:
+    text = report_text(replace(report, rows=()))
+    assert text.startswith("nothing was timed: none of the runtimes is installed\nOpenVINO is not installed")

@@ -1,0 +1,110 @@
+"""Each runtime computes what PyTorch does, and those that are missing are no error."""
+
+import importlib.util
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from strucspars.bench.equality import difference_error, relative_difference
+from strucspars.bench.inference_forms import InferenceForms
+from strucspars.bench.networks import BenchNetwork, random_networks
+from strucspars.bench.runtimes import RUNTIMES, Images, Target, known_runtime, split_by_presence, torch_threads
+
+SHAPE = (3, 16, 16)
+
+
+def floats(values: Any) -> Images:
+    return np.asarray(values, np.float32)
+
+
+@pytest.fixture(scope="module")
+def network() -> BenchNetwork:
+    return random_networks("cifar-resnet8", [0.6], image_shape=SHAPE, num_classes=5)[1]
+
+
+# Compiling takes long: once is enough.
+@pytest.mark.parametrize(
+    ("name", "batch"), [(name, batch) for name in RUNTIMES for batch in (1, 3) if (name, batch) != ("torch-compile", 3)]
+)
+def test_a_runtime_computes_what_pytorch_does(name: str, batch: int, network: BenchNetwork, tmp_path: Path) -> None:
+    runtime = known_runtime(name)
+    if not runtime.is_installed:
+        pytest.skip(f"{runtime.title} is not installed")
+    if name == "torch-compile" and shutil.which("g++") is None:
+        pytest.skip("torch.compile needs a compiler")
+    images = np.random.default_rng(0).standard_normal((batch, *SHAPE), dtype=np.float32)
+    program = runtime.prepare(
+        InferenceForms(network.model, torch.zeros(1, *SHAPE), tmp_path), Target(batch=batch, threads=1)
+    )
+    with torch.no_grad():
+        expected = network.model(torch.from_numpy(images)).numpy()
+    assert program(images).shape == (batch, 5)
+    assert difference_error(relative_difference(program(images), expected)) == ""
+
+
+def test_files_and_folded_graph_are_made_once(network: BenchNetwork, tmp_path: Path) -> None:
+    forms = InferenceForms(network.model, torch.zeros(1, *SHAPE), tmp_path)
+    assert forms.folded is forms.folded
+    written = forms.onnx_path.stat().st_mtime_ns
+    assert forms.onnx_path.stat().st_mtime_ns == written
+    assert len(forms.report.gathers) > 0
+
+
+def test_groups_can_be_widened(network: BenchNetwork, tmp_path: Path) -> None:
+    plain, wide = (
+        InferenceForms(network.model, torch.zeros(1, *SHAPE), tmp_path, widen_groups_below=width) for width in (1, 64)
+    )
+    params = [sum(parameter.numel() for parameter in forms.folded.parameters()) for forms in (plain, wide)]
+    assert params[0] < params[1]
+
+
+def test_an_unknown_runtime_is_an_error_that_suggests_one() -> None:
+    with pytest.raises(ValueError, match=r"no runtime 'onnx-runtime'; did you mean 'onnxruntime'\?"):
+        known_runtime("onnx-runtime")
+    with pytest.raises(ValueError, match="Runtimes are onnxruntime, pytorch, torch-compile, openvino"):
+        known_runtime("x")
+
+
+def test_a_runtime_that_cannot_be_imported_is_missing() -> None:
+    absent = replace(known_runtime("openvino"), package="no_such_package")
+    assert importlib.util.find_spec(absent.package) is None
+    assert split_by_presence([absent, known_runtime("pytorch")]) == ([known_runtime("pytorch")], [absent])
+
+
+def test_pytorchs_threads_are_given_back_also_after_an_error() -> None:
+    before = torch.get_num_threads()
+    inside = []
+
+    def fails() -> None:
+        with torch_threads(before + 1):
+            inside.append(torch.get_num_threads())
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fails()
+    assert inside == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [[1, 2]],
+        [1, math.nan, 3],
+        [3, 2, 1],
+        [1, 2, 3.001],
+    ],
+)
+def test_wrong_outputs_are_refused(wrong: Any) -> None:
+    assert "not timed" in difference_error(relative_difference(floats(wrong), floats([1, 2, 3])))
+
+
+def test_a_network_that_puts_out_no_numbers_cannot_be_checked() -> None:
+    nothing = floats([1, math.nan])
+    assert relative_difference(nothing, nothing) == float("inf")

@@ -1,0 +1,139 @@
+"""One sitting, with runtimes that do as they are told and a clock that does not tick by itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from strucspars.bench.inference_forms import InferenceForms
+from strucspars.bench.networks import BenchNetwork, Form
+from strucspars.bench.results import BenchRow, NetworkSize
+from strucspars.bench.runtimes import Images, Program, Runtime, Target
+from strucspars.bench.sitting import Contestant, Sitting, sitting_rows
+from strucspars.bench.timing import TimingRules
+
+SHAPE = (3, 4, 4)
+RULES = TimingRules(seconds=1.0, visit_seconds=0.001, warmup_calls=1, min_rounds=3, max_rounds=3)
+SECONDS = {"dense": 8.0, "compressed": 4.0, "bound": 3.0}
+
+
+@pytest.fixture
+def contestants(tmp_path: Path) -> list[Contestant]:
+    made = []
+    forms: list[tuple[Form, float | None]] = [("dense", None), ("compressed", 0.5), ("bound", 0.5)]
+    for form, rate in forms:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2)).eval()
+        network = BenchNetwork(rate=rate, form=form, model=model, removed_conv_fraction=rate or 0.0)
+        size = NetworkSize(
+            params=1,
+            macs=1,
+            removed_conv_fraction=rate or 0.0,
+            operation_ratio=1.0 if rate is None else 4.0,
+            gathers=0,
+            gathered_bytes=0,
+        )
+        forms_of_it = InferenceForms(model, torch.zeros(1, *SHAPE), tmp_path)
+        made.append(Contestant(network=network, forms=forms_of_it, size=size))
+    return made
+
+
+def told(clock: Any, name: str, contestants: list[Contestant], *, slow: float = 1.0, wrong: str = "") -> Runtime:
+    """A runtime of known times per image, whose outputs are wrong for one form."""
+    forms = {id(contestant.forms): contestant.network.form for contestant in contestants}
+
+    def prepare(of: InferenceForms, target: Target) -> Program:
+        form = forms[id(of)]
+
+        def program(images: Images) -> Images:
+            clock.program(f"{name} {form}", slow * SECONDS[form] * len(images))()
+            assert len(images) == target.batch
+            with torch.no_grad():
+                outputs: Images = of.model(torch.from_numpy(images)).numpy()
+            return outputs + 1 if form == wrong else outputs
+
+        return program
+
+    # Names of runtimes are those of tables.
+    return Runtime(name=name, title=name, package="torch", install="", prepare=prepare)
+
+
+def rows_of(clock: Any, contestants: list[Contestant], *runtimes: Runtime, batch: int = 1) -> list[BenchRow]:
+    sitting = Sitting(network="own", image_shape=SHAPE, batch=batch, threads=1, runtimes=runtimes)
+    return sitting_rows(sitting, contestants, RULES, observer=lambda words, done: None, clock=clock)
+
+
+def timings(rows: list[BenchRow], value: Callable[[Any], Any]) -> list[Any]:
+    return [value(row.timing) for row in rows]
+
+
+def test_speedups_efficiency_and_share_are_those_of_the_times(clock: Any, contestants: list[Contestant]) -> None:
+    fast, slow = (told(clock, name, contestants, slow=factor) for name, factor in (("pytorch", 1), ("openvino", 2)))
+    rows = rows_of(clock, contestants, fast, slow)
+    assert [(row.runtime, row.form) for row in rows] == [
+        (name, form) for name in ("pytorch", "openvino") for form in ("dense", "compressed", "bound")
+    ]
+    assert timings(rows, lambda timing: timing.ms) == [8000, 4000, 3000, 16000, 8000, 6000]
+    assert timings(rows, lambda timing: timing.speedup.median) == pytest.approx([1, 2, 8 / 3, 1, 2, 8 / 3])
+    assert timings(rows, lambda timing: timing.speedup_over_best.median) == pytest.approx([1, 2, 8 / 3, 0.5, 1, 4 / 3])
+    assert timings(rows, lambda timing: timing.efficiency)[1] == 0.5
+    assert timings(rows, lambda timing: timing.gather_share) == [None, 0.25, None, None, 0.25, None]
+
+
+def test_wrong_outputs_are_an_error_row_and_never_timed(clock: Any, contestants: list[Contestant]) -> None:
+    rows = rows_of(clock, contestants, told(clock, "pytorch", contestants, wrong="compressed"))
+    dense, compressed, bound = rows
+    assert compressed.timing is None
+    assert compressed.difference is not None
+    assert compressed.difference > 1e-4
+    assert "outputs are off by" in compressed.error
+    # Once for the check.
+    assert clock.called.count("pytorch compressed") == 1
+    assert dense.timing is not None
+    assert bound.timing is not None
+    assert bound.timing.speedup is not None
+
+
+def test_a_runtime_that_fails_takes_no_other_with_it(clock: Any, contestants: list[Contestant]) -> None:
+    def prepare(forms: InferenceForms, target: Target) -> Program:
+        raise RuntimeError("unknown operation\nand a long trace")
+
+    failing = Runtime(name="openvino", title="OpenVINO", package="torch", install="", prepare=prepare)
+    rows = rows_of(clock, contestants, failing, told(clock, "pytorch", contestants))
+    assert {row.error for row in rows if row.runtime == "openvino"} == {"not timed: RuntimeError: unknown operation"}
+    assert all(row.timing is not None for row in rows if row.runtime == "pytorch")
+
+
+def test_without_a_right_dense_network_there_is_no_speedup(clock: Any, contestants: list[Contestant]) -> None:
+    rows = rows_of(clock, contestants, told(clock, "pytorch", contestants, wrong="dense"))
+    assert rows[0].timing is None
+    assert rows[1].timing is not None
+    timing = rows[1].timing
+    assert (timing.speedup, timing.speedup_over_best, timing.efficiency) == (None, None, None)
+
+
+def test_a_batch_is_timed_at_once_and_one_by_one(clock: Any, contestants: list[Contestant]) -> None:
+    rows = rows_of(clock, contestants, told(clock, "pytorch", contestants), batch=2)
+    assert [row.images_per_call for row in rows] == [2, 1, 2, 1, 2, 1]
+    assert timings(rows, lambda timing: timing.ms) == [16000, 16000, 8000, 8000, 6000, 6000]
+    assert timings(rows, lambda timing: timing.frames_per_second)[0] == 1 / 8
+
+
+def test_contestants_take_turns_across_runtimes(clock: Any, contestants: list[Contestant]) -> None:
+    rows_of(clock, contestants, told(clock, "pytorch", contestants), told(clock, "openvino", contestants))
+    # One call each for the check, the warm-up, and three rounds of which the second goes backwards.
+    order = clock.called[:6]
+    assert clock.called == [*order, *order, *order, *reversed(order), *order]
+
+
+def test_what_is_done_is_told(clock: Any, contestants: list[Contestant]) -> None:
+    said: list[tuple[str, float]] = []
+    sitting = Sitting(
+        network="own", image_shape=SHAPE, batch=1, threads=1, runtimes=(told(clock, "pytorch", contestants),)
+    )
+    sitting_rows(sitting, contestants, RULES, observer=lambda *words: said.append(words), clock=clock)
+    assert all(0 <= done <= 1 for _, done in said)
+    assert any("preparing compressed 50% for pytorch" in words for words, _ in said)
+    assert "own, 4 x 4, batch 1, 1 thread: timing 3 programs, round 3" in said[-1][0]

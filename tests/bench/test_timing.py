@@ -1,0 +1,91 @@
+"""Interleaved timing, with a clock that does not tick by itself."""
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strucspars.bench.timing import Samples, TimingRules, interleaved_times
+
+ONE_CALL = TimingRules(seconds=1.0, visit_seconds=0.001, warmup_calls=1, min_rounds=4, max_rounds=4)
+
+
+def test_every_contestant_has_its_turn_in_every_round_and_the_order_turns_round(clock: Any) -> None:
+    programs = {name: clock.program(name, 1.0) for name in "abc"}
+    interleaved_times(programs, ONE_CALL, clock=clock)
+    assert "".join(clock.called) == "abc" + "abc" + "cba" + "abc" + "cba"
+
+
+def test_calls_are_as_many_as_fill_a_visit_after_one_that_does_not_count(clock: Any) -> None:
+    rules = TimingRules(seconds=1, visit_seconds=1.0, warmup_calls=2, min_rounds=1, max_rounds=1)
+    times = interleaved_times({"a": clock.program("a", 0.25)}, rules, clock=clock)
+    assert times["a"].rounds == ((0.25,) * 4,)
+    assert len(clock.called) == 2 + 1 + 4
+
+
+def test_a_call_longer_than_a_visit_is_timed_once_without_another_before(clock: Any) -> None:
+    times = interleaved_times({"slow": clock.program("slow", 9.0)}, ONE_CALL, clock=clock)
+    assert times["slow"].rounds == ((9.0,),) * 4
+    assert len(clock.called) == 1 + 4
+
+
+def test_calls_of_no_time_at_all_are_limited(clock: Any) -> None:
+    rules = TimingRules(seconds=1, max_calls=7, min_rounds=1, max_rounds=1)
+    assert interleaved_times({"a": clock.program("a", 0.0)}, rules, clock=clock)["a"].calls == 7
+
+
+def test_time_runs_out_before_the_round_that_would_not_fit(clock: Any) -> None:
+    rules = TimingRules(seconds=10.0, visit_seconds=0.001, warmup_calls=1, min_rounds=1)
+    times = interleaved_times({"a": clock.program("a", 1.0), "b": clock.program("b", 2.0)}, rules, clock=clock)
+    # Three seconds of warm-up and two rounds of three; another would end after twelve.
+    assert len(times["a"].rounds) == len(times["b"].rounds) == 2
+    assert clock.now <= 10
+
+
+def test_rounds_enough_for_a_spread_come_first_and_time_second(clock: Any) -> None:
+    rules = TimingRules(seconds=1.0, visit_seconds=0.001, min_rounds=3)
+    assert len(interleaved_times({"a": clock.program("a", 60.0)}, rules, clock=clock)["a"].rounds) == 3
+
+
+def test_each_round_is_told_with_the_time_so_far(clock: Any) -> None:
+    told: list[tuple[int, float]] = []
+    interleaved_times({"a": clock.program("a", 1.0)}, ONE_CALL, clock=clock, on_round=lambda *said: told.append(said))
+    assert told == [(1, 2.0), (2, 3.0), (3, 4.0), (4, 5.0)]
+
+
+def test_nothing_to_time_takes_no_time(clock: Any) -> None:
+    assert interleaved_times({}, ONE_CALL, clock=clock) == {}
+
+
+def test_garbage_is_collected_again_afterwards_also_after_an_error(clock: Any) -> None:
+    def fails() -> None:
+        assert not gc.isenabled()
+        raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        interleaved_times({"a": fails}, ONE_CALL, clock=clock)
+    assert gc.isenabled()
+
+
+def test_medians_and_quartiles_are_those_of_all_calls() -> None:
+    samples = Samples(((1.0, 2.0, 3.0), (4.0, 100.0)))
+    assert samples.median == 3.0
+    assert samples.quartiles == tuple(np.percentile([1, 2, 3, 4, 100], (25, 75)))
+    assert samples.round_medians == (2.0, 52.0)
+    assert samples.calls == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seconds": 0}, "seconds must be a positive number"),
+        ({"seconds": float("inf")}, "seconds must be a positive number"),
+        ({"visit_seconds": -1.0}, "visit_seconds must be"),
+        ({"min_rounds": 0}, "min_rounds must be a whole number from 1 on"),
+        ({"min_rounds": 5, "max_rounds": 4}, "max_rounds must be a whole number from 5 on"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TimingRules(**options)

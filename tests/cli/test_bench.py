@@ -1,0 +1,122 @@
+"""The command that times networks."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from strucspars.bench.group_counts import PAPER_GROUPS
+from strucspars.bench.results import report_from_json
+from strucspars.cli.benchmarking import BenchRequest, bench_subjects, benchmarked
+from strucspars.cli.output import Output
+
+SMALL = "tiny_networks:small"
+QUICK = ("--runtimes", "pytorch", "--seconds", "0.1")
+OWN = (SMALL, "--classes", "3", "--image-shape", "3x16x16", *QUICK)
+
+
+def test_a_network_by_name_is_timed_dense_and_compressed(call: Any) -> None:
+    said = call("bench", *OWN, "--rates", "0.3,0.6")
+    assert said.status == 0
+    assert "tiny_networks:small, 16 x 16, batch 1, 1 thread" in said.out
+    assert [line.split()[1] for line in said.out.splitlines() if line.startswith("PyTorch ")] == ["dense", "30%", "60%"]
+
+
+def test_the_report_goes_to_a_file_and_to_scripts(call: Any) -> None:
+    said = call("bench", *OWN, "--batch", "1,2", "--out", "bench.json", "--json")
+    assert said.status == 0
+    report = report_from_json(Path("bench.json").read_text())
+    assert report.document() == json.loads(said.out)
+    assert {row.batch for row in report.rows} == {1, 2}
+    assert report.command == (
+        "strucspars bench tiny_networks:small --runtimes pytorch --batch 1,2 --seconds 0.1 --classes 3 "
+        "--image-shape 3x16x16"
+    )
+
+
+def test_a_run_is_timed_against_its_dense_network(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    said = call("bench", "runs/demo", "--model", SMALL, *QUICK, "--json")
+    assert said.status == 0
+    document = json.loads(said.out)
+    assert [row["form"] for row in document["rows"]] == ["dense", "compressed", "bound"]
+    dense, compressed, _ = (row["size"] for row in document["rows"])
+    assert compressed["params"] < dense["params"]
+    assert document["rows"][0]["network"] == "demo"
+    assert "runs" not in document["command"]
+
+
+def test_code_that_a_folder_names_is_run_only_if_the_user_names_it(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    said = call("bench", "runs/demo", *QUICK)
+    assert said.status == 2
+    assert f"--model {SMALL}" in said.err
+
+
+def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strucspars.bench.sitting.relative_difference", lambda outputs, expected: 0.5)
+    said = call("bench", *OWN)
+    assert said.status == 1
+    assert "[1] not timed: its outputs are off by 0.5" in said.out
+    assert "3 of 3 programs were not timed" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--runtimes", "onnx"), "did you mean 'onnxruntime'?"),
+        (("--rates", "0.5,much"), "--rates must be a list with commas"),
+        (("--rates", "0"), "a rate of 0 is the dense network"),
+        (("--rates", "1.5"), "must lie in [0, 1)"),
+        (("--batch", "0"), "from 1 on, got 0"),
+        (("--threads", "some"), "--threads must be a list with commas"),
+        (("--seconds", "-1"), "seconds must be a positive number"),
+        (("resnet-50",), "did you mean 'resnet50'?"),
+        (("empty",), "no run folder"),
+        (("empty", "--rates", "0.5"), "a run has its own already"),
+        (("--out", "nowhere/bench.json"), "there is no folder nowhere"),
+    ],
+)
+def test_wrong_use_is_an_error_before_anything_is_built(call: Any, arguments: tuple[str, ...], message: str) -> None:
+    Path("empty").mkdir()
+    said = call("bench", *arguments)
+    assert said.status == 2
+    assert message in said.err
+    assert said.out == ""
+
+
+def test_by_default_the_papers_resnet50_is_timed_for_one_image_on_one_thread() -> None:
+    (subject,) = bench_subjects(BenchRequest())
+    assert (subject.name, subject.image_shape) == ("resnet50", (3, 224, 224))
+    assert subject.settings.runtimes == ("onnxruntime", "pytorch", "openvino")
+    assert (subject.settings.batches, subject.settings.threads) == ((1,), (1,))
+
+
+def test_full_has_more_batches_threads_runtimes_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    subjects = {subject.name: subject.settings for subject in bench_subjects(BenchRequest(is_full=True))}
+    assert set(subjects) == set(PAPER_GROUPS)
+    assert (subjects["resnet50"].batches, subjects["resnet50"].threads) == ((1, 16), (1, 4))
+    assert "torch-compile" in subjects["resnet50"].runtimes
+    assert subjects["densenet201"].runtimes == ("onnxruntime", "openvino")
+    assert (subjects["densenet201"].batches, subjects["densenet201"].threads) == ((1,), (1,))
+
+
+def test_all_threads_on_one_core_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    (subject,) = bench_subjects(BenchRequest(threads="1,all"))
+    assert subject.settings.threads == (1,)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_on_a_terminal_the_progress_is_shown_unless_quiet(networks: Path, quiet: bool) -> None:
+    output = Output(as_json=False, quiet=quiet)
+    screen = io.StringIO()
+    output.console = Console(file=screen, force_terminal=True, force_interactive=True, width=120)
+    request = BenchRequest(network=SMALL, classes=3, image_shape=(3, 16, 16), runtimes="pytorch", seconds=0.1)
+    benchmarked(request, out=None, output=output)
+    assert (screen.getvalue() == "") == quiet

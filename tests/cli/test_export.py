@@ -1,0 +1,103 @@
+"""`strucspars export`: runs and checkpoints become files that runtimes run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+
+import strucspars as ss
+from strucspars.export.onnx_export import onnx_runner
+from strucspars.models.catalogue import build_model
+
+SMALL = "tiny_networks:small"
+SHAPE = ("--image-shape", "3x16x16")
+ONNX = ("--format", "onnx")
+
+
+@pytest.fixture
+def compressed(networks: Path) -> Path:
+    torch.manual_seed(0)
+    model = build_model(SMALL, num_classes=7)
+    ss.save(ss.convert_(model, ss.one_shot_plan(model, target=0.5)), "small.safetensors")
+    return Path("small.safetensors")
+
+
+def test_a_finished_run_gets_a_file_beside_its_network(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    said = call("export", "runs/demo", *ONNX)
+    assert said.status == 2
+    assert f"run only if you name it too: --model {SMALL}" in said.err
+    said = call("export", "runs/demo", *ONNX, "--model", SMALL)
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("model.onnx")
+    assert "checked in  ONNX Runtime" in said.out
+    assert "batch sizes 1 and 3" in said.out
+    (value,) = onnx.load("runs/demo/model.onnx").graph.input
+    assert [size.dim_value for size in value.type.tensor_type.shape.dim][1:] == [3, 16, 16]
+    # A file in its folder does not disturb a run.
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+
+
+def test_a_saved_network_is_exported_and_computes_the_same(call: Any, compressed: Path) -> None:
+    said = call("export", str(compressed), *ONNX, "--model", SMALL, *SHAPE, "--json")
+    document = json.loads(said.out)
+    assert document["path"] == "tiny_networks-small.onnx"
+    assert document["format"] == "onnx"
+    assert document["agreement"]["max_relative_error"] <= 1e-4
+    assert document["nbytes"] == Path("tiny_networks-small.onnx").stat().st_size
+    model = ss.load(compressed, build_model(SMALL, num_classes=7)).eval()
+    images = torch.randn(3, 3, 16, 16)
+    (scores,) = onnx_runner(Path(document["path"]))((images,))
+    torch.testing.assert_close(scores, model(images).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_other_formats_and_wider_groups(call: Any, compressed: Path) -> None:
+    arguments = (str(compressed), "--model", SMALL, *SHAPE, "--min-channels-per-group", "16", "--json")
+    openvino = json.loads(call("export", *arguments, "--format", "openvino").out)
+    assert (openvino["path"], openvino["num_gathers"]) == ("tiny_networks-small.xml", 0)
+    program = json.loads(call("export", *arguments, "--format", "torch").out)
+    assert program["path"] == "tiny_networks-small.pt2"
+
+
+def test_a_plain_checkpoint_is_exported(call: Any, networks: Path) -> None:
+    torch.save(build_model(SMALL, num_classes=7).state_dict(), "trained.pt")
+    arguments = ("export", "trained.pt", "--format", "torch", "--model", SMALL, *SHAPE, "--out", "out.pt2")
+    assert call(*arguments, "--classes", "7").status == 0
+    said = call(*arguments, "--classes", "9", "--force")
+    assert said.status == 2
+    assert "are for 7 classes, not 9" in said.err
+
+
+def test_a_file_that_is_there_is_replaced_only_by_force(call: Any, compressed: Path) -> None:
+    arguments = ("export", str(compressed), "--format", "torch", "--model", SMALL, *SHAPE, "--out", "out.pt2")
+    Path("out.pt2").write_text("precious")
+    said = call(*arguments)
+    assert said.status == 2
+    assert said.err == "error: out.pt2 is there already; replace it with --force, or write elsewhere with --out\n"
+    assert Path("out.pt2").read_text() == "precious"
+    assert call(*arguments, "--force").status == 0
+    assert Path("out.pt2").stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("small.safetensors", *ONNX), "small.safetensors holds weights only; tell whose with --model"),
+        (("nowhere.safetensors", *ONNX, "--model", SMALL), "there is no saved network at nowhere.safetensors"),
+        (("small.safetensors", *ONNX, "--model", SMALL, "--out", "no/such.onnx"), "there is no folder no"),
+        (("small.safetensors", *ONNX, "--model", SMALL, "--out", "."), ". is a folder; name a file with --out"),
+        (("small.safetensors", "--model", SMALL, "--format", "tflite"), "tflite"),
+        (("small.safetensors", *ONNX, "--model", SMALL, "--image-shape", "big"), "--image-shape must be channels"),
+        (("small.safetensors", "--format", "openvino", "--model", SMALL, "--out", "a.onnx"), "end in .xml and .bin"),
+        ((".", *ONNX), ". is no run folder"),
+    ],
+)
+def test_wrong_use_is_one_line(call: Any, compressed: Path, arguments: tuple[str, ...], complaint: str) -> None:
+    said = call("export", *arguments)
+    assert said.status == 2
+    assert complaint in said.err
+    assert said.err.count("\n") == 1
+    assert not list(Path().glob("*.onnx"))

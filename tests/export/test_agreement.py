@@ -1,0 +1,193 @@
+"""What counts as the same outputs."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from strucspars.export.agreement import Agreement, ExportMismatch, checked_agreement, clear_winners, relative_error
+from strucspars.export.example_batch import Arguments, example_batch
+from strucspars.export.value_names import chosen_input_names, chosen_output_names, output_tensors
+
+SCORES = torch.tensor([[1.0, 2.0, -4.0], [0.5, 0.5, 0.0]])
+INF, NAN = math.inf, math.nan
+
+
+class Fixed(nn.Module):
+    """Puts out the same, whatever comes in."""
+
+    def __init__(self, *outputs: torch.Tensor) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.outputs
+
+
+def checked(expected: torch.Tensor, *found: torch.Tensor) -> Agreement:
+    batch = example_batch(torch.zeros(2, 3), dynamic_batch=False)
+    return checked_agreement(
+        Fixed(expected), lambda arguments: list(found), batch, runtime="Runtime 1.0", path=Path("file.onnx")
+    )
+
+
+def test_errors_are_relative_to_the_largest_entry() -> None:
+    assert relative_error(SCORES + 0.004, SCORES) == pytest.approx(0.001, rel=1e-3)
+    assert relative_error(SCORES, SCORES) == 0
+    assert relative_error(torch.zeros(3), torch.zeros(3)) == 0
+    assert relative_error(torch.full((3,), 1e-9), torch.zeros(3)) == INF
+    assert relative_error(torch.zeros(0), torch.zeros(0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "error"),
+    [
+        ([1.0, NAN], [1.0, NAN], 0),
+        ([1.0, INF], [1.0, INF], 0),
+        ([1.0, -INF], [1.0, INF], INF),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([1.0, NAN], [1.0, 2.0], INF),
+        ([1.0, INF], [1.0, 2.0], INF),
+        ([NAN, NAN], [NAN, NAN], 0),
+    ],
+)
+def test_nan_and_infinity_must_be_in_the_same_places(found: list[float], expected: list[float], error: float) -> None:
+    assert relative_error(torch.tensor(found), torch.tensor(expected)) == error
+
+
+def test_whole_numbers_must_be_the_same() -> None:
+    assert relative_error(torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1, 2])) == 0
+    assert relative_error(torch.tensor([1, 3]), torch.tensor([1, 2])) == INF
+
+
+def test_winners_count_only_where_they_are_ahead() -> None:
+    assert clear_winners(SCORES).tolist() == [True, False]
+    for no_scores in (SCORES[0], SCORES[None], SCORES[:, :1], SCORES.long(), SCORES * NAN, torch.zeros(0, 3)):
+        assert not clear_winners(no_scores).any()
+    assert clear_winners(torch.tensor(1.0)).shape == ()
+
+
+def test_small_differences_agree_and_are_told() -> None:
+    agreement = checked(SCORES, SCORES + 1e-5)
+    assert (agreement.num_outputs, agreement.num_winners, agreement.batch_sizes) == (1, 1, (2,))
+    assert 0 < agreement.max_relative_error < agreement.tolerance == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        ((SCORES + 0.01,), r"output 0 is off by 0\.0025 of its largest entry, 0\.0001 is allowed"),
+        ((SCORES[:1],), r"shapes \[\(1, 3\)\], not \[\(2, 3\)\]"),
+        ((SCORES, SCORES), r"shapes \[\(2, 3\), \(2, 3\)\]"),
+        ((), r"shapes \[\], not"),
+        ((SCORES * NAN,), "off by inf"),
+    ],
+)
+def test_a_difference_is_refused_by_name(found: tuple[torch.Tensor, ...], complaint: str) -> None:
+    with pytest.raises(
+        ExportMismatch, match=rf"Runtime 1\.0 .* at batch size 2: .*{complaint}.*file\.onnx is not written"
+    ):
+        checked(SCORES, *found)
+
+
+def test_another_winner_is_refused_even_within_the_tolerance() -> None:
+    close = torch.tensor([[1.0, 1.00015, 0.0]])
+    swapped = torch.tensor([[1.00008, 1.00007, 0.0]])
+    with pytest.raises(ExportMismatch, match="another class wins in output 0"):
+        checked(close, swapped)
+
+
+def test_nothing_finite_is_no_agreement() -> None:
+    with pytest.raises(ExportMismatch, match="no finite number"):
+        checked(SCORES * NAN, SCORES * NAN)
+
+
+def test_a_runtime_that_fails_is_named() -> None:
+    def failing(arguments: Arguments) -> list[torch.Tensor]:
+        raise RuntimeError("shape mismatch\nin some node")
+
+    batch = example_batch(torch.zeros(2, 3), dynamic_batch=True)
+    with pytest.raises(ExportMismatch, match=r"Runtime 1\.0 cannot run the network at batch size 2: shape mismatch;"):
+        checked_agreement(Fixed(SCORES), failing, batch, runtime="Runtime 1.0", path=Path("file.onnx"))
+
+
+def test_random_inputs_are_like_the_example_and_the_same_every_time() -> None:
+    example = (torch.rand(4, 50) + 3, torch.tensor([[7], [9], [9], [8]]), torch.randn(5, 2).half(), torch.zeros(4) > 0)
+    batch = example_batch(example, dynamic_batch=True)
+    assert batch.is_batched == (True, True, False, True)
+    assert batch.sizes == (4, 1)
+    values, places, fixed, truths = batch.random_like(6)
+    assert 2.5 < values.mean() < 4.5
+    assert values.std() < 1
+    assert set(places.flatten().tolist()) <= {7, 8, 9}
+    assert [tuple(each.shape) for each in (values, places, fixed, truths)] == [(6, 50), (6, 1), (5, 2), (6,)]
+    assert [each.dtype for each in (fixed, truths)] == [torch.float16, torch.bool]
+    torch.testing.assert_close(batch.random_like(6), (values, places, fixed, truths), rtol=0, atol=0)
+
+
+def test_a_constant_example_is_not_repeated() -> None:
+    (values,) = example_batch(torch.zeros(2, 100), dynamic_batch=True).random_like(2)
+    assert 0.5 < values.std() < 1.5
+
+
+def test_a_batch_of_one_is_doubled_for_tracing_alone() -> None:
+    batch = example_batch((torch.ones(1, 3), torch.ones(4)), dynamic_batch=True)
+    assert [tuple(tensor.shape) for tensor in batch.traceable()] == [(2, 3), (4,)]
+    assert [tuple(tensor.shape) for tensor in batch.arguments] == [(1, 3), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("example", "complaint"),
+    [
+        ((), "example_inputs is empty"),
+        ((torch.ones(1), 3), r"example_inputs\[1\] is a int; a file takes tensors only"),
+        (torch.ones(0, 3), r"example_inputs\[0\] is empty, of shape \(0, 3\)"),
+        (torch.tensor(1.0), r"has no axes, so no batch; pass dynamic_batch=False"),
+    ],
+)
+def test_an_example_that_does_not_do_is_refused(example: Arguments, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        example_batch(example, dynamic_batch=True)
+
+
+def test_names_are_those_of_the_code_or_the_given_ones() -> None:
+    class Several(nn.Module):
+        def forward(self, images: torch.Tensor, output: torch.Tensor, *others: torch.Tensor) -> None: ...
+
+    assert chosen_input_names(Several(), 2, None) == ("images", "output")
+    assert chosen_input_names(Several(), 3, None) == ("input_1", "input_2", "input_3")
+    assert chosen_input_names(Several(), 2, ["a", "b"]) == ("a", "b")
+    two = [SCORES, (SCORES,)]
+    assert chosen_output_names(two, None, input_names=["images"]) == ("output", "output_1")
+    assert chosen_output_names(two, None, input_names=["output_1"]) == ("network_output", "network_output_1")
+    assert chosen_output_names({"a": SCORES}, None, input_names=["a"]) == ("output",)
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["a"], "has 1 names, the network has 2"),
+        (["a", "a"], "has a name twice"),
+        (["a", ""], "not empty"),
+        ("ab", "must be a list of texts"),
+    ],
+)
+def test_names_that_do_not_do_are_refused(names: list[str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=rf"input_names .*{complaint}"):
+        chosen_input_names(nn.Identity(), 2, names)
+    with pytest.raises(ValueError, match=rf"output_names .*{complaint}"):
+        chosen_output_names([SCORES, SCORES], names, input_names=[])
+
+
+def test_an_output_cannot_have_the_name_of_an_input() -> None:
+    with pytest.raises(ValueError, match="'images' names an input and an output"):
+        chosen_output_names(SCORES, ["images"], input_names=["images"])
+
+
+def test_outputs_that_are_no_tensors_are_refused() -> None:
+    with pytest.raises(ValueError, match="puts out a NoneType"):
+        output_tensors([SCORES, None])
+    with pytest.raises(ValueError, match="no tensor"):
+        chosen_output_names([], None, input_names=[])

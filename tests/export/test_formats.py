@@ -1,0 +1,218 @@
+"""Every format, on networks that are hard on folding: the file computes what the network computes."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import strucspars as ss
+from strucspars.baselines.narrowing import slim_
+from strucspars.baselines.slimming import select_channels
+from strucspars.export.example_batch import Arguments
+from strucspars.export.onnx_export import onnx_runner
+from strucspars.export.openvino_export import openvino_runner
+from strucspars.export.torch_export import torch_runner
+from strucspars.models.cifar_resnet import CifarResNet
+from strucspars.models.preactivation_resnet import PreactivationResNet
+
+Shuffled = Callable[..., ss.ShuffledGroupConv2d]
+IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))
+PICTURES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+FORMATS = {
+    "onnx": (ss.export_onnx, "network.onnx", onnx_runner),
+    "openvino": (ss.export_openvino, "network.xml", openvino_runner),
+    "torch": (ss.export_torch, "network.pt2", torch_runner),
+}
+
+
+class Residual(nn.Module):
+    """A stream that is added to in place, one layer called twice, functions instead of modules."""
+
+    def __init__(self, shuffled: Shuffled) -> None:
+        super().__init__()
+        self.first, self.shared, self.norm = shuffled(), shuffled(kernel_size=1), nn.BatchNorm2d(8)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        stream = functional.relu(self.norm(self.first(images)))
+        for _ in range(2):
+            stream += self.shared(stream)
+            functional.relu_(stream)
+        scores: torch.Tensor = self.last(stream.mean((2, 3)))
+        return scores
+
+
+class Concatenating(nn.Module):
+    """Dense connections."""
+
+    def __init__(self, shuffled: Shuffled) -> None:
+        super().__init__()
+        self.first, self.second, self.third = shuffled(), shuffled(16), shuffled(24, 16, 1)
+        self.act = nn.PReLU(16)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        first = torch.cat([images, self.first(images)], 1)
+        second = torch.cat([first, self.second(first)], 1)
+        features: torch.Tensor = self.act(self.third(second))
+        return features
+
+
+class Untraceable(nn.Module):
+    """A loop over a size: torch.fx gives up, torch.export does not."""
+
+    def __init__(self, shuffled: Shuffled) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([shuffled(), shuffled(kernel_size=1)])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for place in range(int(images.shape[1] / 4)):
+            images = self.layers[place](images)
+        return images
+
+
+class SeveralInputs(nn.Module):
+    """Two inputs with a batch and one without; a nest of outputs, one of them twice."""
+
+    def __init__(self, shuffled: Shuffled) -> None:
+        super().__init__()
+        self.grouped = shuffled()
+
+    def forward(self, images: torch.Tensor, offset: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+        features = self.grouped(images) * scale + offset[:, :, None, None]
+        return {"features": features, "pooled": (features.mean((2, 3)), [features])}
+
+
+def every_layer_grouped(model: nn.Module) -> nn.Module:
+    """Random orders everywhere, and batch norms that do something."""
+    generator = np.random.default_rng(0)
+    layers = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            out_channels, in_channels = module.weight.shape[:2]
+            layers[name] = ss.LayerPlan(
+                group_level=min(3, ss.max_group_level(out_channels, in_channels)),
+                out_perm=generator.permutation(out_channels),
+                in_perm=generator.permutation(in_channels),
+                weight_shape=tuple(module.weight.shape),
+            )
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight.data, module.bias.data, module.running_mean, module.running_var):
+                assert tensor is not None
+                nn.init.uniform_(tensor, 0.5, 1.5)
+    return ss.convert_(model, ss.GroupingPlan(layers))
+
+
+def slimmed() -> nn.Module:
+    model = CifarResNet(8)
+    return slim_(model, select_channels(model, target=0.3))
+
+
+NETWORKS: dict[str, tuple[Callable[[Shuffled], nn.Module], Arguments, int]] = {
+    "residual": (Residual, (IMAGES,), 4),
+    "concatenating": (Concatenating, (IMAGES,), 4),
+    "untraceable": (Untraceable, (IMAGES,), 4),
+    "several inputs": (SeveralInputs, (IMAGES, torch.randn(2, 8), torch.randn(8, 8)), 2),
+    "pre-activation": (lambda _: every_layer_grouped(PreactivationResNet(11)), (PICTURES,), -1),
+    "slimmed": (lambda _: slimmed(), (PICTURES,), 0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_file_computes_what_the_network_computes(name: str, format: str, shuffled: Shuffled, tmp_path: Path) -> None:
+    build, arguments, num_gathers = NETWORKS[name]
+    export, file_name, runner = FORMATS[format]
+    model = build(shuffled)
+    before = copy.deepcopy(model.state_dict())
+    report = export(model, tmp_path / file_name, arguments)
+    assert report.num_gathers == num_gathers or num_gathers < 0
+    assert report.agreement.batch_sizes == (2, 1)
+    assert report.agreement.max_relative_error <= 1e-4
+    assert report.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert model.training
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    check_other_batch(model, runner(tmp_path / file_name), arguments)
+
+
+def check_other_batch(model: nn.Module, run: Callable[[Arguments], Any], arguments: Arguments) -> None:
+    """Not what the export itself has tried."""
+    others = tuple(torch.randn(5, *each.shape[1:]) if len(each) == 2 else torch.randn(each.shape) for each in arguments)
+    with torch.no_grad():
+        expected = model.eval()(*others)
+    if isinstance(expected, dict):
+        expected = [expected["features"], *expected["pooled"][:1], *expected["pooled"][1]]
+    torch.testing.assert_close(
+        run(others), expected if isinstance(expected, list) else [expected], rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_folded_graph_is_taken_as_it_is(format: str, shuffled: Shuffled, tmp_path: Path) -> None:
+    export, file_name, runner = FORMATS[format]
+    model = Residual(shuffled)
+    folded = ss.fold(model, IMAGES)
+    # Another batch than that of the export: the bytes are those of the export's example.
+    report = export(folded, tmp_path / file_name, IMAGES[:1])
+    assert report.num_gathers == len(ss.fold_report(folded).gathers)
+    assert report.gathered_bytes == ss.fold_report(folded).gathered_bytes // 2
+    with pytest.raises(ValueError, match="min_channels_per_group=16 comes too late"):
+        export(folded, tmp_path / file_name, IMAGES, min_channels_per_group=16)
+    check_other_batch(model, runner(tmp_path / file_name), (IMAGES,))
+
+
+def test_a_masked_model_and_a_wider_group_are_exported(shuffled: Shuffled, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
+    ss.mask_(model, ss.one_shot_plan(model, target=0.4))
+    assert ss.export_torch(model, tmp_path / "masked.pt2", IMAGES).num_gathers == 0
+    report = ss.export_torch(shuffled(), tmp_path / "wide.pt2", IMAGES, min_channels_per_group=8)
+    assert report.num_gathers == 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_half_precision_is_checked_with_a_wider_tolerance(format: str, shuffled: Shuffled, tmp_path: Path) -> None:
+    export, file_name, _ = FORMATS[format]
+    report = export(shuffled().half(), tmp_path / file_name, IMAGES.half())
+    assert 1e-4 < report.agreement.tolerance < 0.1
+
+
+def test_a_precision_that_a_runtime_lacks_is_refused(shuffled: Shuffled, tmp_path: Path) -> None:
+    for export, name in ((ss.export_onnx, "network.onnx"), (ss.export_openvino, "network.xml")):
+        with pytest.raises(ValueError, match=r"cannot run .*model\.float\(\)"):
+            export(shuffled().bfloat16(), tmp_path / name, IMAGES.bfloat16())
+    assert list(tmp_path.iterdir()) == []
+
+
+class FixedBatch(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.view(2, -1)
+
+
+class Branching(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images if images.sum() > 0 else -images
+
+
+class WithoutOnnxForm(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = torch.linalg.svd(images)[1]
+        return values
+
+
+def test_what_cannot_be_exported_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "network.pt2"
+    with pytest.raises(ValueError, match="where it fixes the batch size, pass dynamic_batch=False"):
+        ss.export_torch(FixedBatch(), path, IMAGES)
+    assert ss.export_torch(FixedBatch(), path, IMAGES, dynamic_batch=False).agreement.batch_sizes == (2,)
+    with pytest.raises(ValueError, match=r"torch\.export cannot take the network in: .*branch on the values"):
+        ss.export_torch(Branching(), path, IMAGES)
+    with pytest.raises(ValueError, match=r"cannot be written as ONNX: .*svd.*; try export_torch"):
+        ss.export_onnx(WithoutOnnxForm(), tmp_path / "network.onnx", IMAGES)
+    assert [file.name for file in tmp_path.iterdir()] == ["network.pt2"]
+    assert capfd.readouterr() == ("", "")
