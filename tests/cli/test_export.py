@@ -55,7 +55,7 @@ def test_a_saved_network_is_exported_and_computes_the_same(call: Any, compressed
 
 
 def test_the_other_formats_and_wider_groups(call: Any, compressed: Path) -> None:
-    arguments = (str(compressed), "--model", SMALL, *SHAPE, "--min-channels-per-group", "16", "--json")
+    arguments = (str(compressed), "--model", SMALL, *SHAPE, "--widen-groups-below", "16", "--json")
     openvino = json.loads(call("export", *arguments, "--format", "openvino").out)
     assert (openvino["path"], openvino["num_gathers"]) == ("tiny_networks-small.xml", 0)
     program = json.loads(call("export", *arguments, "--format", "torch").out)

@@ -131,7 +131,7 @@ def test_a_file_computes_what_the_network_computes(name: str, format: str, shuff
     export, file_name, runner = FORMATS[format]
     model = build(shuffled)
     before = copy.deepcopy(model.state_dict())
-    report = export(model, tmp_path / file_name, arguments)
+    report = export(model, tmp_path / file_name, arguments, widen_groups_below=1)
     assert report.num_gathers == num_gathers or num_gathers < 0
     assert report.agreement.batch_sizes == (2, 1)
     assert report.agreement.max_relative_error <= 1e-4
@@ -162,8 +162,8 @@ def test_a_folded_graph_is_taken_as_it_is(format: str, shuffled: Shuffled, tmp_p
     report = export(folded, tmp_path / file_name, IMAGES[:1])
     assert report.num_gathers == len(ss.fold_report(folded).gathers)
     assert report.gathered_bytes == ss.fold_report(folded).gathered_bytes // 2
-    with pytest.raises(ValueError, match="min_channels_per_group=16 comes too late"):
-        export(folded, tmp_path / file_name, IMAGES, min_channels_per_group=16)
+    with pytest.raises(ValueError, match="widen_groups_below=16 comes too late"):
+        export(folded, tmp_path / file_name, IMAGES, widen_groups_below=16)
     check_other_batch(model, runner(tmp_path / file_name), (IMAGES,))
 
 
@@ -171,7 +171,7 @@ def test_a_masked_model_and_a_wider_group_are_exported(shuffled: Shuffled, tmp_p
     model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
     ss.mask_(model, ss.one_shot_plan(model, target=0.4))
     assert ss.export_torch(model, tmp_path / "masked.pt2", IMAGES).num_gathers == 0
-    report = ss.export_torch(shuffled(), tmp_path / "wide.pt2", IMAGES, min_channels_per_group=8)
+    report = ss.export_torch(shuffled(), tmp_path / "wide.pt2", IMAGES, widen_groups_below=8)
     assert report.num_gathers == 0
 
 

@@ -47,7 +47,7 @@ def model(shuffled: Shuffled) -> nn.Module:
 @pytest.fixture(scope="module")
 def written(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
     path = tmp_path_factory.mktemp("export") / "network.onnx"
-    ss.export_onnx(model, path, (IMAGES, torch.randn(2, 8)))
+    ss.export_onnx(model, path, (IMAGES, torch.randn(2, 8)), widen_groups_below=1)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     return onnx.load(path)
 
@@ -74,6 +74,17 @@ def test_every_remaining_shuffle_is_one_gather(written: onnx.ModelProto) -> None
     # At the input, one between the two grouped layers, and at the sum with the other input.
     assert operations.count("Gather") == 3
     assert not {"GatherND", "Transpose", "GatherElements"} & set(operations)
+
+
+def test_groups_of_fewer_than_16_channels_run_as_wider_ones_unless_told_otherwise(tmp_path: Path) -> None:
+    narrow = ss.ShuffledGroupConv2d(64, 64, 1, groups=8)
+    widths = []
+    for number, width in enumerate((None, 1)):
+        path = tmp_path / f"{number}.onnx"
+        ss.export_onnx(narrow, path, torch.randn(2, 64, 4, 4), widen_groups_below=width)
+        (convolution,) = [node for node in onnx.load(path).graph.node if node.op_type == "Conv"]
+        widths += [64 // attribute.i for attribute in convolution.attribute if attribute.name == "group"]
+    assert widths == [16, 8]
 
 
 def test_the_file_tells_its_plan_and_version_and_no_folder(written: onnx.ModelProto, model: nn.Module) -> None:

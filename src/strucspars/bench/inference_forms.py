@@ -21,18 +21,20 @@ class InferenceForms:
         model: in eval mode.
         example: one image.
         folder: of the files; it must be there, and belong to this network alone.
-        widen_groups_below: run groups narrower than so many channels as wider ones; the `min_channels_per_group` of
-            `fold`.
+        widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
+            export does by default.
     """
 
-    def __init__(self, model: nn.Module, example: torch.Tensor, folder: Path, *, widen_groups_below: int = 1) -> None:
+    def __init__(
+        self, model: nn.Module, example: torch.Tensor, folder: Path, *, widen_groups_below: int | None = None
+    ) -> None:
         self.model, self.example = model, example
         self._folder, self._widen_groups_below = folder, widen_groups_below
 
     @cached_property
     def folded(self) -> fx.GraphModule:
         """The inference graph."""
-        return fold(self.model, self.example, min_channels_per_group=self._widen_groups_below)
+        return fold(self.model, self.example, widen_groups_below=self._widen_groups_below or 1)
 
     @cached_property
     def report(self) -> FoldReport:
@@ -42,9 +44,11 @@ class InferenceForms:
     @cached_property
     def onnx_path(self) -> Path:
         """The network as an ONNX file of any batch size."""
-        return export_onnx(self.folded, self._folder / "network.onnx", self.example).path
+        path = self._folder / "network.onnx"
+        return export_onnx(self.model, path, self.example, widen_groups_below=self._widen_groups_below).path
 
     @cached_property
     def openvino_path(self) -> Path:
         """The network as OpenVINO's files, of any batch size."""
-        return export_openvino(self.folded, self._folder / "network.xml", self.example).path
+        path = self._folder / "network.xml"
+        return export_openvino(self.model, path, self.example, widen_groups_below=self._widen_groups_below).path

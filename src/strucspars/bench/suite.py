@@ -31,8 +31,8 @@ class BenchSettings:
         runtimes: names; those that are not installed are left out, and named in the report.
         batches: numbers of images.
         threads: numbers of threads. Every batch is timed with each of them.
-        widen_groups_below: run groups narrower than so many channels as wider ones, with zeros between: the
-            `min_channels_per_group` of `fold`.
+        widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
+            export for the runtime does by default.
 
     >>> BenchSettings(runtimes=("onnxruntime",), batches=(1, 16)).threads
     (1,)
@@ -41,7 +41,7 @@ class BenchSettings:
     runtimes: tuple[str, ...] = DEFAULT_RUNTIMES
     batches: tuple[int, ...] = (1,)
     threads: tuple[int, ...] = (1,)
-    widen_groups_below: int = 1
+    widen_groups_below: int | None = None
 
     def __post_init__(self) -> None:
         for name in self.runtimes:
@@ -52,7 +52,8 @@ class BenchSettings:
                 raise ValueError(f"{option} must name something, and nothing twice; got {values!r}")
         for value in (*self.batches, *self.threads):
             checked_at_least("a batch and a number of threads", value, 1)
-        checked_at_least("widen_groups_below", self.widen_groups_below, 1)
+        if self.widen_groups_below is not None:
+            checked_at_least("widen_groups_below", self.widen_groups_below, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,9 +40,13 @@ Threads = Annotated[
 ]
 MinWidth = Annotated[int, typer.Option(min=1, help="No group narrower than this.")]
 Widen = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--widen-groups-below", metavar="CHANNELS", min=1, help="Run narrower groups as wider ones, with zeros between."
+        "--widen-groups-below",
+        metavar="CHANNELS",
+        min=1,
+        help="Run narrower groups as wider ones, with zeros between.",
+        show_default="as export does: 16 for onnxruntime, else 1",
     ),
 ]
 Seconds = Annotated[float, typer.Option(help="Timing of each network at each batch and number of threads.")]
@@ -62,7 +66,7 @@ def bench(
     batch: Batches = None,
     threads: Threads = None,
     min_channels_per_group: MinWidth = 1,
-    widen_groups_below: Widen = 1,
+    widen_groups_below: Widen = None,
     seconds: Seconds = 90.0,
     full: Full = False,
     model: Model = None,

@@ -56,7 +56,7 @@ class BenchRequest:
         network: a name, or the folder of a run.
         rates, runtimes, batches, threads: lists with commas.
         min_channels_per_group: no group narrower than this.
-        widen_groups_below: run groups narrower than this as wider ones.
+        widen_groups_below: run groups narrower than this as wider ones; None: as an export does by default.
         seconds: of timing.
         is_full: measure everything that the paper's networks have to tell.
         model: name of the network of a run, where that is a function.
@@ -69,7 +69,7 @@ class BenchRequest:
     batches: str | None = None
     threads: str | None = None
     min_channels_per_group: int = 1
-    widen_groups_below: int = 1
+    widen_groups_below: int | None = None
     seconds: float = 90.0
     is_full: bool = False
     model: str | None = None
@@ -85,7 +85,7 @@ class BenchRequest:
             "--batch": self.batches,
             "--threads": self.threads,
             "--min-channels-per-group": None if self.min_channels_per_group == 1 else self.min_channels_per_group,
-            "--widen-groups-below": None if self.widen_groups_below == 1 else self.widen_groups_below,
+            "--widen-groups-below": self.widen_groups_below,
             "--seconds": f"{self.seconds:g}",
             "--model": self.model,
             "--classes": self.classes,

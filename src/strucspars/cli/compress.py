@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Classes, Debug, ImageShape, Json, examples, parsed_image_shape
+from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, examples, parsed_image_shape
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -50,6 +50,7 @@ def compress(
     image_size: ImageSize = None,
     image_shape: ImageShape = None,
     out: Out = None,
+    force: Force = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -68,6 +69,7 @@ def compress(
         min_channels_per_group=min_channels_per_group,
         classes=usual_classes(model) if classes is None else classes,
         image_shape=_given_shape(image_size, image_shape) or usual_image_shape(model),
+        force=force,
         out=out or Path(f"{model.replace(':', '-').replace('/', '-')}-compressed.safetensors"),
     )
     Output(as_json=as_json).outcome(done.text(), done.document())

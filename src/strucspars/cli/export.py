@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Classes, Debug, ImageShape, Json, examples, parsed_image_shape
+from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, examples, parsed_image_shape
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -41,10 +41,16 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="The file to write.", show_default="RUN/model.onnx or MODEL.onnx, .xml, .pt2")
     ] = None,
-    min_channels_per_group: Annotated[
-        int, typer.Option(min=1, help="Run narrower groups as wider ones; 16 suits ONNX Runtime.")
-    ] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    widen_groups_below: Annotated[
+        int | None,
+        typer.Option(
+            metavar="CHANNELS",
+            min=1,
+            help="Run narrower groups as wider ones, with zeros between.",
+            show_default="16 for onnx, else 1",
+        ),
+    ] = None,
+    force: Force = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -62,7 +68,7 @@ def export(
         classes=classes,
         image_shape=None if image_shape is None else parsed_image_shape(image_shape),
         out=out,
-        min_channels_per_group=min_channels_per_group,
+        widen_groups_below=widen_groups_below,
         force=force,
     )
     Output(as_json=as_json).outcome(str(report), document(report))

@@ -59,7 +59,7 @@ def exported_network(
     classes: int | None = None,
     image_shape: ImageShape | None = None,
     out: Path | None = None,
-    min_channels_per_group: int = 1,
+    widen_groups_below: int | None = None,
     force: bool = False,
 ) -> ExportReport:
     """Export the network of a finished run, or of a checkpoint.
@@ -71,7 +71,7 @@ def exported_network(
         classes: its outputs, where the checkpoint does not tell.
         image_shape: of an image; None: what the network is made for.
         out: the file to write; None: `model` in the run folder, or the network's name here.
-        min_channels_per_group: run narrower groups as wider ones.
+        widen_groups_below: run narrower groups as wider ones; None: where the format is faster so.
         force: replace a file that is there.
 
     Raises:
@@ -83,7 +83,7 @@ def exported_network(
     check_can_be_written(out, force=force)
     # Not zeros: folding compares its graph with the network on the example.
     example = torch.randn(1, *source.image_shape, generator=torch.Generator().manual_seed(0))
-    return EXPORTERS[format](source.network(), out, example, min_channels_per_group=min_channels_per_group)
+    return EXPORTERS[format](source.network(), out, example, widen_groups_below=widen_groups_below)
 
 
 def document(report: ExportReport) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """One-shot compression of a checkpoint, from file to file."""
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from strucspars.cli.networks import ImageShape
+from strucspars.cli.output_files import check_can_be_written
 from strucspars.convert.conversion import convert_
 from strucspars.core.budget import Budget
 from strucspars.export.storage import save
@@ -73,6 +73,7 @@ def compressed_checkpoint(
     image_shape: ImageShape,
     out: Path,
     min_channels_per_group: int = 1,
+    force: bool = False,
 ) -> CompressedCheckpoint:
     """Compress a checkpoint and write the outcome to a new file.
 
@@ -85,12 +86,13 @@ def compressed_checkpoint(
         image_shape: of an image, to count MACs with.
         out: the file to write.
         min_channels_per_group: no group narrower than this.
+        force: replace a file that is there.
 
     Raises:
         ValueError: the checkpoint does not fit, or the target cannot be met.
         OSError: there is such a file already, or it cannot be written.
     """
-    _check_can_be_written(out)
+    check_can_be_written(out, force=force)
     config = SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0, budget=budget)
     rules = LayerRules(min_channels_per_group=min_channels_per_group)
     network = build_model(model, num_classes=classes, image_shape=image_shape)
@@ -110,18 +112,6 @@ def compressed_checkpoint(
         min_channels_per_group=min_channels_per_group,
         lost_norm=lost_norm,
     )
-
-
-def _check_can_be_written(out: Path) -> None:
-    """Before the work, not after it."""
-    if out.exists():
-        raise FileExistsError(f"{out} is there already; delete it, or write elsewhere with --out")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{out} cannot be written: there is no folder {out.parent}; make it, or change --out")
-    if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"{out} cannot be written: the folder {out.parent} is not writable for you; change that, or --out"
-        )
 
 
 @contextmanager

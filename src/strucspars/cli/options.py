@@ -24,6 +24,7 @@ ImageShape = Annotated[
         show_default="3x32x32 for CIFAR networks, else 3x224x224",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 # Read by `main`, before anything is parsed: what fails may be the parsing.
 Debug = Annotated[bool, typer.Option("--debug", help="Show where in the code an error comes from.")]
 

@@ -56,11 +56,14 @@ def inference_program(
     example_inputs: ExampleInputs,
     *,
     dynamic_batch: bool,
-    min_channels_per_group: int = 1,
+    widen_groups_below: int | None = None,
+    usual_group_width: int = 1,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> InferenceProgram:
     """Fold a network and let torch.export look at it. The network stays as it is.
+
+    Groups narrower than `usual_group_width` run as wider ones, unless `widen_groups_below` says otherwise.
 
     Raises:
         ValueError: an argument does not fit, or torch.export cannot take the network in.
@@ -72,7 +75,7 @@ def inference_program(
     with undisturbed(reference):
         outputs = reference(*(tensor.clone() for tensor in batch.arguments))
     chosen_outputs = chosen_output_names(outputs, output_names, input_names=chosen_inputs)
-    folded = _folded(reference, batch, min_channels_per_group)
+    folded = _folded(reference, batch, widen_groups_below, usual_group_width)
     with undisturbed(folded):
         gathers = gathers_in_folded_pass(folded, tuple(tensor.clone() for tensor in batch.arguments))
     metadata = {VERSION_KEY: __version__, GATHERS_KEY: str(len(gathers))}
@@ -98,14 +101,14 @@ def _check_names(model: nn.Module) -> None:
                 )
 
 
-def _folded(model: nn.Module, batch: ExampleBatch, min_channels_per_group: int) -> fx.GraphModule:
+def _folded(model: nn.Module, batch: ExampleBatch, widen_groups_below: int | None, usual_width: int) -> fx.GraphModule:
     """The inference graph; a graph that `fold` has made is taken as it is."""
-    min_channels_per_group = checked_at_least("min_channels_per_group", min_channels_per_group, 1)
     if not isinstance(model, fx.GraphModule) or not is_folded(model):
-        return fold(model, batch.arguments, min_channels_per_group=min_channels_per_group)
-    if min_channels_per_group > 1:
+        width = usual_width if widen_groups_below is None else widen_groups_below
+        return fold(model, batch.arguments, widen_groups_below=width)
+    if checked_at_least("widen_groups_below", 1 if widen_groups_below is None else widen_groups_below, 1) > 1:
         raise ValueError(
-            f"min_channels_per_group={min_channels_per_group} comes too late for a graph that is folded already; give "
+            f"widen_groups_below={widen_groups_below} comes too late for a graph that is folded already; give "
             "the network itself, or give it to fold"
         )
     return model

@@ -37,7 +37,7 @@ def export_openvino(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dynamic_batch: bool = True,
-    min_channels_per_group: int = 1,
+    widen_groups_below: int | None = None,
 ) -> ExportReport:
     """Write a network as OpenVINO's `.xml` file with its `.bin` file, in full precision.
 
@@ -53,7 +53,7 @@ def export_openvino(
         output_names: one per output; None: "output", "output_1" and so on, or the keys of a dictionary of tensors.
         dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
             long there.
-        min_channels_per_group: run narrower groups as wider ones, as in `fold`.
+        widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: no.
 
     Raises:
         ImportError: OpenVINO is not installed.
@@ -73,7 +73,7 @@ def export_openvino(
         model,
         example_inputs,
         dynamic_batch=dynamic_batch,
-        min_channels_per_group=min_channels_per_group,
+        widen_groups_below=widen_groups_below,
         input_names=input_names,
         output_names=output_names,
     )

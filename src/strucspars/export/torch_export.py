@@ -23,7 +23,7 @@ def export_torch(
     example_inputs: ExampleInputs,
     *,
     dynamic_batch: bool = True,
-    min_channels_per_group: int = 1,
+    widen_groups_below: int | None = None,
 ) -> ExportReport:
     """Write a network as a program that `torch.export.load` reads, without the network's code.
 
@@ -37,7 +37,7 @@ def export_torch(
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`, all tensors.
         dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
             long there.
-        min_channels_per_group: run narrower groups as wider ones, as in `fold`.
+        widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: no.
 
     Raises:
         ValueError: the network cannot be exported, or the program computes something else.
@@ -53,7 +53,7 @@ def export_torch(
     True
     """
     program = inference_program(
-        model, example_inputs, dynamic_batch=dynamic_batch, min_channels_per_group=min_channels_per_group
+        model, example_inputs, dynamic_batch=dynamic_batch, widen_groups_below=widen_groups_below
     )
     return write_checked(
         program,

@@ -35,7 +35,7 @@ class FoldReport:
         gathers: the channel shuffles that remain, in network order.
         num_kept_batch_norms: batch norms that no layer could take in.
         untraced_reason: why the network could not be traced, and so kept all its shuffles; empty if it was.
-        widened: the layers whose groups were narrower than `min_channels_per_group`, in network order.
+        widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
 
     >>> print(FoldReport(gathers=(), num_kept_batch_norms=0, untraced_reason=""))
     no gathers remain

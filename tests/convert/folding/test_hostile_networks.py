@@ -147,11 +147,11 @@ def assert_equal(folded: nn.Module, model: nn.Module, images: torch.Tensor) -> N
         torch.testing.assert_close(folded(images.clone()), model(images.clone()), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("min_channels_per_group", [1, 4, 16])
+@pytest.mark.parametrize("widen_groups_below", [1, 4, 16])
 @pytest.mark.parametrize("forward", HOSTILE, ids=lambda forward: forward.__name__)
-def test_the_function_stays(forward: Callable[[Network, torch.Tensor], Any], min_channels_per_group: int) -> None:
+def test_the_function_stays(forward: Callable[[Network, torch.Tensor], Any], widen_groups_below: int) -> None:
     model = randomised(Network(forward))
-    folded = ss.fold(model, IMAGES, min_channels_per_group=min_channels_per_group)
+    folded = ss.fold(model, IMAGES, widen_groups_below=widen_groups_below)
     assert ss.fold_report(folded).untraced_reason == ""
     assert_equal(folded, model, IMAGES)
     assert_equal(folded, model, torch.randn(5, CHANNELS, 8, 8))
@@ -162,7 +162,7 @@ def test_layers_that_share_their_parameters_keep_an_order_each() -> None:
     model.other = shuffled()
     model.other.weight, model.other.bias = model.one.weight, model.one.bias
     model.last.weight = model.first.weight
-    folded = ss.fold(randomised(model), IMAGES, min_channels_per_group=8)
+    folded = ss.fold(randomised(model), IMAGES, widen_groups_below=8)
     assert ss.fold_report(folded).untraced_reason == ""
     assert_equal(folded, model, IMAGES)
 

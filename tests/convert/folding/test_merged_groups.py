@@ -103,9 +103,9 @@ def test_a_layer_with_merged_groups_computes_the_same(name: str, groups: int) ->
         assert vars(layer).keys() - {"groups"} == vars(dense_type(1, 1, *[1] * (len(shape) > 1))).keys() - {"groups"}
 
 
-def widened(model: nn.Module, min_channels_per_group: int) -> list[tuple[str, int, int]]:
+def widened(model: nn.Module, widen_groups_below: int) -> list[tuple[str, int, int]]:
     layers = widen_groups_(
-        model, [name for name, _ in model.named_modules()], min_channels_per_group=min_channels_per_group
+        model, [name for name, _ in model.named_modules()], widen_groups_below=widen_groups_below
     )
     return [(layer.layer, layer.groups.before, layer.groups.after) for layer in layers]
 
@@ -141,9 +141,9 @@ def test_two_layers_that_share_a_weight_are_both_widened() -> None:
         torch.testing.assert_close(model(IMAGES), expected)
 
 
-def folded_equal(model: nn.Module, images: torch.Tensor, min_channels_per_group: int) -> ss.FoldReport:
+def folded_equal(model: nn.Module, images: torch.Tensor, widen_groups_below: int) -> ss.FoldReport:
     """The network folded with wide groups computes the same; no group is narrower but in depthwise layers."""
-    folded = ss.fold(model, images, min_channels_per_group=min_channels_per_group)
+    folded = ss.fold(model, images, widen_groups_below=widen_groups_below)
     report = ss.fold_report(folded)
     assert report.untraced_reason == ""
     with torch.no_grad():
@@ -151,7 +151,7 @@ def folded_equal(model: nn.Module, images: torch.Tensor, min_channels_per_group:
         torch.testing.assert_close(folded(images), expected, rtol=0, atol=1e-4 * expected.abs().max().item())
     for module in folded.modules():
         if isinstance(module, nn.Conv2d) and module.groups not in (1, module.in_channels):
-            assert min(module.in_channels, module.out_channels) // module.groups >= min_channels_per_group
+            assert min(module.in_channels, module.out_channels) // module.groups >= widen_groups_below
     return report
 
 
@@ -162,7 +162,7 @@ def folded_equal(model: nn.Module, images: torch.Tensor, min_channels_per_group:
     st.integers(0, 100),
 )
 def test_any_chain_of_grouped_layers_keeps_its_function(
-    widths: list[int], groups: list[int], min_channels_per_group: int, seed: int
+    widths: list[int], groups: list[int], widen_groups_below: int, seed: int
 ) -> None:
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
@@ -174,7 +174,7 @@ def test_any_chain_of_grouped_layers_keeps_its_function(
             nn.ReLU(),
         ]
     model = nn.Sequential(*layers).double()
-    folded_equal(model, torch.randn(2, widths[0], 4, 4, dtype=torch.float64), min_channels_per_group)
+    folded_equal(model, torch.randn(2, widths[0], 4, 4, dtype=torch.float64), widen_groups_below)
 
 
 def test_a_layer_that_is_left_with_one_group_takes_in_all_shuffles_around_it() -> None:
@@ -204,7 +204,7 @@ def test_a_dense_layer_between_grouped_ones_costs_no_gather() -> None:
 def test_the_users_model_stays_as_it_is() -> None:
     model = nn.Sequential(shuffled(), nn.Conv2d(CHANNELS, CHANNELS, 1, groups=8))
     before = copy.deepcopy(model.state_dict())
-    ss.fold(model, IMAGES, min_channels_per_group=8)
+    ss.fold(model, IMAGES, widen_groups_below=8)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert [type(module) for module in model] == [ss.ShuffledGroupConv2d, nn.Conv2d]
     assert [module.groups for module in model] == [8, 8]
@@ -244,7 +244,7 @@ class Untraceable(nn.Module):
 
 def test_a_network_that_cannot_be_traced_is_widened_too() -> None:
     model = Untraceable().eval()
-    folded = ss.fold(model, IMAGES, min_channels_per_group=4)
+    folded = ss.fold(model, IMAGES, widen_groups_below=4)
     report = ss.fold_report(folded)
     assert "TraceError" in report.untraced_reason
     assert [(layer.layer, layer.groups.after) for layer in report.widened] == [("grouped", 4), ("own", 4)]
@@ -252,14 +252,14 @@ def test_a_network_that_cannot_be_traced_is_widened_too() -> None:
     for images in (IMAGES, -IMAGES):
         torch.testing.assert_close(folded(images), model(images))
     # Left with one group, a layer has no shuffles any more.
-    assert ss.fold_report(ss.fold(model, IMAGES, min_channels_per_group=16)).gathers == ()
+    assert ss.fold_report(ss.fold(model, IMAGES, widen_groups_below=16)).gathers == ()
     assert model.grouped.groups == model.own.groups == 8
 
 
 def test_an_untraceable_network_that_reads_a_weight_itself_stays_narrow(caplog: pytest.LogCaptureFixture) -> None:
     model = Untraceable(reads_weight=True).eval()
     with caplog.at_level(logging.WARNING):
-        folded = ss.fold(model, IMAGES, min_channels_per_group=4)
+        folded = ss.fold(model, IMAGES, widen_groups_below=4)
     report = ss.fold_report(folded)
     assert report.widened == ()
     assert "the groups stay as narrow as they are" in caplog.text
@@ -268,8 +268,8 @@ def test_an_untraceable_network_that_reads_a_weight_itself_stays_narrow(caplog: 
 
 @pytest.mark.parametrize("value", [0, -4, 1.5, True, "16"])
 def test_a_width_that_is_none_is_refused_by_name_and_value(value: int) -> None:
-    with pytest.raises(ValueError, match=r"min_channels_per_group must be a whole number from 1 on, got") as refused:
-        ss.fold(dense(), IMAGES, min_channels_per_group=value)
+    with pytest.raises(ValueError, match=r"widen_groups_below must be a whole number from 1 on, got") as refused:
+        ss.fold(dense(), IMAGES, widen_groups_below=value)
     assert repr(value) in str(refused.value)
 
 

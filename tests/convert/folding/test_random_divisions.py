@@ -83,14 +83,14 @@ class RandomNetwork(nn.Module):
 
 @settings(max_examples=60)
 @given(st.integers(0, 1_000_000), st.sampled_from([1, 2, 5]))
-def test_folding_keeps_the_function_of_any_network(seed: int, min_channels_per_group: int) -> None:
+def test_folding_keeps_the_function_of_any_network(seed: int, widen_groups_below: int) -> None:
     torch.manual_seed(seed)
     model = RandomNetwork(seed).double()
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point() and tensor.dim() == 1:
             nn.init.uniform_(tensor, 0.5, 1.5)
     images = torch.randn(2, model.in_channels, 4, 4, dtype=torch.float64)
-    folded = ss.fold(model.eval(), images, min_channels_per_group=min_channels_per_group)
+    folded = ss.fold(model.eval(), images, widen_groups_below=widen_groups_below)
     assert ss.fold_report(folded).untraced_reason == ""
     with torch.no_grad():
         torch.testing.assert_close(folded(images), model(images))

@@ -30,7 +30,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 HALF_PRECISION_TOLERANCE = 0.1
 
 
-def fold(model: nn.Module, example_inputs: ExampleInputs, *, min_channels_per_group: int = 1) -> fx.GraphModule:
+def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below: int = 1) -> fx.GraphModule:
     """Make the inference graph of a network: batch norms folded, channel shuffles moved into the weights around them.
 
     Shuffles go through whatever treats channels alike (activations, pooling, batch norm, additions, concatenation,
@@ -43,13 +43,13 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, min_channels_per_gr
         model: converted, masked or dense, in either mode; it stays as it is. The graph is always in eval mode, has
             tensors of its own, and takes any batch size if the model's code does.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
-        min_channels_per_group: layers whose groups are narrower, on either side, run with fewer and wider groups:
+        widen_groups_below: layers whose groups are narrower, on either side, run with fewer and wider groups:
             neighbours become one, with zeros between them. More multiply-accumulates, but faster in runtimes that lose
             their speed on narrow groups, as ONNX Runtime does below 16 channels. Depthwise convolutions of the network
             itself stay.
 
     Raises:
-        ValueError: `min_channels_per_group` is no whole number from 1 on, or the inputs are of another type.
+        ValueError: `widen_groups_below` is no whole number from 1 on, or the inputs are of another type.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
@@ -62,7 +62,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, min_channels_per_gr
     True
     """
     arguments = as_arguments(example_inputs)
-    min_width = checked_at_least("min_channels_per_group", min_channels_per_group, 1)
+    min_width = checked_at_least("widen_groups_below", widen_groups_below, 1)
     untraced = _inference_copy(model)
     with undisturbed(untraced):
         expected = untraced(*_fresh(arguments))
@@ -93,7 +93,7 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
     graph_module = traced(model, _fresh(arguments))
     batch_norms_as_modules_(graph_module)
     fold_batch_norms_(graph_module)
-    widened = widen_called_groups_(graph_module, min_channels_per_group=min_width)
+    widened = widen_called_groups_(graph_module, widen_groups_below=min_width)
     gathers = absorb_shuffles_(graph_module)
     graph_module.graph.lint()
     graph_module = without_unread_attributes(graph_module)
@@ -122,7 +122,7 @@ def _widened_copy(
     copied = copy.deepcopy(model)
     try:
         names = [name for name, _ in copied.named_modules()]
-        widened = widen_groups_(copied, names, min_channels_per_group=min_width)
+        widened = widen_groups_(copied, names, widen_groups_below=min_width)
         difference = _difference(copied(*_fresh(arguments)), expected) if widened else ""
     # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
     except Exception as error:

@@ -22,18 +22,18 @@ DENSE_TYPES: dict[type[nn.Module], type[nn.Module]] = {grouped: dense for dense,
 LAYERS = (*GROUPED_TYPES, *DENSE_TYPES)
 
 
-def wide_enough_groups(num_groups: int, narrower_side: int, min_channels_per_group: int) -> int:
+def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:
     """The largest number of groups, made of whole ones, whose groups are wide enough; one if none are.
 
     Where the number is a power of two, as ours are, it is halved until the groups are wide enough.
 
-    >>> wide_enough_groups(32, narrower_side=128, min_channels_per_group=16)
+    >>> wide_enough_groups(32, narrower_side=128, widen_groups_below=16)
     8
-    >>> wide_enough_groups(6, narrower_side=24, min_channels_per_group=5), wide_enough_groups(8, 8, 100)
+    >>> wide_enough_groups(6, narrower_side=24, widen_groups_below=5), wide_enough_groups(8, 8, 100)
     (3, 1)
     """
     fitting = (groups for groups in range(num_groups, 1, -1) if num_groups % groups == 0)
-    return next((groups for groups in fitting if narrower_side // groups >= min_channels_per_group), 1)
+    return next((groups for groups in fitting if narrower_side // groups >= widen_groups_below), 1)
 
 
 def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
         _become_dense_(layer)
 
 
-def widen_groups_(model: nn.Module, names: Iterable[str], *, min_channels_per_group: int) -> tuple[WidenedLayer, ...]:
+def widen_groups_(model: nn.Module, names: Iterable[str], *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
     """Let those of the named modules that are grouped layers run with groups wide enough, in place.
 
     Depthwise convolutions of the network itself stay: runtimes have fast ways of their own for them. So does a layer
@@ -78,17 +78,17 @@ def widen_groups_(model: nn.Module, names: Iterable[str], *, min_channels_per_gr
         if not _may_be_widened(layer):
             continue
         groups = _num_groups(layer)
-        merged_groups = wide_enough_groups(groups, min(channels(layer)), min_channels_per_group)
+        merged_groups = wide_enough_groups(groups, min(channels(layer)), widen_groups_below)
         if merged_groups < groups:
             merge_groups_(layer, merged_groups)
             widened.append(WidenedLayer(layer=name, groups=BeforeAfter(groups, merged_groups)))
     return tuple(widened)
 
 
-def widen_called_groups_(graph_module: fx.GraphModule, *, min_channels_per_group: int) -> tuple[WidenedLayer, ...]:
+def widen_called_groups_(graph_module: fx.GraphModule, *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
     """The graph pass: `widen_groups_` for the layers that the graph calls, each of which has tensors of its own."""
     called = [str(node.target) for node in graph_module.graph.nodes if node.op == "call_module"]
-    return widen_groups_(graph_module, called, min_channels_per_group=min_channels_per_group)
+    return widen_groups_(graph_module, called, widen_groups_below=widen_groups_below)
 
 
 def _may_be_widened(layer: nn.Module) -> bool:
