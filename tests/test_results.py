@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import compatibility
+import inference_page
 import pytest
 import table2_recipes
 from permutations import markdown, summary_table
 
+from strucspars.bench.results import report_from_json
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.training.paper_rows import PAPER_ROWS
@@ -94,3 +96,14 @@ def test_the_summaries_of_recorded_runs_are_those_of_their_epochs(path: Path) ->
     assert summary.finetuned == stage_accuracy(rows, "train" if summary.kind == "dense" else "finetune")
     assert summary.converted_top1 == rows[-1]["test_top1"]
     assert summary.seconds == stage_seconds(rows)
+
+
+def test_the_page_of_inference_is_that_of_its_measurements() -> None:
+    assert inference_page.PAGE.read_text() == inference_page.page()
+
+
+def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
+    report = report_from_json((inference_page.FOLDER / "resnet50.json").read_text())
+    assert not [row.error for row in report.rows if row.error]
+    reached = inference_page.best_compressed(report)
+    assert {rate for rate, goal in inference_page.GOALS.items() if reached[rate] >= goal} == set(inference_page.GOALS)

@@ -14,6 +14,7 @@ from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.export.export_report import ExportReport
 from strucspars.export.onnx_export import export_onnx
+from strucspars.export.onnx_runner import OnnxRunner
 from strucspars.export.openvino_export import export_openvino
 from strucspars.export.storage import load, save
 from strucspars.export.torch_export import export_torch
@@ -38,6 +39,7 @@ __all__ = [
     "LayerPlan",
     "LayerRules",
     "NetworkCount",
+    "OnnxRunner",
     "ShuffledGroupConv2d",
     "Sparsifier",
     "SparsifyConfig",
