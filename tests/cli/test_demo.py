@@ -9,6 +9,8 @@ import pytest
 
 from strucspars.cli.demonstration import Demonstration, check_promises
 from strucspars.cli.errors import RunFailed
+from strucspars.export.agreement import Agreement
+from strucspars.export.export_report import ExportReport
 from strucspars.measure.layers import BeforeAfter
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, StageAccuracy
@@ -57,12 +59,24 @@ SMALL = replace(
 )
 
 
+EXPORTED = ExportReport(
+    path=Path("runs/demo/model.onnx"),
+    format="onnx",
+    runtime="ONNX Runtime 1",
+    nbytes=1000,
+    num_gathers=2,
+    gathered_bytes=100,
+    agreement=Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1, num_winners=3),
+)
+
+
 def demonstration(small: RunSummary) -> Demonstration:
     return Demonstration(
         dense=DENSE,
         compressed=small,
         dense_path=Path("runs/demo-dense"),
         compressed_path=Path("runs/demo"),
+        exported=EXPORTED,
         stage_epochs=(24, 10),
     )
 
@@ -91,6 +105,7 @@ def test_the_text_compares_and_tells_what_to_try_next() -> None:
     for part in ("dense", "compressed", "1,000", "500", "98.00%", "97.00%", "runs/demo/model.safetensors", "try next"):
         assert part in text
     assert "Both networks were trained for 34 epochs" in text
+    assert "runs/demo/model.onnx  the same for ONNX Runtime 1, off by 2e-07 of the largest output" in text
     assert "24 + 10" in text
 
 
@@ -107,6 +122,7 @@ def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: t
     assert "Both networks were trained for 2 epochs" in said.out
     assert len(RunFolder("runs/demo-dense").metrics()) == 2
     assert Path("runs/demo/model.safetensors").is_file()
+    assert Path("runs/demo/model.onnx").is_file()
     assert Path("runs/demo-dense/model.safetensors").is_file()
 
 

@@ -1,6 +1,7 @@
 """`strucspars run` on the digits with a tiny network, in this process."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,23 @@ def test_jobs_are_refused_under_torchrun(call: Any, tiny: tuple[str, ...], monke
     said = call("run", "demo", *tiny, "--jobs", "2")
     assert said.status == 2
     assert "--jobs 2 is for one process" in said.err
+
+
+def test_a_run_can_end_in_an_export(call: Any, tiny: tuple[str, ...]) -> None:
+    said = call("run", "demo", *tiny, "--export", "torch", "--quiet")
+    assert said.status == 0
+    assert "checked in" in said.out
+    again = call("run", "demo", *tiny, "--export", "torch", "--json")
+    (exported,) = json.loads(again.out)["exported"]
+    assert Path(exported["path"]).is_file()
+    assert exported["agreement"]["max_relative_error"] <= exported["agreement"]["tolerance"]
+
+
+def test_a_missing_runtime_is_noticed_before_the_training(
+    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    said = call("run", "demo", *tiny, "--export", "openvino")
+    assert said.status != 0
+    assert "pip install 'strucspars[openvino]'" in said.err
+    assert not Path("runs/demo").exists()

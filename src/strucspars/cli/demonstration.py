@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.cli.errors import RunFailed
+from strucspars.cli.exporting import document, exported_runs
 from strucspars.cli.output import Output
 from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, seeded_recipes
+from strucspars.export.export_report import ExportReport
 from strucspars.measure.text_table import Column, text_table
 from strucspars.training.outcome import RunSummary
 from strucspars.training.outcome_text import duration, percent
@@ -26,6 +28,7 @@ class Demonstration:
     Attributes:
         dense, compressed: how they ended.
         dense_path, compressed_path: where they lie.
+        exported: the compressed network as a file for ONNX Runtime.
         stage_epochs: of the two stages of the compressed one; the dense one was trained for as many in one stage.
     """
 
@@ -33,6 +36,7 @@ class Demonstration:
     compressed: RunSummary
     dense_path: Path
     compressed_path: Path
+    exported: ExportReport
     stage_epochs: tuple[int, int]
 
     def text(self) -> str:
@@ -47,12 +51,15 @@ class Demonstration:
         )
         places = (
             f"{self.compressed_path / 'model.safetensors'}  the compressed network\n"
+            f"{self.exported.path}  the same for {self.exported.runtime}, off by "
+            f"{self.exported.agreement.max_relative_error:.0e} of the largest output\n"
             f"{self.compressed_path / 'summary.txt'}  all that its run came to\n"
             f"{self.dense_path}  the dense run"
         )
         following = (
             "What to try next:\n"
             f"  strucspars summary {self.compressed_path}  # layer by layer\n"
+            f"  strucspars bench {self.compressed_path}  # how much faster it is here\n"
             "  strucspars run demo sparsify.target=0.7 --out runs/demo-70  # remove more\n"
             "  strucspars run cifar10-resnet20-40 data.root=~/cifar10  # a row of the paper"
         )
@@ -63,6 +70,7 @@ class Demonstration:
         return {
             "dense": {"folder": str(self.dense_path), "summary": self.dense.to_json()},
             "compressed": {"folder": str(self.compressed_path), "summary": self.compressed.to_json()},
+            "exported": document(self.exported),
             "broken_promises": self.broken_promises(),
         }
 
@@ -121,12 +129,14 @@ def demonstrated(
     outcomes = run_all(dense | small, jobs=1, output=output)
     raise_failures(outcomes)
     summaries = finished_runs(outcomes)
+    exported = exported_runs(small, "onnx")
     return [
         Demonstration(
             dense=summaries[dense_path],
             compressed=summaries[small_path],
             dense_path=dense_path,
             compressed_path=small_path,
+            exported=exported[small_path],
             stage_epochs=(recipe.stage1.epochs, recipe.stage2.epochs),
         )
         for dense_path, (small_path, recipe) in zip(dense, small.items(), strict=True)

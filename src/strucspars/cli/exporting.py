@@ -1,6 +1,6 @@
 """From a run or a checkpoint to a file for a deployment runtime."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -21,10 +21,11 @@ from strucspars.cli.output_files import check_can_be_written
 from strucspars.cli.run_evaluation import finished_summary
 from strucspars.export.export_report import ExportReport, Format
 from strucspars.export.onnx_export import export_onnx
-from strucspars.export.openvino_export import export_openvino
+from strucspars.export.openvino_export import export_openvino, openvino_module
 from strucspars.export.torch_export import export_torch
 from strucspars.models.catalogue import build_model, load_weights_
 from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
 
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
@@ -84,6 +85,25 @@ def exported_network(
     # Not zeros: folding compares its graph with the network on the example.
     example = torch.randn(1, *source.image_shape, generator=torch.Generator().manual_seed(0))
     return EXPORTERS[format](source.network(), out, example, widen_groups_below=widen_groups_below)
+
+
+def check_runtime(format: Format) -> None:
+    """Raise an `ImportError` if a format's runtime is not installed: before the training, not after it."""
+    if format == "openvino":
+        openvino_module()
+
+
+def exported_runs(recipes: Mapping[Path, Recipe], format: Format) -> dict[Path, ExportReport]:
+    """Export the networks of finished runs into their folders, anew where a file is there.
+
+    Args:
+        recipes: by run folder. Their functions may be called: the user has named them.
+        format: of the files.
+    """
+    return {
+        path: exported_network(str(path), format=format, model=recipe.model.name, force=True)
+        for path, recipe in recipes.items()
+    }
 
 
 def document(report: ExportReport) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from typing import Annotated
 
 import typer
 
+from strucspars.cli.export import FileFormat
 from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
-from strucspars.cli.output import Output
+from strucspars.cli.output import Output, is_first_process
 
 EXAMPLES = examples(
     "strucspars run demo",
     "strucspars run cifar10-resnet56-60 data.root=~/cifar10 --seeds 0,1,2 --jobs 3",
-    "strucspars run my-recipe.yaml sparsify.target=0.7 --out runs/seventy",
+    "strucspars run my-recipe.yaml sparsify.target=0.7 --export onnx --out runs/seventy",
     "torchrun --nproc-per-node 2 -m strucspars run imagenet-resnet50-65 data.root=/imagenet",
 )
 
@@ -37,16 +38,23 @@ def run(
     ] = None,
     seeds: Seeds = None,
     jobs: Jobs = 1,
+    export: Annotated[
+        FileFormat | None,
+        typer.Option(help="Export the finished network, into the run folder.", show_default=False),
+    ] = None,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Train, compress, finetune, evaluate and save, as a recipe says. Goes on where an earlier run was stopped."""
+    from strucspars.cli.exporting import check_runtime, document, exported_runs
     from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, runs_document, seeded_recipes
     from strucspars.runs.folder import RunFolder
     from strucspars.training.outcome_text import outcome_text, outcomes_text
 
     output = Output(as_json=as_json, quiet=quiet)
+    if export is not None:
+        check_runtime(export.value)
     wanted = seeded_recipes(recipe, overrides or [], None if seeds is None else parsed_seeds(seeds))
     parent = Path("runs") if out is None else out
     recipes = {parent / run_name(each): each for each in wanted}
@@ -56,5 +64,9 @@ def run(
     finished = finished_runs(outcomes)
     texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
     text = outcomes_text(finished) if finished and len(recipes) > 1 else "".join(texts)
-    output.outcome(text, runs_document(outcomes))
+    reports = {}
+    if export is not None and is_first_process():
+        reports = exported_runs({path: recipes[path] for path in finished}, export.value)
+    text = "\n\n".join((text, *map(str, reports.values())))
+    output.outcome(text, runs_document(outcomes) | {"exported": [document(report) for report in reports.values()]})
     raise_failures(outcomes)

@@ -68,7 +68,7 @@ def export_openvino(
     path = Path(path)
     if path.suffix != SUFFIX:
         raise ValueError(f"OpenVINO's files end in .xml and .bin; got {path}")
-    openvino = _openvino()
+    openvino = openvino_module()
     program = inference_program(
         model,
         example_inputs,
@@ -91,7 +91,8 @@ def export_openvino(
     )
 
 
-def _openvino() -> Any:
+def openvino_module() -> Any:
+    """OpenVINO, or an `ImportError` that says how to get it."""
     try:
         import openvino
     except ImportError as error:
@@ -100,7 +101,7 @@ def _openvino() -> Any:
 
 
 def _write(proto: onnx.ModelProto, path: Path) -> None:
-    openvino = _openvino()
+    openvino = openvino_module()
     with tempfile.TemporaryDirectory() as folder, without_chatter():
         write_onnx(proto, Path(folder) / "network.onnx")
         try:
@@ -118,7 +119,7 @@ def _write(proto: onnx.ModelProto, path: Path) -> None:
 
 def openvino_runner(path: Path) -> Run:
     """OpenVINO with the files of a network, on the CPU, in full precision."""
-    openvino = _openvino()
+    openvino = openvino_module()
     with without_chatter():
         compiled = openvino.Core().compile_model(openvino.Core().read_model(path), "CPU", EXACT)
 
