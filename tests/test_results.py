@@ -100,6 +100,8 @@ def test_the_summaries_of_recorded_runs_are_those_of_their_epochs(path: Path) ->
 
 def test_the_page_of_inference_is_that_of_its_measurements() -> None:
     assert inference_page.PAGE.read_text() == inference_page.page()
+    report = report_from_json((inference_page.FOLDER / "resnet50.json").read_text())
+    assert inference_page.goals_table(report) in (ROOT / "README.md").read_text()
 
 
 def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
