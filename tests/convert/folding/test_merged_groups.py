@@ -104,9 +104,7 @@ def test_a_layer_with_merged_groups_computes_the_same(name: str, groups: int) ->
 
 
 def widened(model: nn.Module, widen_groups_below: int) -> list[tuple[str, int, int]]:
-    layers = widen_groups_(
-        model, [name for name, _ in model.named_modules()], widen_groups_below=widen_groups_below
-    )
+    layers = widen_groups_(model, [name for name, _ in model.named_modules()], widen_groups_below=widen_groups_below)
     return [(layer.layer, layer.groups.before, layer.groups.after) for layer in layers]
 
 
