@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from strucspars.core.arrays import FloatArray
+
 # Often enough for the eye; on a CPU every step reports.
 SECONDS_BETWEEN_UPDATES = 0.1
 BAR_WIDTH = 10
@@ -120,6 +122,9 @@ class RunProgress:
                 line.updated = now
                 position = (epoch - 1) * line.steps + step
                 self._show(line, position, epoch, line.pace(position))
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """Nothing that a line of text could show."""
 
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         """An epoch more, or the compression."""

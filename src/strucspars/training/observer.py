@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from strucspars.core.arrays import FloatArray
+
 
 class Observer(Protocol):
     """Gets told what happens, in the order in which it happens.
@@ -22,6 +24,9 @@ class Observer(Protocol):
     def steps_done(self, run: str, *, epoch: int, step: int) -> None:
         """The present epoch has come to this step; called every some steps."""
 
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """How the importance matrices of some layers look in their present orders; before the row of the epoch."""
+
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         """An epoch is over; the row is what `metrics.jsonl` got."""
 
@@ -39,6 +44,9 @@ class Silence:
         """Say nothing."""
 
     def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """Say nothing."""
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
         """Say nothing."""
 
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
@@ -70,6 +78,11 @@ class Several:
         """Pass it on."""
         for observer in self._observers:
             observer.steps_done(run, epoch=epoch, step=step)
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.matrices_seen(run, matrices)
 
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         """Pass it on."""

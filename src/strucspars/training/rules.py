@@ -8,10 +8,15 @@ import torch
 from torch import nn
 
 from strucspars.baselines.slimming import SlimmingPenalty
+from strucspars.core.arrays import FloatArray
 from strucspars.core.plan import GroupingPlan
 from strucspars.nn.grouped_weights import kept_connections
+from strucspars.nn.importance import importance_matrix
 from strucspars.sparsify.report import EpochReport
 from strucspars.sparsify.sparsifier import Sparsifier
+
+# How many layers are shown while they are trained.
+PICTURED_LAYERS = 4
 
 
 class TrainingRule(Protocol):
@@ -25,6 +30,9 @@ class TrainingRule(Protocol):
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """What a report wants to know about the layers after this epoch; empty if nothing."""
+
+    def matrices(self) -> Mapping[str, FloatArray]:
+        """Importance matrices of some layers, in the orders they have now, to look at; empty if there are none."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the future."""
@@ -45,6 +53,10 @@ class PlainRule:
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """Nothing to tell."""
+        return {}
+
+    def matrices(self) -> Mapping[str, FloatArray]:
+        """Nothing to look at."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,6 +105,17 @@ class SparsifyRule(PlainRule):
             "out_perm": np.concatenate([np.asarray(order["out_perm"], dtype=np.uint16) for order in orders]),
             "in_perm": np.concatenate([np.asarray(order["in_perm"], dtype=np.uint16) for order in orders]),
         }
+
+    def matrices(self) -> Mapping[str, FloatArray]:
+        """Of a few layers from the first to the last."""
+        layers, orders = self._sparsifier.selection.layers, self._sparsifier.state_dict()["layers"]
+        chosen = sorted({round(place) for place in np.linspace(0, len(layers) - 1, PICTURED_LAYERS)})
+        found = {}
+        for layer in (layers[place] for place in chosen):
+            order = orders[layer.name]
+            importance = importance_matrix(layer.weight, self._sparsifier.config.norm)
+            found[layer.name] = importance[order["out_perm"]][:, order["in_perm"]]
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The sparsifier's state."""

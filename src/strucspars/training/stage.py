@@ -26,6 +26,7 @@ from strucspars.training.steps import CAPTURE_LOCK, TrainingStep, epoch_runner
 
 CHECKPOINT_VERSION = 1
 STEPS_BETWEEN_AGREEMENTS = 50
+EPOCHS_BETWEEN_PICTURES = 5
 CHECKPOINT_NUMBERS = ("done_epochs", "done_steps", "metrics_rows")
 CHECKPOINT_REMEDY = "restore the right one, or delete them to train from the beginning"
 
@@ -176,6 +177,8 @@ class Stage:
                 context.folder.save_epoch_arrays(self._name, epoch, arrays)
             context.folder.append_metrics(row)
         self._save(epoch)
+        if context.engine.is_first and (epoch == 1 or epoch % EPOCHS_BETWEEN_PICTURES == 0):
+            context.observer.matrices_seen(context.name, self._rule.matrices())
         context.observer.epoch_done(context.name, row)
 
     def _check_finite(self, loss: float, epoch: int, rate: float) -> None:

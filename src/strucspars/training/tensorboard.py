@@ -5,9 +5,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
 from torch.utils.tensorboard import SummaryWriter
 
+from strucspars.core.arrays import FloatArray
 from strucspars.training.observer import Silence
+
+LARGEST_SIDE = 128
 
 
 class TensorBoardLog(Silence):
@@ -26,6 +33,11 @@ class TensorBoardLog(Silence):
     ) -> None:
         self._writer.close()
 
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """Write pictures of the matrices, each as bright as its brightest entry."""
+        for layer, matrix in matrices.items():
+            self._writer.add_image(f"importance/{layer}", _picture(matrix), self._rows + 1, dataformats="HW")
+
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         """Write one row of the metrics."""
         self._rows += 1
@@ -33,3 +45,12 @@ class TensorBoardLog(Silence):
             if isinstance(value, int | float) and key != "epoch":
                 self._writer.add_scalar(f"{row['stage']}/{key}", value, self._rows)
         self._writer.flush()
+
+
+def _picture(matrix: FloatArray) -> npt.NDArray[np.uint8]:
+    """Means over blocks, from 0 to 255."""
+    height, width = (min(side, LARGEST_SIDE) for side in matrix.shape)
+    means = functional.adaptive_avg_pool2d(torch.from_numpy(matrix)[None], (height, width))[0]
+    brightest = means.max().clamp(min=torch.finfo(means.dtype).tiny)
+    picture: npt.NDArray[np.uint8] = (255 * means / brightest).round().to(torch.uint8).numpy()
+    return picture
