@@ -16,7 +16,7 @@ from strucspars.cli.errors import RunFailed, explained, reported
 from strucspars.cli.interrupt import Interrupted
 from strucspars.runs.lock import RunFolderBusy
 
-COMMANDS = ("demo", "run", "compress", "eval", "summary", "reproduce")
+COMMANDS = ("demo", "run", "compress", "eval", "summary", "export", "bench", "report", "reproduce")
 
 
 def test_help_names_every_command() -> None:

@@ -123,6 +123,8 @@ def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: t
     assert len(RunFolder("runs/demo-dense").metrics()) == 2
     assert Path("runs/demo/model.safetensors").is_file()
     assert Path("runs/demo/model.onnx").is_file()
+    assert Path("runs/report/index.html").is_file()
+    assert "runs/report/index.html  what was learned" in said.out
     assert Path("runs/demo-dense/model.safetensors").is_file()
 
 

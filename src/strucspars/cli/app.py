@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from strucspars._version import __version__
-from strucspars.cli import bench, compress, demo, evaluate, export, reproduce, run, summary
+from strucspars.cli import bench, compress, demo, evaluate, export, report, reproduce, run, summary
 from strucspars.cli.errors import reported
 from strucspars.cli.log_lines import warnings_as_lines
 from strucspars.cli.options import examples
@@ -50,6 +50,7 @@ for name, command, epilogue in (
     ("summary", summary.summary, summary.EXAMPLES),
     ("export", export.export, export.EXAMPLES),
     ("bench", bench.bench, bench.EXAMPLES),
+    ("report", report.report, report.EXAMPLES),
     ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
 ):
     app.command(name, epilog=epilogue)(command)

@@ -20,9 +20,11 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train a small network on the embedded digits, compress it by half, and compare. Takes minutes on a laptop."""
-    from strucspars.cli.demonstration import check_promises, demonstrated
+    from strucspars.cli.demonstration import check_promises, demonstrated, report_of_demo
 
     output = Output(as_json=as_json, quiet=quiet)
     pairs = demonstrated(overrides or [], out=out, seeds=None if seeds is None else parsed_seeds(seeds), output=output)
-    output.outcome("\n\n".join(pair.text() for pair in pairs), {"demos": [pair.document() for pair in pairs]})
+    page = report_of_demo(pairs, out=out / "report")
+    text = "\n\n".join((*(pair.text() for pair in pairs), f"{page}  what was learned, to look at in a browser"))
+    output.outcome(text, {"demos": [pair.document() for pair in pairs], "report": str(page)})
     check_promises(pairs)

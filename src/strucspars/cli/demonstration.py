@@ -8,6 +8,7 @@ from typing import Any
 from strucspars.cli.errors import RunFailed
 from strucspars.cli.exporting import document, exported_runs
 from strucspars.cli.output import Output
+from strucspars.cli.reporting import reported_runs
 from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, seeded_recipes
 from strucspars.export.export_report import ExportReport
 from strucspars.measure.text_table import Column, text_table
@@ -141,6 +142,12 @@ def demonstrated(
         )
         for dense_path, (small_path, recipe) in zip(dense, small.items(), strict=True)
     ]
+
+
+def report_of_demo(pairs: Sequence[Demonstration], *, out: Path) -> Path:
+    """Write the report of all runs of a demo; returns its page."""
+    paths = [path for pair in pairs for path in (pair.compressed_path, pair.dense_path)]
+    return reported_runs(paths, out=out).written.page
 
 
 def _trained_as_long(dense: Recipe, other: Recipe) -> Recipe:

@@ -1,0 +1,1 @@
+"""Runs as something to look at: figures, tables and a page. The only home of plotting."""

@@ -1,0 +1,225 @@
+"""Tables of several experiments, with the paper's numbers beside ours (Tables 1, 3 and 5)."""
+
+from collections.abc import Callable, Sequence
+
+from strucspars.report.experiments import (
+    NOISE,
+    Experiment,
+    Sample,
+    dense_counterpart,
+    is_within_noise,
+    paper_accuracy,
+    sample_of,
+)
+from strucspars.report.named_table import Cell, Form, NamedTable, TableColumn
+from strucspars.training.outcome import RunSummary
+from strucspars.training.outcome_text import OPTIMISM
+
+WITHIN, BEYOND = "within noise", "beyond noise"
+ABLATIONS = {
+    "finetune": "Finetune",
+    "from-scratch": "FromScratch",
+    "shufflenet": "ShuffleNet",
+    "random": "Random",
+    "no-shuffle": "NoShuffle",
+}
+
+
+def comparison_tables(experiments: Sequence[Experiment]) -> tuple[NamedTable, ...]:
+    """All tables that have something to say."""
+    tables = (accuracy_table(experiments), timeline_table(experiments), ablation_table(experiments))
+    return tuple(_without_empty_columns(table) for table in tables if table.rows)
+
+
+def accuracy_table(experiments: Sequence[Experiment]) -> NamedTable:
+    """Size and accuracy of every experiment, against the paper's and against our dense network (Table 1)."""
+    return NamedTable(
+        name="accuracy",
+        title="Size and accuracy",
+        columns=(
+            TableColumn(title="experiment"),
+            TableColumn(title="n", form="count"),
+            TableColumn(title="params", form="count"),
+            TableColumn(title="paper params", form="count"),
+            TableColumn(title="MACs", form="count"),
+            TableColumn(title="paper FLOPs, ours", form="count"),
+            TableColumn(title="paper FLOPs", form="count"),
+            TableColumn(title="top-1", form="percent"),
+            TableColumn(title="deviation", form="percent"),
+            TableColumn(title="paper top-1", form="percent"),
+            TableColumn(title="paper deviation", form="percent"),
+            TableColumn(title="to the paper, points", form="points"),
+            TableColumn(title="to the paper"),
+            TableColumn(title="to dense, points", form="points"),
+            TableColumn(title="to dense"),
+            TableColumn(title="best epoch", form="percent"),
+        ),
+        rows=tuple(_accuracy_row(experiment, experiments) for experiment in experiments),
+        notes=(
+            f"top-1: of the last epoch, mean and deviation over n runs. {OPTIMISM}",
+            NOISE,
+            *_protocol_notes(experiments),
+        ),
+    )
+
+
+def _accuracy_row(experiment: Experiment, experiments: Sequence[Experiment]) -> tuple[Cell, ...]:
+    ours, paper = _accuracy(experiment), paper_accuracy(experiment.paper)
+    dense = dense_counterpart(experiment, experiments)
+    best = experiment.sample(lambda run: run.finetuned.best_top1)
+    row = experiment.paper
+    return (
+        experiment.label,
+        len(experiment.runs),
+        _count(experiment.sample(lambda run: run.params.after)),
+        None if row is None else round(row.params),
+        _count(experiment.sample(lambda run: run.macs.after)),
+        None if row is None else _count(experiment.sample(lambda run: run.paper_flops.after)),
+        None if row is None else round(row.flops),
+        ours.mean,
+        ours.deviation,
+        None if paper is None else paper.mean,
+        None if paper is None else paper.deviation,
+        *_compared(ours, paper, experiment.test_images),
+        *_compared(ours, None if dense is None else _accuracy(dense), experiment.test_images),
+        _mean(best),
+    )
+
+
+def timeline_table(experiments: Sequence[Experiment]) -> NamedTable:
+    """Accuracy before and after compression and finetuned, and the searched threshold (Table 5)."""
+    compressed = [each for each in experiments if each.first.before_compression_top1 is not None]
+    return NamedTable(
+        name="timeline",
+        title="Accuracy along the stages",
+        columns=(
+            TableColumn(title="experiment"),
+            TableColumn(title="n", form="count"),
+            TableColumn(title="removed", form="percent"),
+            *_with_paper("before compression", "percent"),
+            *_with_paper("after compression", "percent"),
+            *_with_paper("finetuned", "percent"),
+            *_with_paper("min_kept_norm", "number"),
+        ),
+        rows=tuple(_timeline_row(experiment) for experiment in compressed),
+        notes=(
+            "Means and deviations over n runs. The paper's threshold is told as the kept share of the norm.",
+            *_protocol_notes(compressed),
+        ),
+    )
+
+
+def _with_paper(title: str, form: Form) -> tuple[TableColumn, ...]:
+    return tuple(TableColumn(title=f"{title}{words}", form=form) for words in ("", ", deviation", ", paper"))
+
+
+def _timeline_row(experiment: Experiment) -> tuple[Cell, ...]:
+    paper = experiment.timeline
+    numbers: tuple[tuple[Callable[[RunSummary], float | None], float | None], ...] = (
+        (lambda run: run.before_compression_top1, None if paper is None else paper.before_compression / 100),
+        (lambda run: run.compressed_top1, None if paper is None else paper.after_compression / 100),
+        (lambda run: run.finetuned.last_top1, None if paper is None else paper.finetuned / 100),
+        (lambda run: run.min_kept_norm, None if paper is None else paper.min_kept_norm),
+    )
+    cells: list[Cell] = []
+    for ours, papers in numbers:
+        sample = experiment.sample(ours)
+        cells += [_mean(sample), None if sample is None else sample.deviation, papers]
+    removed = experiment.sample(lambda run: run.removed_param_fraction)
+    return experiment.label, len(experiment.runs), _mean(removed), *cells
+
+
+def ablation_table(experiments: Sequence[Experiment]) -> NamedTable:
+    """Channel orders against each other (Table 3); without rows unless something was ablated."""
+    methods = {id(each): _ablation(each) for each in experiments if each.first.kind == "strucspars"}
+    ablated = {_network(each) for each in experiments if methods.get(id(each), "finetune") != "finetune"}
+    rows = [each for each in experiments if id(each) in methods and _network(each) in ablated]
+    return NamedTable(
+        name="ablation",
+        title="Channel orders against each other",
+        columns=(
+            TableColumn(title="network"),
+            TableColumn(title="configuration"),
+            TableColumn(title="n", form="count"),
+            TableColumn(title="top-1", form="percent"),
+            TableColumn(title="deviation", form="percent"),
+            TableColumn(title="top-5", form="percent"),
+            TableColumn(title="paper top-1", form="percent"),
+            TableColumn(title="paper top-5", form="percent"),
+            TableColumn(title="to Finetune, points", form="points"),
+            TableColumn(title="to Finetune"),
+        ),
+        rows=tuple(_ablation_row(each, rows) for each in rows),
+        notes=(
+            "All rows of a network have the same groups; they differ in orders and in first weights.",
+            NOISE,
+            *_protocol_notes(rows),
+        ),
+    )
+
+
+def _ablation(experiment: Experiment) -> str:
+    recipe = experiment.runs[0].recipe
+    return "finetune" if recipe is None else recipe.finetune.ablation
+
+
+def _network(experiment: Experiment) -> tuple[str, str, float | None]:
+    return experiment.first.model, experiment.first.data, experiment.first.target
+
+
+def _ablation_row(experiment: Experiment, experiments: Sequence[Experiment]) -> tuple[Cell, ...]:
+    ours, paper, ablation = _accuracy(experiment), experiment.paper, _ablation(experiment)
+    finetuned = next(
+        (each for each in experiments if _network(each) == _network(experiment) and _ablation(each) == "finetune"), None
+    )
+    reference = None if finetuned is None or ablation == "finetune" else _accuracy(finetuned)
+    model, data, target = _network(experiment)
+    return (
+        f"{model} on {data}" + ("" if target is None else f", {target:.0%}"),
+        ABLATIONS[ablation],
+        len(experiment.runs),
+        ours.mean,
+        ours.deviation,
+        _mean(experiment.sample(lambda run: run.finetuned.last_top5)),
+        None if paper is None or paper.accuracy is None else paper.accuracy / 100,
+        None if paper is None or paper.top5_accuracy is None else paper.top5_accuracy / 100,
+        *_compared(ours, reference, experiment.test_images),
+    )
+
+
+def _accuracy(experiment: Experiment) -> Sample:
+    sample = sample_of([run.finetuned.last_top1 for run in experiment.summaries])
+    assert sample is not None
+    return sample
+
+
+def _mean(sample: Sample | None) -> float | None:
+    return None if sample is None else sample.mean
+
+
+def _count(sample: Sample | None) -> int | None:
+    return None if sample is None else round(sample.mean)
+
+
+def _compared(ours: Sample, other: Sample | None, test_images: int | None) -> tuple[float | None, str | None]:
+    """The difference in points, and whether it is noise."""
+    if other is None:
+        return None, None
+    within = is_within_noise(ours, other, test_images=test_images)
+    return 100 * (ours.mean - other.mean), WITHIN if within else BEYOND
+
+
+def _protocol_notes(experiments: Sequence[Experiment]) -> tuple[str, ...]:
+    changed = [f"{each.label} ({', '.join(each.changes)})" for each in experiments if each.changes]
+    return (f"Not quite the paper's protocol: {'; '.join(changed)}.",) if changed else ()
+
+
+def _without_empty_columns(table: NamedTable) -> NamedTable:
+    kept = [place for place in range(len(table.columns)) if any(row[place] is not None for row in table.rows)]
+    return NamedTable(
+        name=table.name,
+        title=table.title,
+        columns=tuple(table.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in table.rows),
+        notes=table.notes,
+    )

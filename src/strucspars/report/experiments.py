@@ -1,0 +1,212 @@
+"""Runs of one recipe with several seeds, taken together; and when two of them differ by more than noise."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from strucspars.data.digits import TEST_IMAGES
+from strucspars.report.run_reading import RunData
+from strucspars.training.outcome import RunSummary
+from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow, PaperTimeline
+from strucspars.training.recipe import EngineRecipe, Recipe
+from strucspars.training.recipe_reading import read_recipe
+
+# Of the data sets whose test images are always the same ones.
+NUM_TEST_IMAGES: Mapping[str, int] = {"digits": TEST_IMAGES, "cifar10": 10_000, "cifar100": 10_000, "imagenet": 50_000}
+PAPER_RUNS = 10
+STANDARD_ERRORS = 2.0
+NOISE = (
+    "Within noise: the difference is at most two standard errors. The square of one adds the squared deviation by the "
+    "number of runs of either side (ten of the paper's) and, once, p (1 - p) by the number of test images, on which "
+    "both were tested. A side without a known deviation gets that of the other."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A number over several runs.
+
+    Attributes:
+        mean: of them.
+        deviation: of the sample; None where there is one run, or it is not known.
+        count: number of runs.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Experiment:
+    """Finished runs that differ in nothing but their seed.
+
+    Attributes:
+        label: the recipe's name, and what was changed where several recipes have that name.
+        runs: at least one.
+        paper: the paper's row of the recipe's name; None if it has none.
+        timeline: the paper's numbers of the stages, likewise.
+        changes: where the recipe differs from that of the paper's row, such as `engine.precision=bf16`.
+    """
+
+    label: str
+    runs: tuple[RunData, ...]
+    paper: PaperRow | None
+    timeline: PaperTimeline | None
+    changes: tuple[str, ...]
+
+    @property
+    def summaries(self) -> tuple[RunSummary, ...]:
+        """What the runs came to."""
+        return tuple(run.summary for run in self.runs if run.summary is not None)
+
+    @property
+    def first(self) -> RunSummary:
+        """The summary of the first run, for what all have in common."""
+        return self.summaries[0]
+
+    @property
+    def test_images(self) -> int | None:
+        """How many images it was tested on; None for image folders of unknown size."""
+        return NUM_TEST_IMAGES.get(self.first.data)
+
+    def sample(self, number: Callable[[RunSummary], float | None]) -> Sample | None:
+        """A number of every run; None where no run has it."""
+        return sample_of([value for value in map(number, self.summaries) if value is not None])
+
+
+def sample_of(values: Sequence[float]) -> Sample | None:
+    """Mean and deviation; None of none.
+
+    >>> sample_of([0.90, 0.92])
+    Sample(mean=0.91, deviation=0.014142135623730963, count=2)
+    """
+    if not values:
+        return None
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Sample(mean=statistics.fmean(values), deviation=deviation, count=len(values))
+
+
+def standard_error(one: Sample, other: Sample, *, test_images: int | None) -> float:
+    """Standard error of the difference of two accuracies on the same test images; see `NOISE`.
+
+    >>> same = Sample(mean=0.5, deviation=None, count=1)
+    >>> standard_error(same, same, test_images=10_000)
+    0.005
+    """
+    deviations = [sample.deviation for sample in (one, other)]
+    known = [deviation for deviation in deviations if deviation is not None]
+    variance = 0.0
+    for sample, deviation in zip((one, other), deviations, strict=True):
+        believed = deviation if deviation is not None else max(known, default=0.0)
+        variance += believed**2 / sample.count
+    mean = (one.mean + other.mean) / 2
+    if test_images is not None:
+        variance += mean * (1 - mean) / test_images
+    return math.sqrt(variance)
+
+
+def is_within_noise(one: Sample, other: Sample, *, test_images: int | None) -> bool:
+    """Whether two accuracies differ by no more than `NOISE` explains.
+
+    >>> one, other = (Sample(mean=mean, deviation=0.002, count=3) for mean in (0.915, 0.917))
+    >>> is_within_noise(one, other, test_images=10_000)
+    True
+    """
+    # Rounding must not decide: equal to the limit is within.
+    limit = STANDARD_ERRORS * standard_error(one, other, test_images=test_images)
+    return abs(one.mean - other.mean) <= limit * (1 + 1e-9)
+
+
+def paper_accuracy(row: PaperRow | None) -> Sample | None:
+    """The paper's top-1 as a fraction; None where it has none."""
+    if row is None or row.accuracy is None:
+        return None
+    if row.accuracy_deviation is None:
+        return Sample(mean=row.accuracy / 100, deviation=None, count=1)
+    return Sample(mean=row.accuracy / 100, deviation=row.accuracy_deviation / 100, count=PAPER_RUNS)
+
+
+def experiments_of(runs: Sequence[RunData]) -> tuple[Experiment, ...]:
+    """The finished runs by recipe, seeds, places and devices aside, in the order in which they were given."""
+    grouped: dict[Any, list[RunData]] = {}
+    for run in runs:
+        if run.summary is not None:
+            grouped.setdefault(_same_key(run, run.summary), []).append(run)
+    first_of_name: dict[str, Recipe | None] = {}
+    experiments = []
+    for alike in grouped.values():
+        first = alike[0]
+        assert first.summary is not None
+        name = first.summary.name
+        label = _label(name, first.recipe, first_of_name.setdefault(name, first.recipe))
+        experiments.append(
+            Experiment(
+                label=label,
+                runs=tuple(alike),
+                paper=PAPER_ROWS.get(name),
+                timeline=PAPER_TIMELINES.get(name),
+                changes=changes_from_paper(first.recipe),
+            )
+        )
+    return tuple(experiments)
+
+
+def _same_key(run: RunData, summary: RunSummary) -> Any:
+    """What runs of one experiment have in common."""
+    if run.recipe is None:
+        return summary.name, summary.kind, summary.model, summary.data, summary.target
+    return _without_places(run.recipe)
+
+
+def _without_places(recipe: Recipe) -> Recipe:
+    return replace(
+        recipe,
+        seed=0,
+        data=replace(recipe.data, root=None, download=False, workers=0),
+        sparsify=replace(recipe.sparsify, from_run=None),
+        finetune=replace(recipe.finetune, form="auto", teacher=None if recipe.finetune.teacher is None else "teacher"),
+        engine=EngineRecipe(precision=recipe.engine.precision),
+    )
+
+
+def _label(name: str, recipe: Recipe | None, first: Recipe | None) -> str:
+    """The name, and what is different from the first recipe of that name."""
+    if recipe is None or first is None:
+        return name
+    changes = _changes(recipe, first)
+    return f"{name} ({', '.join(changes)})" if changes else name
+
+
+def changes_from_paper(recipe: Recipe | None) -> tuple[str, ...]:
+    """Where a recipe differs from that of the paper's row of its name, seed, places and devices aside; else empty.
+
+    >>> changes_from_paper(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.epochs=40"]))
+    ('stage2.epochs=40',)
+    """
+    if recipe is None or recipe.name not in PAPER_ROWS:
+        return ()
+    return _changes(recipe, read_recipe(recipe.name))
+
+
+def _changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
+    own, others = (_flat(asdict(_without_places(each))) for each in (recipe, other))
+    return tuple(f"{key}={value}" for key, value in own.items() if value != others.get(key))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def dense_counterpart(experiment: Experiment, experiments: Sequence[Experiment]) -> Experiment | None:
+    """The dense experiment with the same network and data; None if there is none, and for a dense one itself."""
+    if experiment.first.kind == "dense":
+        return None
+    wanted = (experiment.first.model, experiment.first.data)
+    dense = [other for other in experiments if other.first.kind == "dense"]
+    return next((other for other in dense if (other.first.model, other.first.data) == wanted), None)

@@ -1,0 +1,167 @@
+"""Which groups feed which: confusion matrices of adjacent group convolutions against ShuffleNet's (Table 6, Fig. 7)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from strucspars.convert.ablation import reordered_plan
+from strucspars.core.arrays import IntArray
+from strucspars.core.permutation import inverse
+from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.report.colours import SEQUENTIAL, house_style
+from strucspars.report.drawn_text import drawable
+from strucspars.report.named_figure import NamedFigure
+
+# Numbers in more cells would not be readable.
+MOST_WRITTEN_GROUPS = 8
+MOST_PAIRS = 4
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Confusion:
+    """Two group convolutions, one after the other, and the channels between their groups.
+
+    Attributes:
+        first, second: names of the layers.
+        learned: `(G_1, G_2)`: how many channels come from a group of the first and go to a group of the second.
+        shufflenet: the same with the fixed shuffle of ShuffleNet.
+    """
+
+    first: str
+    second: str
+    learned: IntArray
+    shufflenet: IntArray
+
+    @property
+    def shufflenet_words(self) -> str:
+        """Channels between any two groups by ShuffleNet's shuffle, for a sentence."""
+        fewest, most = int(self.shufflenet.min()), int(self.shufflenet.max())
+        return f"{fewest} between all of them" if fewest == most else f"{fewest} to {most} between them"
+
+    @property
+    def unconnected(self) -> int:
+        """Pairs of groups without a channel between them."""
+        return int((self.learned == 0).sum())
+
+
+def confusions_of(plan: GroupingPlan) -> tuple[Confusion, ...]:
+    """Confusion matrices of all adjacent pairs of layers with more than one group each, in network order.
+
+    A plan knows no graph. Adjacent are two layers that follow each other inside one block (a module) of the network,
+    if the first has as many outputs as the second has inputs.
+    """
+    uniform = reordered_plan(plan, "shufflenet").layers
+    return tuple(
+        Confusion(
+            first=first,
+            second=second,
+            learned=confusion_matrix(plan.layers[first], plan.layers[second]),
+            shufflenet=confusion_matrix(uniform[first], uniform[second]),
+        )
+        for first, second in _adjacent(plan)
+    )
+
+
+def confusion_matrix(first: LayerPlan, second: LayerPlan) -> IntArray:
+    """`D[i, j]`: channels from group i of the first layer to group j of the second, `(G_1, G_2)` (Appendix C).
+
+    >>> layer = LayerPlan(group_level=2, out_perm=np.array([0, 2, 1, 3]), in_perm=np.arange(4), weight_shape=(4, 4))
+    >>> confusion_matrix(layer, layer)
+    array([[1, 1],
+           [1, 1]])
+    """
+    counts = np.zeros((first.num_groups, second.num_groups), dtype=np.int64)
+    source, target = _group_of_channel(first.out_perm, first), _group_of_channel(second.in_perm, second)
+    np.add.at(counts, (source, target), 1)
+    return counts
+
+
+def _group_of_channel(perm: IntArray, layer: LayerPlan) -> IntArray:
+    return inverse(perm) * layer.num_groups // len(perm)
+
+
+def _adjacent(plan: GroupingPlan) -> Iterator[tuple[str, str]]:
+    for (first, one), (second, other) in pairwise(plan.layers.items()):
+        same_block = first.rpartition(".")[0] == second.rpartition(".")[0]
+        fits = one.weight_shape[0] == other.weight_shape[1] and one.num_groups > 1 and other.num_groups > 1
+        if same_block and fits and not _is_shortcut(second, plan):
+            yield first, second
+
+
+def _is_shortcut(name: str, plan: GroupingPlan) -> bool:
+    """Whether a layer looks like a block's shortcut: 1 x 1, from the width of the block's first layer to that of the
+    layer before it, which is three layers on or more."""
+    block = [other for other in plan.layers if other.rpartition(".")[0] == name.rpartition(".")[0]]
+    shapes = [plan.layers[other].weight_shape for other in block]
+    place = block.index(name)
+    return place >= 3 and shapes[place] == (shapes[place - 1][0], shapes[0][1], 1, 1)
+
+
+def chosen_confusions(confusions: Sequence[Confusion], count: int = MOST_PAIRS) -> tuple[Confusion, ...]:
+    """Those with the most groups, in network order; of equals, the later ones, whose layers are wider."""
+    ranked = sorted(range(len(confusions)), key=lambda place: (-confusions[place].learned.size, -place))
+    return tuple(confusions[place] for place in sorted(ranked[:count]))
+
+
+def confusion_figure(confusions: Sequence[Confusion]) -> NamedFigure:
+    """Draw some pairs: what was learned above, ShuffleNet's below."""
+    count = len(confusions)
+    with house_style():
+        figure = Figure(figsize=(1.6 + 1.75 * max(count, 2), 4.4), layout="constrained")
+        axes = figure.subplots(2, count, squeeze=False)
+        for column, confusion in enumerate(confusions):
+            for row, matrix in enumerate((confusion.learned, confusion.shufflenet)):
+                _draw(axes[row, column], matrix, lightest=_lightest(confusion))
+            axes[0, column].set_title(_title(confusion), fontsize="small")
+            axes[1, column].set_xlabel("group of the second", fontsize="small")
+        for row, words in enumerate(("learned", "ShuffleNet")):
+            axes[row, 0].set_ylabel(f"{words}\ngroup of the first", fontsize="small")
+    return NamedFigure(
+        name="confusion",
+        title="Which groups feed which",
+        caption=(
+            "Channels between the groups of two group convolutions that follow each other in a block: what was learned "
+            "(above), and the even spread of ShuffleNet's fixed shuffle (below). Lighter is more."
+        ),
+        alt=" ".join(_alt(confusion) for confusion in confusions),
+        figure=figure,
+    )
+
+
+def _lightest(confusion: Confusion) -> float:
+    """Twice the even share, so that this has the middle colour; more where it is a channel or two."""
+    even = float(confusion.learned.mean())
+    return max(2 * even, min(float(confusion.learned.max()), 4 * even), 1.0)
+
+
+def _draw(axis: Axes, matrix: IntArray, *, lightest: float) -> None:
+    axis.imshow(matrix, cmap=SEQUENTIAL, vmin=0, vmax=lightest, aspect="equal")
+    axis.grid(visible=False)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    if max(matrix.shape) > MOST_WRITTEN_GROUPS:
+        return
+    for (row, column), channels in np.ndenumerate(matrix):
+        colour = "#ffffff" if channels < lightest / 2 else "#000000"
+        axis.text(column, row, str(channels), ha="center", va="center", color=colour, fontsize=8)
+
+
+def _title(confusion: Confusion) -> str:
+    """The block once, then its two layers."""
+    block, _, first = confusion.first.rpartition(".")
+    pair = f"{drawable(first, 11)} to {drawable(confusion.second.rpartition('.')[2], 11)}"
+    # Blocks differ at the end of their names.
+    return f"{drawable(block if len(block) <= 22 else f'...{block[-19:]}', 22)}\n{pair}" if block else pair
+
+
+def _alt(confusion: Confusion) -> str:
+    learned = confusion.learned
+    return (
+        f"{confusion.first} to {confusion.second}: {learned.shape[0]} x {learned.shape[1]} groups, {learned.min()} to "
+        f"{learned.max()} channels between two groups, {confusion.unconnected} pairs without any; ShuffleNet has "
+        f"{confusion.shufflenet_words}."
+    )

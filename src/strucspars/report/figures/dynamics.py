@@ -1,0 +1,271 @@
+"""Training dynamics through all stages: loss, accuracy, lambda, removed fraction, group levels (Fig. 4)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from strucspars.core.arrays import FloatArray
+from strucspars.core.hierarchy import num_groups
+from strucspars.report.colours import BLUE, FAINT, GREEN, INK, PURPLE, SEQUENTIAL, VERMILLION, house_style
+from strucspars.report.named_figure import NamedFigure
+from strucspars.report.run_reading import EpochLayers, RunData
+from strucspars.training.outcome_text import percent
+
+CURVES = ("train_loss", "test_loss", "train_top1", "test_top1", "lambda", "removed_fraction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpan:
+    """A stage and its epochs on the common axis, first and last."""
+
+    stage: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dynamics:
+    """What is plotted. Epochs of all stages stand on one axis, from 1, in the order they ran.
+
+    Attributes:
+        stages: those with epochs.
+        curves: by the names of the metrics, `(epochs,)`; NaN where an epoch has none.
+        compressed_after: epochs before the compression; None if there was none yet.
+        before_top1, after_top1: accuracy right before and right after compression.
+        target: removed fraction that was asked for; None if none was.
+        budget: what it counts: `params` or `MACs`.
+        level_epochs: epochs whose levels were stored.
+        level_shares: `(levels, len(level_epochs))`: share of the layers on every group level from 1.
+    """
+
+    stages: tuple[StageSpan, ...]
+    curves: Mapping[str, FloatArray]
+    compressed_after: int | None
+    before_top1: float | None
+    after_top1: float | None
+    target: float | None
+    budget: str
+    level_epochs: FloatArray
+    level_shares: FloatArray
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of all stages."""
+        return len(self.curves["test_top1"])
+
+    def has(self, curve: str) -> bool:
+        """Whether some epoch has a value of the curve."""
+        return bool(np.isfinite(self.curves[curve]).any())
+
+
+def dynamics_of(run: RunData) -> Dynamics:
+    """The curves of a run, as far as it has come."""
+    epochs = [row for row in run.rows if row["stage"] != "compress"]
+    places = [place for place, row in enumerate(run.rows) if row["stage"] == "compress"]
+    compressed: Mapping[str, Any] = run.rows[places[0]] if places else {}
+    first_stage = {row["epoch"]: place for place, row in enumerate(epochs, start=1) if row["stage"] == "sparsify"}
+    stored = [layers for layers in run.dynamics if layers.epoch in first_stage]
+    target, budget = _target(run)
+    return Dynamics(
+        stages=_stages(epochs),
+        curves={name: np.array([row.get(name, np.nan) for row in epochs], dtype=np.float64) for name in CURVES},
+        compressed_after=places[0] if places else None,
+        before_top1=compressed.get("before_top1"),
+        after_top1=compressed.get("test_top1"),
+        target=target,
+        budget=budget,
+        level_epochs=np.array([first_stage[layers.epoch] for layers in stored], dtype=np.float64),
+        level_shares=_level_shares(stored),
+    )
+
+
+def _target(run: RunData) -> tuple[float | None, str]:
+    if run.recipe is None or run.recipe.kind == "dense":
+        return None, "params"
+    if run.recipe.kind == "slimming":
+        return run.recipe.slimming.target, "params"
+    return run.recipe.sparsify.target, {"params": "params", "macs": "MACs"}[run.recipe.sparsify.budget]
+
+
+def _stages(epochs: Sequence[Mapping[str, Any]]) -> tuple[StageSpan, ...]:
+    spans: list[StageSpan] = []
+    for place, row in enumerate(epochs, start=1):
+        if spans and spans[-1].stage == row["stage"]:
+            spans[-1] = StageSpan(stage=row["stage"], first=spans[-1].first, last=place)
+        else:
+            spans.append(StageSpan(stage=row["stage"], first=place, last=place))
+    return tuple(spans)
+
+
+def _level_shares(stored: Sequence[EpochLayers]) -> FloatArray:
+    if not stored or not len(stored[0].group_level):
+        return np.zeros((0, len(stored)))
+    levels = np.stack([layers.group_level for layers in stored], axis=1)
+    shares: FloatArray = np.stack([(levels == level).mean(axis=0) for level in range(1, int(levels.max()) + 1)])
+    return shares
+
+
+def dynamics_figure(data: Dynamics) -> NamedFigure:
+    """Draw the curves under each other, the compression marked in all of them."""
+    panels = [panel for panel, is_there in _panels(data) if is_there]
+    with house_style():
+        figure = Figure(figsize=(7.2, 0.6 + 1.55 * len(panels)), layout="constrained")
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for place, (panel, axis) in enumerate(zip(panels, axes, strict=True)):
+            panel(axis, data)
+            _mark_compression(axis, data, with_words=place == 0)
+        figure.align_ylabels(list(axes))
+        axes[-1].set_xlabel(f"epoch ({', then '.join(span.stage for span in data.stages)})")
+        axes[-1].set_xlim(0.5, data.epochs + 0.5)
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    return NamedFigure(
+        name="dynamics",
+        title="Training dynamics",
+        caption=(
+            "Every epoch of all stages. The dashed line is the compression; the crosses are the accuracy right before "
+            "and right after it. lambda is the strength of the structured penalty, the removed fraction what the group "
+            "levels of that epoch would remove."
+            if data.compressed_after is not None
+            else "Every epoch so far."
+        ),
+        alt=_alt(data),
+        figure=figure,
+    )
+
+
+def _panels(data: Dynamics) -> list[tuple[Any, bool]]:
+    return [
+        (_draw_loss, data.has("train_loss") or data.has("test_loss")),
+        (_draw_accuracy, True),
+        (_draw_lambda, data.has("lambda")),
+        (_draw_removed, data.has("removed_fraction")),
+        (_draw_levels, data.level_shares.size > 0),
+    ]
+
+
+def _plot(axis: Axes, data: Dynamics, curve: str, *, colour: str, label: str) -> None:
+    """A line per stage: what lies between two stages was never measured."""
+    for place, span in enumerate(data.stages):
+        epochs = np.arange(span.first, span.last + 1)
+        values = data.curves[curve][span.first - 1 : span.last]
+        marker = "." if len(epochs) == 1 else ""
+        axis.plot(epochs, values, color=colour, label="" if place else label, marker=marker)
+
+
+def _draw_loss(axis: Axes, data: Dynamics) -> None:
+    _plot(axis, data, "train_loss", colour=BLUE, label="train")
+    _plot(axis, data, "test_loss", colour=VERMILLION, label="test")
+    axis.set_ylabel("loss")
+    # The first steps may be huge, and would press all the rest to the floor.
+    finite = np.concatenate([data.curves[name][np.isfinite(data.curves[name])] for name in ("train_loss", "test_loss")])
+    axis.set_ylim(0, 1.1 * float(np.quantile(finite, 0.98)) or 1.0)
+    axis.legend(loc="upper right", ncols=2)
+
+
+def _draw_accuracy(axis: Axes, data: Dynamics) -> None:
+    _plot(axis, data, "train_top1", colour=BLUE, label="train")
+    _plot(axis, data, "test_top1", colour=VERMILLION, label="test")
+    if data.compressed_after is not None:
+        moments = [number for number in (data.before_top1, data.after_top1) if number is not None]
+        places = [data.compressed_after + 0.5] * len(moments)
+        axis.plot(places, moments, "x", color=INK, markersize=6, markeredgewidth=1.6)
+        if data.after_top1 is not None:
+            axis.annotate(
+                percent(data.after_top1),
+                (places[-1], data.after_top1),
+                xytext=(7, -3),
+                textcoords="offset points",
+                fontsize="small",
+            )
+    axis.set_ylabel("top-1 accuracy")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axis.set_ylim(top=1.0)
+    axis.legend(loc="lower right", ncols=2)
+
+
+def _draw_lambda(axis: Axes, data: Dynamics) -> None:
+    _plot(axis, data, "lambda", colour=GREEN, label="")
+    axis.set_ylabel("lambda")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_ylim(bottom=0)
+
+
+def _draw_removed(axis: Axes, data: Dynamics) -> None:
+    _plot(axis, data, "removed_fraction", colour=PURPLE, label="")
+    if data.target is not None:
+        axis.axhline(data.target, color=FAINT, linestyle=":")
+        axis.annotate(
+            f"target {data.target:.0%}",
+            (1.0, data.target),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize="small",
+        )
+    axis.set_ylabel(f"removed fraction\nof {data.budget}")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axis.set_ylim(0, 1.18 * max(float(np.nanmax(data.curves["removed_fraction"])), data.target or 0.0) or 1.0)
+
+
+def _draw_levels(axis: Axes, data: Dynamics) -> None:
+    count = len(data.level_shares)
+    colours = matplotlib.colormaps[SEQUENTIAL](np.linspace(0.12, 1.0, max(count, 2)))[:count]
+    edges = np.append(data.level_epochs - 0.5, data.level_epochs[-1] + 0.5)
+    # From the top down, each from the floor up: stacked edge to edge, slits of the background would shine through.
+    for place in reversed(range(count)):
+        shares = data.level_shares[: place + 1].sum(axis=0)
+        groups = num_groups(place + 1)
+        label = f"{groups} group{'s' if groups > 1 else ''}"
+        axis.stairs(shares, edges, fill=True, color=colours[place], label=label)
+    axis.set_ylabel("layers by\nnumber of groups")
+    axis.set_ylim(0, 1)
+    axis.grid(visible=False)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    # Above: of a run in its first stage the bars fill all the panel.
+    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2, handlelength=1.2, reverse=True)
+
+
+def _mark_compression(axis: Axes, data: Dynamics, *, with_words: bool) -> None:
+    if data.compressed_after is None:
+        return
+    place = data.compressed_after + 0.5
+    axis.axvline(place, color=FAINT, linestyle="--", linewidth=1.2)
+    if with_words:
+        axis.annotate(
+            "compression",
+            (place, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -9),
+            textcoords="offset points",
+            fontsize="small",
+        )
+
+
+def _alt(data: Dynamics) -> str:
+    if not data.epochs:
+        return "No epoch is finished yet."
+    parts = [f"{span.stage}: epochs {span.first} to {span.last}" for span in data.stages]
+    sentences = [f"Curves over {data.epochs} epochs ({', '.join(parts)})."]
+    first, best, last = data.curves["test_top1"][0], data.curves["test_top1"].max(), data.curves["test_top1"][-1]
+    sentences.append(
+        f"Test top-1 starts at {percent(first)}, is {percent(best)} at best and {percent(last)} at the end."
+    )
+    if data.before_top1 is not None and data.after_top1 is not None:
+        sentences.append(
+            f"Compression after epoch {data.compressed_after} takes it from {percent(data.before_top1)} to "
+            f"{percent(data.after_top1)}."
+        )
+    if data.has("lambda"):
+        sentences.append(f"lambda rises to {np.nanmax(data.curves['lambda']):.3g}.")
+    if data.has("removed_fraction"):
+        removed = data.curves["removed_fraction"][np.isfinite(data.curves["removed_fraction"])][-1]
+        target = "" if data.target is None else f", the target is {percent(data.target)}"
+        sentences.append(f"The removed fraction of {data.budget} comes to {percent(removed)}{target}.")
+    return " ".join(sentences)

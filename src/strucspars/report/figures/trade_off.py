@@ -1,0 +1,172 @@
+"""Accuracy against cost: parameters, operations, and latency where it was measured (Fig. 3)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from strucspars.report.colours import FAINT, INK, PALETTE, house_style
+from strucspars.report.drawn_text import drawable, slug
+from strucspars.report.named_figure import NamedFigure
+from strucspars.report.trade_off_points import Cost, Point
+from strucspars.training.outcome_text import percent
+
+MARKERS = {"dense": "o", "strucspars": "s", "slimming": "^", "other methods": "x"}
+OTHER_MARKER = "D"
+AXES: dict[Cost, str] = {
+    "params": "parameters",
+    "macs": "MACs",
+    "paper_flops": "paper FLOPs (MACs + 4 per batch-norm element)",
+    "latency_ms": "latency_ms",
+}
+MOST_LABELS = 14
+
+
+def plotted_costs(points: Sequence[Point]) -> tuple[Cost, ...]:
+    """What the axes are: parameters, the paper's FLOPs where its points are there, else MACs; latency if measured.
+
+    >>> plotted_costs([])
+    ('params', 'macs')
+    """
+    operations: Cost = "paper_flops" if any(point.source == "paper" for point in points) else "macs"
+    has_latency = any("latency_ms" in point.costs for point in points)
+    return ("params", operations, "latency_ms") if has_latency else ("params", operations)
+
+
+def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> NamedFigure:
+    """Draw a panel for every cost; upper left is better.
+
+    Args:
+        points: ours and the paper's.
+        data: name of the data set.
+        note: a sentence for the caption, on how latencies were measured.
+    """
+    costs = plotted_costs(points)
+    networks = list(dict.fromkeys(point.network for point in points))
+    with house_style():
+        figure = Figure(figsize=(8.0, 3.1 * len(costs) + 0.7), layout="constrained")
+        axes = figure.subplots(len(costs), 1, squeeze=False)[:, 0]
+        for cost, axis in zip(costs, axes, strict=True):
+            _draw(axis, [point for point in points if cost in point.costs], cost, networks)
+        figure.legend(handles=_handles(points, networks), loc="outside upper left", ncols=4)
+    return NamedFigure(
+        name=f"trade-off-{slug(data)}",
+        title=f"Accuracy against cost on {data}",
+        caption=(
+            "Top-1 accuracy of the last epoch; the upper left is better. Filled: our runs, mean over seeds, bars of "
+            f"one deviation. Hollow: the paper's numbers. {note}"
+        ).strip(),
+        alt=_alt(points),
+        figure=figure,
+    )
+
+
+def _colour(network: str, networks: Sequence[str]) -> str:
+    return PALETTE[networks.index(network) % len(PALETTE)]
+
+
+def _draw(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[str]) -> None:
+    for point in points:
+        colour = _colour(point.network, networks)
+        is_ours = point.source == "ours"
+        deviation = None if point.deviation is None else 100 * point.deviation
+        axis.errorbar(
+            point.costs[cost],
+            100 * point.accuracy,
+            yerr=deviation,
+            color=colour,
+            marker=MARKERS.get(point.method, OTHER_MARKER),
+            markersize=7 if is_ours else 6,
+            markerfacecolor=colour if is_ours else "none",
+            elinewidth=1.0,
+            capsize=2.5,
+            alpha=1.0 if is_ours else 0.9,
+            zorder=3 if is_ours else 2,
+        )
+    _connect(axis, points, cost, networks)
+    _write_labels(axis, points, cost)
+    axis.set_xlabel(AXES[cost])
+    axis.set_ylabel("top-1 accuracy, %")
+    axis.xaxis.set_major_locator(MaxNLocator(7))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axis.margins(x=0.07, y=0.14)
+
+
+def _connect(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[str]) -> None:
+    """A line from the dense network through its compressed forms, for each network and source."""
+    for source, style in (("ours", "-"), ("paper", ":")):
+        for network in networks:
+            path = sorted(
+                (point.costs[cost], 100 * point.accuracy)
+                for point in points
+                if (point.source, point.network) == (source, network) and point.method in ("dense", "strucspars")
+            )
+            costs, accuracies = [place for place, _ in path], [height for _, height in path]
+            axis.plot(costs, accuracies, style, color=_colour(network, networks), linewidth=0.9, alpha=0.6)
+
+
+def _write_labels(axis: Axes, points: Sequence[Point], cost: Cost) -> None:
+    """Ours below their marks, the paper's above: they often lie on the same spot."""
+    ours = [point for point in points if point.source == "ours" and point.label]
+    papers = [point for point in points if point.source == "paper" and point.label and point.method != "other methods"]
+    for point in (*ours, *(papers if len(papers) <= MOST_LABELS else ())):
+        is_ours = point.source == "ours"
+        axis.annotate(
+            drawable(point.label, 20),
+            (point.costs[cost], 100 * point.accuracy),
+            xytext=(6, -8) if is_ours else (-6, 8),
+            textcoords="offset points",
+            ha="left" if is_ours else "right",
+            va="center",
+            fontsize=7.5,
+        )
+
+
+def _handles(points: Sequence[Point], networks: Sequence[str]) -> list[Line2D]:
+    methods = dict.fromkeys(point.method for point in points)
+    handles = [
+        Line2D([], [], color=_colour(network, networks), linewidth=4, label=drawable(network, 30))
+        for network in networks
+    ]
+    handles += [
+        Line2D([], [], color=INK, linestyle="", marker=MARKERS.get(method, OTHER_MARKER), label=drawable(method, 20))
+        for method in methods
+    ]
+    if any(point.source == "paper" for point in points):
+        hollow = Line2D(
+            [], [], color=FAINT, linestyle="", marker="s", markerfacecolor="none", label="hollow: the paper"
+        )
+        handles.append(hollow)
+    return handles
+
+
+def _short(value: float) -> str:
+    """A count in few characters.
+
+    >>> _short(219_482), _short(4.14e9), _short(7.5)
+    ('219K', '4.14G', '7.5')
+    """
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def _alt(points: Sequence[Point]) -> str:
+    sentences = []
+    for point in points:
+        if point.source == "ours":
+            deviation = "" if point.deviation is None else f" ± {100 * point.deviation:.2f}"
+            runs = f"{point.count} run{'s' if point.count > 1 else ''}"
+            sentences.append(
+                f"{point.network} {point.method} {point.label}".rstrip()
+                + f": {percent(point.accuracy)}{deviation} ({runs}) with {point.costs['params']:,.0f} parameters"
+            )
+    papers = [point.accuracy for point in points if point.source == "paper"]
+    if papers:
+        span = f"{percent(float(np.min(papers)))} to {percent(float(np.max(papers)))}"
+        sentences.append(f"{len(papers)} points of the paper from {span}")
+    return "; ".join(sentences) + "." if sentences else "No run is finished yet."

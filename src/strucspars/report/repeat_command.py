@@ -1,0 +1,58 @@
+"""The command that repeats a run."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_reading import read_recipe, recipe_names
+
+
+def repeat_command(recipe: Recipe, recipe_path: Path) -> str:
+    """The exact command that repeats a run in another folder.
+
+    A recipe of the package is named, with what was changed about it; for any other, the file in the run folder is.
+
+    >>> repeat_command(read_recipe("demo", ["seed=3"]), Path("runs/demo/recipe.yaml"))
+    'strucspars run demo seed=3 --out runs/demo-seed3-again'
+    >>> repeat_command(Recipe(name="mine"), Path("runs/my run/recipe.yaml"))
+    "strucspars run 'runs/my run/recipe.yaml' --out runs/mine-again"
+    """
+    overrides = _overrides(recipe)
+    source = [str(recipe_path)] if overrides is None else [recipe.name, *overrides]
+    seed = f"-seed{recipe.seed}" if recipe.seed else ""
+    return shlex.join(["strucspars", "run", *source, "--out", f"runs/{recipe.name}{seed}-again"])
+
+
+def _overrides(recipe: Recipe) -> list[str] | None:
+    """What makes the package's recipe of this name to this one; None where there is none, or it cannot be said."""
+    if recipe.name not in recipe_names():
+        return None
+    usual, wanted = _leaves(asdict(read_recipe(recipe.name))), _leaves(asdict(recipe))
+    overrides = [f"{key}={_as_yaml(value)}" for key, value in wanted.items() if value != usual[key]]
+    try:
+        # Warm-ups follow the epochs unless they are given, so the difference alone may come to something else.
+        if read_recipe(recipe.name, overrides) != recipe:
+            overrides = [f"{key}={_as_yaml(value)}" for key, value in wanted.items() if key != "name"]
+        return overrides if read_recipe(recipe.name, overrides) == recipe else None
+    except ValueError:
+        return None
+
+
+def _leaves(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted key."""
+    leaves: dict[str, Any] = {}
+    for key, value in section.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return leaves
+
+
+def _as_yaml(value: Any) -> str:
+    """On one line."""
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, width=10**6, allow_unicode=False)
+    return text.removesuffix("\n").removesuffix("\n...")

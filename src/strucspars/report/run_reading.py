@@ -1,0 +1,156 @@
+"""Reading a run folder for a report: whatever is whole is shown, whatever is not is named."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from strucspars.bench.results import BenchReport
+from strucspars.core.plan import GroupingPlan
+from strucspars.report.run_parts import EpochLayers, PartReader, StoredMatrix
+from strucspars.runs.folder import RunFolder
+from strucspars.training.outcome import RunSummary, read_summary, stage_seconds
+from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_reading import read_recipe
+
+__all__ = ["EpochLayers", "RunData", "read_run"]
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunData:
+    """What a run folder holds.
+
+    Attributes:
+        path: the folder.
+        name: of the folder, which tells seeds apart; the recipe has the name of the experiment.
+        recipe: None where it is missing or damaged.
+        recipe_text: the file as it is; empty where it is missing.
+        summary: None if the run is not finished, or the file is damaged.
+        rows: the whole rows of the metrics.
+        plan: None before compression, and for other kinds of runs.
+        weight_shapes: layer name to the shape of its weight, of the layers that may be grouped, in network order.
+        dynamics: the stored epochs of the first stage.
+        importance: `start` and `end` to S of every layer, where stored; `now` of a run that is in its first stage.
+        environment: versions and hardware; empty where missing.
+        decisions: what the run decided once; empty where nothing.
+        bench: what `strucspars bench RUN --out RUN/bench.json` measured; None where there is no such file.
+        seconds: of every stage so far.
+        state: `finished`, or how far it has come, such as `in stage sparsify, epoch 12 of 100`.
+        is_finished: whether it has a summary file.
+        problems: a sentence for every part that is damaged, or missing where it should be there.
+    """
+
+    path: Path
+    name: str
+    recipe: Recipe | None
+    recipe_text: str
+    summary: RunSummary | None
+    rows: tuple[Mapping[str, Any], ...]
+    plan: GroupingPlan | None
+    weight_shapes: Mapping[str, tuple[int, ...]]
+    dynamics: tuple[EpochLayers, ...]
+    importance: Mapping[str, Mapping[str, StoredMatrix]]
+    environment: Mapping[str, Any]
+    decisions: Mapping[str, Any]
+    bench: BenchReport | None
+    seconds: Mapping[str, float]
+    state: str
+    is_finished: bool
+    problems: tuple[str, ...]
+
+
+def read_run(path: str | os.PathLike[str]) -> RunData:
+    """Everything that a run folder has to say. Nothing in it is executed, and nothing is written.
+
+    Raises:
+        ValueError: the folder is no run folder, or is not there.
+    """
+    folder = RunFolder(path)
+    _check_run(folder)
+    reader = PartReader(folder)
+    recipe_text = reader.part(lambda: _text(folder.recipe_path)) or ""
+    recipe = _recipe(reader)
+    rows = reader.rows()
+    plan = reader.part(folder.load_plan)
+    shapes = reader.weight_shapes(plan)
+    last_epoch = max((row["epoch"] for row in rows if row["stage"] == "sparsify"), default=0)
+    data = RunData(
+        path=folder.path,
+        name=folder.path.resolve().name,
+        recipe=recipe,
+        recipe_text=recipe_text,
+        summary=reader.part(lambda: read_summary(folder)),
+        rows=rows,
+        plan=plan,
+        weight_shapes=shapes,
+        dynamics=reader.dynamics(shapes, last_epoch=last_epoch),
+        importance=reader.importance(shapes, norm="l1" if recipe is None else recipe.sparsify.norm),
+        environment=reader.json_object(folder.environment_path),
+        decisions=reader.json_object(folder.decisions_path) if folder.decisions_path.exists() else {},
+        bench=reader.bench(),
+        seconds=stage_seconds(rows),
+        state=_state(folder, rows, recipe),
+        is_finished=folder.summary_json_path.exists(),
+        problems=(),
+    )
+    return replace(data, problems=(*reader.problems, *_missing(data, reader.problems)))
+
+
+def _check_run(folder: RunFolder) -> None:
+    if not folder.path.is_dir():
+        raise ValueError(f"there is no folder {folder.path}; give the folder of a run")
+    marks = (folder.recipe_path, folder.metrics_path, folder.summary_json_path)
+    if not any(mark.is_file() for mark in marks):
+        raise ValueError(
+            f"{folder.path} is not a run folder: it has none of {', '.join(mark.name for mark in marks)}; "
+            "give a folder that `strucspars run` made"
+        )
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _recipe(reader: PartReader) -> Recipe | None:
+    path = reader.folder.recipe_path
+    if not path.is_file():
+        reader.note(f"{path.name} is missing")
+        return None
+    return reader.part(lambda: read_recipe(path))
+
+
+def _state(folder: RunFolder, rows: Rows, recipe: Recipe | None) -> str:
+    if folder.summary_json_path.exists():
+        return "finished"
+    if not rows:
+        return "before its first epoch's end"
+    stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
+    if stage == "compress":
+        return "compressed, not finetuned yet"
+    epochs = "" if recipe is None else f" of {_epochs(recipe, stage)}"
+    return f"in stage {stage}, epoch {epoch}{epochs}"
+
+
+def _epochs(recipe: Recipe, stage: str) -> int:
+    return recipe.stage2.epochs if stage in ("finetune", "train") else recipe.stage1.epochs
+
+
+def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
+    """What should be there by now, and is not; what is named as damaged already is not named again."""
+    stages = {row["stage"] for row in run.rows}
+    if run.is_finished and not run.rows:
+        yield "metrics.jsonl is missing or empty: there are no curves"
+    if run.recipe is None or run.recipe.kind != "strucspars":
+        return
+    if "compress" in stages and run.plan is None and not any(line.startswith("plan.json") for line in damaged):
+        yield "plan.json is missing: there are no groups to show"
+    epochs = {row["epoch"] for row in run.rows if row["stage"] == "sparsify"}
+    absent = len(epochs - {layers.epoch for layers in run.dynamics})
+    if absent:
+        yield f"dynamics/ lacks {absent} of {len(epochs)} epochs: levels and churn are shown without them"
+    for moment, is_due in (("start", bool(epochs)), ("end", bool(epochs) and "compress" in stages)):
+        if is_due and moment not in run.importance:
+            yield f"importance/{moment}.npz is missing: there are no matrices of that moment"

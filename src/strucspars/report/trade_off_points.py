@@ -1,0 +1,138 @@
+"""Accuracy and cost of experiments, and of what the paper has to compare them with, as points (Fig. 3)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from strucspars.report.experiments import Experiment, paper_accuracy
+from strucspars.report.latency import Latency, latency_of
+from strucspars.report.paper_baselines import PAPER_BASELINES
+from strucspars.training.paper_rows import PAPER_ROWS
+
+Source = Literal["ours", "paper"]
+Cost = Literal["params", "macs", "paper_flops", "latency_ms"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A network by accuracy and cost.
+
+    Attributes:
+        source: `ours` or `paper`.
+        network: such as `cifar10-resnet20`, or the model's name with the data's.
+        method: `dense`, `strucspars`, `slimming`, one of Table 3, or `other methods`.
+        label: the removed fraction that was asked for, or the name of another method; empty for dense networks.
+        accuracy: top-1, as a fraction; the mean over `count` runs.
+        deviation: over the runs; None where not known.
+        count: number of runs.
+        costs: by name, those that are known.
+    """
+
+    source: Source
+    network: str
+    method: str
+    label: str
+    accuracy: float
+    deviation: float | None
+    count: int
+    costs: Mapping[Cost, float]
+
+
+def points_of(experiments: Sequence[Experiment]) -> tuple[Point, ...]:
+    """Our experiments, and the paper's points of the same networks."""
+    hardware = _common_hardware(experiments)
+    ours = [_own_point(experiment, hardware) for experiment in experiments]
+    networks = dict.fromkeys(_paper_network(experiment.first.name) for experiment in experiments)
+    papers = [point for network in networks if network for point in (*_paper_points(network), *_other_points(network))]
+    return (*ours, *papers)
+
+
+def latency_note(experiments: Sequence[Experiment]) -> str:
+    """How the plotted latencies were measured; empty if none was."""
+    measured = _latencies(experiments)
+    if not measured:
+        return ""
+    first = measured[0]
+    return f"Latency: fastest runtime, batch {first.batch}, {first.threads} thread{'s' if first.threads > 1 else ''}."
+
+
+def _latencies(experiments: Sequence[Experiment]) -> list[Latency]:
+    found = (latency_of(run) for experiment in experiments for run in experiment.runs)
+    return [latency for latency in found if latency is not None]
+
+
+def _common_hardware(experiments: Sequence[Experiment]) -> Mapping[str, object] | None:
+    """That of the first timing: times of other machines do not stand on the same axis."""
+    measured = _latencies(experiments)
+    return measured[0].hardware if measured else None
+
+
+def _own_point(experiment: Experiment, hardware: Mapping[str, object] | None) -> Point:
+    first, accuracy = experiment.first, experiment.sample(lambda run: run.finetuned.last_top1)
+    assert accuracy is not None
+    costs: dict[Cost, float] = {
+        "params": first.params.after,
+        "macs": first.macs.after,
+        "paper_flops": first.paper_flops.after,
+    }
+    times = [latency.ms for latency in _latencies([experiment]) if latency.hardware == hardware]
+    if times:
+        costs["latency_ms"] = sum(times) / len(times)
+    return Point(
+        source="ours",
+        network=_paper_network(first.name) or f"{first.model} on {first.data}",
+        method=_method(experiment),
+        label="" if first.target is None else f"{first.target:.0%}",
+        accuracy=accuracy.mean,
+        deviation=accuracy.deviation,
+        count=accuracy.count,
+        costs=costs,
+    )
+
+
+def _method(experiment: Experiment) -> str:
+    recipe = experiment.runs[0].recipe
+    if recipe is not None and recipe.finetune.ablation != "finetune":
+        return recipe.finetune.ablation
+    return experiment.first.kind
+
+
+def _paper_network(name: str) -> str:
+    """The network of a row of the paper, as recipes call it; empty for other recipes."""
+    return "-".join(name.split("-")[:2]) if name in PAPER_ROWS else ""
+
+
+def _paper_points(network: str) -> Iterator[Point]:
+    for name, row in PAPER_ROWS.items():
+        accuracy = paper_accuracy(row)
+        if _paper_network(name) != network or row.table == 3 or accuracy is None:
+            continue
+        rate = name.removeprefix(f"{network}-")
+        method = "dense" if rate == "dense" else "slimming" if rate.startswith("slimming") else "strucspars"
+        yield Point(
+            source="paper",
+            network=network,
+            method=method,
+            label="" if rate == "dense" else f"{rate.removeprefix('slimming')}%",
+            accuracy=accuracy.mean,
+            deviation=accuracy.deviation,
+            count=accuracy.count,
+            costs={"params": row.params, "paper_flops": row.flops},
+        )
+
+
+def _other_points(network: str) -> Iterator[Point]:
+    for row in PAPER_BASELINES.get(network, ()):
+        costs: dict[Cost, float] = {"paper_flops": row.flops}
+        if row.params is not None:
+            costs["params"] = row.params
+        yield Point(
+            source="paper",
+            network=network,
+            method="other methods",
+            label=row.method,
+            accuracy=row.accuracy / 100,
+            deviation=None,
+            count=1,
+            costs=costs,
+        )

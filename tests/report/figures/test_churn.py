@@ -1,0 +1,52 @@
+"""Churn of the channel orders."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+
+from strucspars.report.figures.churn import Churn, churn_figure, churn_of
+from strucspars.report.run_reading import RunData, read_run
+
+SHAPES = {"conv1": (8, 4, 1, 1), "conv2": (8, 8, 3, 3)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    write_fabricated_run(path, Fabrication(weight_shapes=SHAPES, recipe=small_recipe()))
+    return read_run(path)
+
+
+def test_churn_is_that_of_the_first_stage(run: RunData) -> None:
+    data = churn_of(run)
+    assert data.epochs.tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(data.mean, 0.1)
+    assert data.by_layer.shape == (2, 4)
+    for column, layers in enumerate(run.dynamics):
+        np.testing.assert_array_equal(data.by_layer[:, column], layers.churn)
+
+
+def test_without_stored_layers_the_mean_is_left(run: RunData) -> None:
+    data = churn_of(replace(run, dynamics=()))
+    assert len(data.epochs) == 4
+    assert data.by_layer.size == 0
+    assert len(churn_figure(data).figure.axes) == 1
+
+
+def test_the_alt_text_compares_the_beginning_with_the_end() -> None:
+    data = Churn(
+        epochs=np.arange(1.0, 5.0),
+        mean=np.array([0.4, 0.2, 0.1, 0.05]),
+        layer_epochs=np.arange(1.0, 3.0),
+        by_layer=np.array([[0.1, 0.0], [0.2, 0.3]]),
+    )
+    alt = churn_figure(data).alt
+    assert "40.00% in the first quarter, 5.00% in the last, 40.00% at most" in alt
+    assert "1 of 2 layers did not change" in alt
+
+
+def test_churn_of_zero_can_be_drawn(run: RunData) -> None:
+    still = replace(churn_of(run), by_layer=np.zeros((2, 4)), mean=np.zeros(4))
+    assert churn_figure(still).png()

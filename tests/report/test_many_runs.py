@@ -1,0 +1,301 @@
+"""Several runs: which belong together, what they come to, and what the paper has beside them."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+
+from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
+from strucspars.measure.layers import BeforeAfter
+from strucspars.report.comparison_tables import BEYOND, WITHIN, accuracy_table, comparison_tables
+from strucspars.report.contents import comparison_contents
+from strucspars.report.experiments import (
+    Sample,
+    experiments_of,
+    is_within_noise,
+    sample_of,
+    standard_error,
+)
+from strucspars.report.figures.trade_off import plotted_costs, trade_off_figure
+from strucspars.report.headlines import headlines
+from strucspars.report.latency import latency_of
+from strucspars.report.named_table import Cell, NamedTable
+from strucspars.report.paper_baselines import PAPER_BASELINES
+from strucspars.report.run_reading import RunData, read_run
+from strucspars.report.trade_off_points import points_of
+from strucspars.training.recipe_reading import read_recipe
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    write_fabricated_run(path, Fabrication(weight_shapes={"conv": (8, 8, 1, 1)}, recipe=small_recipe()))
+    return read_run(path)
+
+
+def finished(template: RunData, name: str, top1: float, *overrides: str, seed: int = 0) -> RunData:
+    """A run of a recipe that came to this accuracy."""
+    recipe = read_recipe(name, [*overrides, f"seed={seed}"])
+    assert template.summary is not None
+    accuracy = replace(template.summary.finetuned, last_top1=top1, best_top1=top1 + 0.001)
+    kind = recipe.kind
+    summary = replace(
+        template.summary,
+        name=recipe.name,
+        kind=kind,
+        seed=seed,
+        model=recipe.model.name,
+        data=recipe.data.name,
+        target=None if kind == "dense" else recipe.sparsify.target,
+        before_compression_top1=None if kind == "dense" else 0.86,
+        finetuned=accuracy,
+        params=BeforeAfter(219_482, 219_482 if kind == "dense" else 130_394),
+    )
+    return replace(template, recipe=recipe, summary=summary, name=f"{name}-{seed}")
+
+
+def cell(table: NamedTable, row: int, title: str) -> Cell:
+    return table.rows[row][[column.title for column in table.columns].index(title)]
+
+
+def test_seeds_devices_and_places_make_no_other_experiment(template: RunData) -> None:
+    runs = [
+        finished(template, "cifar10-resnet20-40", 0.91, "data.root=here"),
+        finished(template, "cifar10-resnet20-40", 0.92, "data.root=there", "engine.device=cpu", seed=1),
+        finished(template, "cifar10-resnet20-40", 0.90, "stage2.epochs=3", seed=2),
+        finished(template, "cifar10-resnet20-dense", 0.93),
+    ]
+    experiments = experiments_of(runs)
+    assert [len(experiment.runs) for experiment in experiments] == [2, 1, 1]
+    assert experiments[0].label == "cifar10-resnet20-40"
+    assert "stage2.epochs=3" in experiments[1].label
+    assert experiments[0].changes == ()
+    assert "stage2.epochs=3" in experiments[1].changes
+
+
+def test_runs_that_are_not_finished_are_left_out(template: RunData) -> None:
+    assert experiments_of([replace(template, summary=None)]) == ()
+    contents = comparison_contents([replace(template, summary=None)])
+    assert (contents.figures, contents.tables) == ((), ())
+
+
+def test_a_sample_has_the_deviation_of_a_sample() -> None:
+    assert sample_of([]) is None
+    assert sample_of([0.5]) == Sample(mean=0.5, deviation=None, count=1)
+    sample = sample_of([0.90, 0.91, 0.95])
+    assert sample is not None
+    assert sample.deviation == pytest.approx(np.std([0.90, 0.91, 0.95], ddof=1))
+
+
+def test_the_standard_error_adds_both_spreads_and_the_test_images_once() -> None:
+    ours, paper = Sample(mean=0.91, deviation=0.003, count=3), Sample(mean=0.93, deviation=0.002, count=10)
+    expected = math.sqrt(0.003**2 / 3 + 0.002**2 / 10 + 0.92 * 0.08 / 10_000)
+    assert standard_error(ours, paper, test_images=10_000) == pytest.approx(expected)
+    assert standard_error(ours, paper, test_images=None) == pytest.approx(math.sqrt(0.003**2 / 3 + 0.002**2 / 10))
+
+
+def test_a_single_run_is_believed_to_spread_like_the_other_side() -> None:
+    single, many = Sample(mean=0.9, deviation=None, count=1), Sample(mean=0.9, deviation=0.004, count=4)
+    assert standard_error(single, many, test_images=None) == pytest.approx(math.sqrt(0.004**2 + 0.004**2 / 4))
+
+
+def test_noise_ends_at_two_standard_errors() -> None:
+    def sample(mean: float) -> Sample:
+        return Sample(mean=mean, deviation=0.01, count=2)
+
+    # A standard error is 0.01 here.
+    assert is_within_noise(sample(0.5), sample(0.5199), test_images=None)
+    assert not is_within_noise(sample(0.5), sample(0.5201), test_images=None)
+
+
+def test_the_accuracy_table_compares_with_the_paper_and_with_our_dense_network(template: RunData) -> None:
+    runs = [
+        finished(template, "cifar10-resnet20-dense", 0.9170),
+        finished(template, "cifar10-resnet20-40", 0.9130),
+        finished(template, "cifar10-resnet20-40", 0.9150, seed=1),
+        finished(template, "cifar10-resnet20-20", 0.8000),
+    ]
+    table = accuracy_table(experiments_of(runs))
+    assert [row[0] for row in table.rows] == ["cifar10-resnet20-dense", "cifar10-resnet20-40", "cifar10-resnet20-20"]
+    assert cell(table, 1, "n") == 2
+    assert cell(table, 1, "params") == 130_394
+    assert cell(table, 1, "paper params") == 131_000
+    assert cell(table, 1, "top-1") == pytest.approx(0.914)
+    assert cell(table, 1, "deviation") == pytest.approx(0.0014142, rel=1e-4)
+    assert cell(table, 1, "paper top-1") == pytest.approx(0.9142)
+    assert cell(table, 1, "to the paper, points") == pytest.approx(-0.02)
+    assert cell(table, 1, "to the paper") == WITHIN
+    assert cell(table, 1, "to dense, points") == pytest.approx(-0.3)
+    assert cell(table, 2, "to dense") == BEYOND
+    assert cell(table, 0, "to dense") is None
+    assert any("two standard errors" in note for note in table.notes)
+
+
+def test_changed_recipes_are_named_below_the_table(template: RunData) -> None:
+    runs = [finished(template, "cifar10-resnet20-40", 0.9, "engine.precision=bf16")]
+    notes = accuracy_table(experiments_of(runs)).notes
+    assert "Not quite the paper's protocol: cifar10-resnet20-40 (engine.precision=bf16)." in notes
+
+
+def test_tables_have_no_empty_columns_and_only_rows_that_belong_there(template: RunData) -> None:
+    runs = [finished(template, "demo", 0.9), finished(template, "demo-dense", 0.95)]
+    tables = {table.name: table for table in comparison_tables(experiments_of(runs))}
+    assert set(tables) == {"accuracy", "timeline"}
+    titles = [column.title for column in tables["accuracy"].columns]
+    assert "paper top-1" not in titles
+    assert [row[0] for row in tables["timeline"].rows] == ["demo"]
+
+
+def test_the_timeline_has_the_papers_thresholds(template: RunData) -> None:
+    runs = [finished(template, "imagenet-resnet50-65", 0.75)]
+    tables = {table.name: table for table in comparison_tables(experiments_of(runs))}
+    assert cell(tables["timeline"], 0, "before compression, paper") == pytest.approx(0.6636)
+    assert cell(tables["timeline"], 0, "min_kept_norm, paper") == pytest.approx(0.885)
+
+
+def test_the_ablation_table_compares_with_finetuning(template: RunData) -> None:
+    name = "cifar10-resnet56-60"
+    runs = [
+        finished(template, name, 0.930),
+        finished(template, f"{name}-random", 0.880),
+        finished(template, f"{name}-from-scratch", 0.931),
+        finished(template, "cifar10-resnet20-40", 0.91),
+    ]
+    tables = {table.name: table for table in comparison_tables(experiments_of(runs))}
+    ablation = tables["ablation"]
+    assert [row[1] for row in ablation.rows] == ["Finetune", "Random", "FromScratch"]
+    assert cell(ablation, 0, "to Finetune, points") is None
+    assert cell(ablation, 1, "to Finetune, points") == pytest.approx(-5.0)
+    assert cell(ablation, 1, "to Finetune") == BEYOND
+    assert cell(ablation, 2, "to Finetune") == WITHIN
+
+
+def test_points_are_our_experiments_and_the_papers_rows_of_the_same_network(template: RunData) -> None:
+    runs = [finished(template, "cifar10-resnet20-40", 0.91), finished(template, "cifar10-resnet20-40", 0.93, seed=1)]
+    ours, *papers = points_of(experiments_of(runs))
+    assert (ours.source, ours.network, ours.method, ours.label, ours.count) == (
+        "ours",
+        "cifar10-resnet20",
+        "strucspars",
+        "40%",
+        2,
+    )
+    assert ours.accuracy == pytest.approx(0.92)
+    assert ours.costs["params"] == 130_394
+    assert {(point.method, point.label) for point in papers} == {
+        ("dense", ""),
+        ("strucspars", "20%"),
+        ("strucspars", "40%"),
+        ("slimming", "40%"),
+        ("slimming", "60%"),
+    }
+
+
+def test_runs_on_imagenet_are_shown_beside_the_papers_baselines(template: RunData) -> None:
+    points = points_of(experiments_of([finished(template, "imagenet-resnet50-65", 0.75)]))
+    others = [point for point in points if point.method == "other methods"]
+    assert len(others) == len(PAPER_BASELINES["imagenet-resnet50"])
+    fpgm = next(point for point in others if point.label == "FPGM-40%")
+    assert fpgm.costs == {"paper_flops": 1.93e9}
+
+
+def test_axes_are_the_papers_where_its_points_are(template: RunData) -> None:
+    assert plotted_costs(points_of(experiments_of([finished(template, "demo", 0.9)]))) == ("params", "macs")
+    papers = points_of(experiments_of([finished(template, "cifar10-resnet20-40", 0.9)]))
+    assert plotted_costs(papers) == ("params", "paper_flops")
+
+
+def test_the_drawn_marks_are_the_points(template: RunData) -> None:
+    points = points_of(experiments_of([finished(template, "demo", 0.9), finished(template, "demo-dense", 0.95)]))
+    axis = trade_off_figure(points, data="digits").figure.axes[0]
+    marks = {
+        (float(np.asarray(line.get_xdata())[0]), float(np.asarray(line.get_ydata())[0]))
+        for line in axis.lines
+        if line.get_marker() in ("o", "s")
+    }
+    assert marks == {(130_394.0, 90.0), (219_482.0, 95.0)}
+
+
+def test_every_data_set_has_a_figure_of_its_own(template: RunData) -> None:
+    runs = [finished(template, "demo", 0.9), finished(template, "cifar10-resnet20-40", 0.9)]
+    figures = comparison_contents(runs).figures
+    assert [figure.name for figure in figures] == ["trade-off-digits", "trade-off-cifar10"]
+    assert "demo" not in figures[1].alt
+    assert "90.00% (1 run) with 130,394 parameters" in figures[1].alt
+
+
+def bench_row(*, form: str, ms: float, runtime: str = "onnxruntime", batch: int = 1) -> BenchRow:
+    size = NetworkSize(params=1, macs=1, removed_conv_fraction=0.5, operation_ratio=2.0, gathers=0, gathered_bytes=0)
+    timing = RowTiming(
+        ms=ms,
+        ms_low=ms,
+        ms_high=ms,
+        frames_per_second=1000 / ms,
+        rounds=1,
+        calls=1,
+        speedup=Ratio(median=1.5, low=1.4, high=1.6),
+        speedup_over_best=None,
+        efficiency=None,
+        gather_share=None,
+    )
+    return BenchRow(
+        network="run",
+        image_shape=(3, 32, 32),
+        rate=None,
+        form=form,  # type: ignore[arg-type]  # the tests give valid forms
+        runtime=runtime,
+        batch=batch,
+        images_per_call=batch,
+        threads=1,
+        size=size,
+        difference=0.0,
+        error="",
+        timing=timing,
+    )
+
+
+def benched(run: RunData, *rows: BenchRow, hardware: str = "a processor") -> RunData:
+    report = BenchReport(command="", commit=None, hardware={"cpu": hardware}, versions={}, settings={}, rows=rows)
+    return replace(run, bench=report)
+
+
+def test_latency_is_of_the_runs_own_network_in_the_fastest_runtime_at_the_smallest_batch(template: RunData) -> None:
+    run = benched(
+        finished(template, "demo", 0.9),
+        bench_row(form="dense", ms=1.0),
+        bench_row(form="compressed", ms=5.0),
+        bench_row(form="compressed", ms=4.0, runtime="openvino"),
+        bench_row(form="compressed", ms=2.0, batch=16),
+    )
+    latency = latency_of(run)
+    assert latency is not None
+    assert (latency.ms, latency.runtime, latency.batch, latency.speedup) == (4.0, "openvino", 1, 1.5)
+    notes = {headline.label: headline for headline in headlines(run)}
+    assert notes["latency"].value == "4 ms"
+    assert notes["latency"].note == "1.50 x as fast as dense; openvino, batch 1, 1 thread"
+
+
+def test_latencies_of_other_hardware_are_not_plotted(template: RunData) -> None:
+    runs = [
+        benched(finished(template, "demo", 0.9), bench_row(form="compressed", ms=5.0)),
+        benched(finished(template, "demo-dense", 0.9), bench_row(form="dense", ms=7.0)),
+        benched(
+            finished(template, "demo", 0.9, "sparsify.target=0.3"),
+            bench_row(form="compressed", ms=6.0),
+            hardware="another one",
+        ),
+    ]
+    points = points_of(experiments_of(runs))
+    assert [point.costs.get("latency_ms") for point in points] == [5.0, 7.0, None]
+    assert plotted_costs(points) == ("params", "macs", "latency_ms")
+    (figure,) = comparison_contents(runs).figures
+    assert "batch 1, 1 thread" in figure.caption
+
+
+def test_times_that_are_no_numbers_are_left_out(template: RunData) -> None:
+    row = bench_row(form="compressed", ms=5.0)
+    assert row.timing is not None
+    hostile = replace(row, timing=replace(row.timing, ms="<b>"))  # type: ignore[arg-type]  # as from a file
+    assert latency_of(benched(finished(template, "demo", 0.9), hostile)) is None

@@ -1,0 +1,55 @@
+"""Small pictures of matrices."""
+
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from strucspars.report.colours import shades
+from strucspars.report.matrix_image import SHADES, block_means, matrix_image
+
+
+@given(st.integers(1, 700), st.integers(1, 700))
+def test_no_side_is_longer_than_allowed_and_the_mean_of_equal_blocks_stays(rows: int, columns: int) -> None:
+    matrix = np.random.default_rng(rows).random((rows, columns))
+    means = block_means(matrix, largest_side=128)
+    assert means.shape[0] <= min(rows, 128)
+    assert means.shape[1] <= min(columns, 128)
+    # No side is coarser than it has to be by more than a factor of two.
+    assert means.shape[0] >= min(rows, 128) / 2
+    if rows % means.shape[0] == 0 and columns % means.shape[1] == 0:
+        np.testing.assert_allclose(means.mean(), matrix.mean())
+
+
+def test_a_small_matrix_is_kept_as_it_is() -> None:
+    matrix = np.random.default_rng(0).random((100, 37))
+    np.testing.assert_array_equal(block_means(matrix), matrix)
+
+
+def test_blocks_of_uneven_size_are_weighted_by_their_entries() -> None:
+    means = block_means(np.arange(7.0)[:, None], largest_side=3)
+    np.testing.assert_array_equal(means[:, 0], [0.5, 2.5, 5.0])
+
+
+def test_pixels_have_the_colours_of_the_scale() -> None:
+    picture = matrix_image([[0.0, 0.5], [1.0, 9.0]], brightest=1.0)
+    image = Image.open(io.BytesIO(picture.png))
+    assert image.mode == "P"
+    colours, pixels = shades(SHADES), np.asarray(image.convert("RGB"))
+    np.testing.assert_array_equal(pixels[0, 0], colours[0])
+    np.testing.assert_array_equal(pixels[0, 1], colours[SHADES // 2])
+    np.testing.assert_array_equal(pixels[1], [colours[-1], colours[-1]])
+
+
+@pytest.mark.parametrize("brightest", [0.0, 1.0])
+def test_a_matrix_of_zeros_is_dark(brightest: float) -> None:
+    picture = matrix_image(np.zeros((3, 3)), brightest=brightest)
+    assert Image.open(io.BytesIO(picture.png)).convert("RGB").getpixel((1, 1)) == tuple(shades(2)[0].tolist())
+
+
+def test_the_address_holds_the_file() -> None:
+    picture = matrix_image(np.eye(2), brightest=1.0)
+    assert picture.data_uri.startswith("data:image/png;base64,iVBOR")

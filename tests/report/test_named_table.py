@@ -1,0 +1,66 @@
+"""Tables as CSV and LaTeX."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strucspars.report.named_table import Cell, NamedTable, TableColumn
+
+
+def table(*cells: Cell, form: str = "text", notes: tuple[str, ...] = ()) -> NamedTable:
+    columns = (TableColumn(title="value", form=form),)  # type: ignore[arg-type]  # the tests give valid forms
+    return NamedTable(name="some", title="Some", columns=columns, rows=tuple((cell,) for cell in cells), notes=notes)
+
+
+def test_every_form_is_written_as_people_read_it() -> None:
+    cells: dict[str, Cell] = {
+        "text": "conv",
+        "count": 1234567,
+        "percent": 0.12345,
+        "points": -0.5,
+        "number": 0.89984,
+    }
+    written = {form: table(cell, form=form).written_rows()[0][0] for form, cell in cells.items()}
+    assert written == {
+        "text": "conv",
+        "count": "1,234,567",
+        "percent": "12.35%",
+        "points": "-0.50",
+        "number": "0.900",
+    }
+
+
+def test_nothing_and_no_number_are_no_crash() -> None:
+    assert table(None, float("nan"), "within noise", form="percent").written_rows() == (
+        ("",),
+        ("no number",),
+        ("within noise",),
+    )
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))
+def test_csv_comes_back_as_it_was_but_for_formulas(texts: list[str]) -> None:
+    read = list(csv.reader(io.StringIO(table(*texts).csv(), newline="")))
+    assert [row[0] if row else "" for row in read[1:]] == [
+        f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and text else text for text in texts
+    ]
+
+
+def test_csv_keeps_full_precision() -> None:
+    assert table(0.1 + 0.2, form="percent").csv().splitlines()[1] == "0.30000000000000004"
+
+
+def test_latex_escapes_everything_that_means_something_there() -> None:
+    text = table(r"\input{x}_$&#%~^<>|", "two\nlines", notes=("a\n\\end{document}",)).latex()
+    assert r"\textbackslash{}input\{x\}\_\$\&\#\%\textasciitilde{}\textasciicircum{}" in text
+    assert "two lines" in text
+    assert text.splitlines()[0] == r"% a \end{document}"
+    assert text.count("\\\\") == 3
+
+
+def test_a_row_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row of 2 cells for 1 columns"):
+        NamedTable(name="some", title="", columns=(TableColumn(title="one"),), rows=((1, 2),))

@@ -1,0 +1,290 @@
+"""The page: what stands in it, and that nothing in it is more than text."""
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+from matplotlib.figure import Figure
+
+from strucspars.report.contents import ComparisonContents, RunContents
+from strucspars.report.figures.importance import LayerPictures, LevelPictures
+from strucspars.report.headlines import Headline
+from strucspars.report.matrix_image import matrix_image
+from strucspars.report.named_figure import NamedFigure
+from strucspars.report.named_table import NamedTable, TableColumn
+from strucspars.report.page import RunLink, overview_page, run_page
+from strucspars.report.run_reading import RunData, read_run
+from strucspars.report.shared_problems import shared_problems
+
+HOSTILE = """<script>alert(1)</script>"'><img src=x onerror=alert(2)></style>{{ 7 * 7 }}</script>"""
+SHAPES = {"conv1": (8, 4, 3, 3), "conv2": (8, 8, 1, 1)}
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text of its scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {"script": [], "style": [], "": []}
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag if tag in self.texts else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self._inside].append(data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        """Attributes of all elements of a kind."""
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self) -> str:
+        """All that is read."""
+        return "".join(self.texts[""])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunData:
+    path = tmp_path / "run"
+    write_fabricated_run(path, Fabrication(weight_shapes=SHAPES, recipe=small_recipe()))
+    return read_run(path)
+
+
+def layer(name: str, *, groups: int) -> LayerPictures:
+    matrix = matrix_image(np.eye(8, 4), brightest=1.0)
+    return LayerPictures(
+        name=name,
+        weight_shape=(8, 4, 3, 3),
+        group_level=groups.bit_length(),
+        num_groups=groups,
+        largest_level=3,
+        halvings=2,
+        kept_norm=(1.0, 0.75, float("nan")),
+        start=None,
+        before=matrix,
+        permuted=matrix,
+        boundaries=tuple(place / groups for place in range(1, groups)),
+        brightest=1.0,
+        alt=f"{name} in {groups} blocks",
+    )
+
+
+def figure(name: str) -> NamedFigure:
+    return NamedFigure(name=name, title=f"Title of {name}", caption="a caption", alt="an alt", figure=Figure())
+
+
+def table(name: str, cell: str = "conv1") -> NamedTable:
+    columns = (TableColumn(title="layer"), TableColumn(title="params", form="count"))
+    return NamedTable(name=name, title=f"Title of {name}", columns=columns, rows=((cell, 1234), ("last", None)))
+
+
+def contents(run: RunData) -> RunContents:
+    return RunContents(
+        run=run,
+        headlines=(Headline(label="parameters", value="12", note="half of 24"),),
+        figures=(figure("dynamics"), figure("churn")),
+        tables=(table("accuracy"), table("layers")),
+        layers=(layer("conv1", groups=1), layer("conv2", groups=4)),
+        levels=LevelPictures(penalty={}, mask={3: matrix_image(np.eye(4), brightest=1.0)}),
+    )
+
+
+def test_the_page_needs_nothing_from_elsewhere(run: RunData) -> None:
+    page = Elements(run_page(contents(run)))
+    for _, attributes in page.tags:
+        for key in ("src", "href", "xlink:href", "srcset", "data", "action"):
+            address = attributes.get(key)
+            assert address is None or address.startswith(("data:image/png;base64,", "#"))
+    assert not page.of("link")
+    assert "@import" not in "".join(page.texts["style"])
+    assert "url(" not in "".join(page.texts["style"])
+
+
+def test_the_policy_allows_the_pages_own_script_and_style_and_no_other(run: RunData) -> None:
+    page = Elements(run_page(contents(run)))
+    (policy,) = (tag["content"] for tag in page.of("meta") if tag.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for kind in ("script", "style"):
+        digest = hashlib.sha256("".join(page.texts[kind]).encode()).digest()
+        assert f"'sha256-{base64.b64encode(digest).decode()}'" in policy
+        assert len(page.of(kind)) == 1
+    assert "script-src 'unsafe" not in policy
+
+
+def test_every_entry_of_the_navigation_leads_somewhere(run: RunData) -> None:
+    page = Elements(run_page(contents(run)))
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    targets = {attributes["href"] for attributes in page.of("a")}
+    assert {"#summary", "#figure-dynamics", "#layer-view", "#table-layers", "#repeat"} <= targets
+    assert targets <= {f"#{name}" for name in ids}
+
+
+def test_headlines_tables_recipe_environment_and_command_are_there(run: RunData) -> None:
+    text = Elements(run_page(contents(run))).text
+    for part in ("half of 24", "1,234", "lambda_warmup_epochs: 0", "made up", "finetune_form", "strucspars run "):
+        assert part in text
+
+
+def test_cells_sort_by_their_values_and_empty_ones_have_none(run: RunData) -> None:
+    cells = Elements(run_page(contents(run))).of("td")
+    assert "1234" in {cell.get("data-sort") for cell in cells}
+    assert "" in {cell.get("data-sort") for cell in cells}
+
+
+def test_the_layer_with_the_most_groups_is_shown_first(run: RunData) -> None:
+    page = Elements(run_page(contents(run)))
+    chosen = [tag["id"] for tag in page.of("section") if "chosen" in (tag.get("class") or "").split()]
+    assert chosen == ["layer-2"]
+    assert [tag["value"] for tag in page.of("option") if "selected" in tag] == ["layer-2"]
+
+
+def test_the_layer_table_leads_to_the_layers(run: RunData) -> None:
+    assert "#layer-1" in {tag["href"] for tag in Elements(run_page(contents(run))).of("a")}
+
+
+def test_the_groups_of_a_layer_are_drawn_over_its_matrix(run: RunData) -> None:
+    paths = [tag["d"] for tag in Elements(run_page(contents(run))).of("path") if tag.get("class") == "blocks"]
+    # Four blocks in the shape of the weight, 8 rows by 4 columns; the layer of one group has nothing to draw.
+    assert paths == ["M0 0H12.5V25H0ZM12.5 25H25V50H12.5ZM25 50H37.5V75H25ZM37.5 75H50V100H37.5Z"]
+
+
+def test_matrices_of_a_run_in_progress_are_not_called_those_of_the_compression(run: RunData) -> None:
+    assert "S at compression" in run_page(contents(run))
+    page = run_page(contents(replace(run, plan=None)))
+    assert "S at compression" not in page
+    assert "S so far" in page
+
+
+def test_a_long_matrix_is_squeezed_so_that_its_short_side_is_to_be_seen(run: RunData) -> None:
+    long = replace(layer("long", groups=1), weight_shape=(1000, 4, 1, 1))
+    page = Elements(run_page(replace(contents(run), layers=(long,))))
+    boxes = {tag["viewbox"] for tag in page.of("svg") if "100.0" in (tag.get("viewbox") or "")}
+    assert boxes == {"0 0 33.33 100.0"}
+
+
+def test_numbers_of_a_figure_stand_below_it_and_figures_of_one_layer_only_in_files(run: RunData) -> None:
+    more = replace(
+        contents(run),
+        figures=(figure("confusion"), figure("importance-001-conv1")),
+        tables=(table("confusion-1"), table("accuracy")),
+    )
+    page = run_page(more)
+    summary, _, rest = page.partition('<section id="figure-confusion">')
+    assert "Title of accuracy" in summary
+    assert "Title of confusion-1" not in summary
+    assert "Title of confusion-1" in rest
+    assert "Title of importance-001-conv1" not in page
+
+
+def test_problems_are_named_on_the_page(run: RunData) -> None:
+    told = replace(run, problems=("plan.json is damaged",))
+    assert "plan.json is damaged" in Elements(run_page(contents(told))).text
+    assert "Not everything could be shown" not in run_page(contents(run))
+
+
+def test_a_run_of_which_nothing_is_left_has_a_page(run: RunData) -> None:
+    bare = replace(run, recipe=None, recipe_text="", summary=None, environment={}, decisions={}, state="unknown")
+    nothing = RunContents(
+        run=bare, headlines=(), figures=(), tables=(), layers=(), levels=LevelPictures(penalty={}, mask={})
+    )
+    page = Elements(run_page(nothing))
+    assert "no command that repeats this run" in page.text
+    assert not page.of("select")
+
+
+def test_the_overview_links_every_run_and_names_their_problems(run: RunData) -> None:
+    broken = replace(run, problems=("metrics.jsonl is missing",))
+    links = [
+        RunLink(run=run, title="first", address="runs/first/index.html"),
+        RunLink(run=broken, title="second", address="runs/second/index.html"),
+    ]
+    page = Elements(overview_page(ComparisonContents(figures=(figure("trade-off"),), tables=(table("one"),)), links))
+    targets = {tag["href"] for tag in page.of("a")}
+    assert {"runs/first/index.html", "runs/second/index.html", "#figure-trade-off", "#table-one"} <= targets
+    assert "second: metrics.jsonl is missing" in page.text
+
+
+def test_a_problem_of_many_runs_is_said_once() -> None:
+    told = shared_problems(dict.fromkeys("abcde", ("it is missing",)) | {"f": ("it is missing", "another")})
+    assert told == ["a, b and 4 more: it is missing", "f: another"]
+
+
+def test_an_overview_of_unfinished_runs_says_that_there_is_nothing_to_compare(run: RunData) -> None:
+    links = [RunLink(run=replace(run, is_finished=False), title="one", address="runs/one/index.html")]
+    assert "nothing to compare yet" in overview_page(ComparisonContents(figures=(), tables=()), links)
+
+
+def hostile_contents(run: RunData) -> RunContents:
+    """A run in which everything that can be hostile is."""
+    assert run.recipe is not None
+    recipe = replace(run.recipe, name=HOSTILE, model=replace(run.recipe.model, name=HOSTILE))
+    hostile = replace(
+        run,
+        path=Path(HOSTILE),
+        name=HOSTILE,
+        recipe=recipe,
+        recipe_text=HOSTILE,
+        environment={HOSTILE: {HOSTILE: HOSTILE}},
+        decisions={HOSTILE: [HOSTILE]},
+        state=HOSTILE,
+        problems=(HOSTILE,),
+    )
+    texts = {"title": HOSTILE, "caption": HOSTILE, "alt": HOSTILE}
+    own_table = replace(table("layers", HOSTILE), title=HOSTILE, notes=(HOSTILE,))
+    return replace(
+        contents(hostile),
+        headlines=(Headline(label=HOSTILE, value=HOSTILE, note=HOSTILE),),
+        figures=(NamedFigure(name="dynamics", figure=hostile_figure(), **texts),),
+        tables=(replace(own_table, columns=(TableColumn(title=HOSTILE), TableColumn(title="n", form="count"))),),
+        layers=(layer(HOSTILE, groups=2),),
+    )
+
+
+def hostile_figure() -> Figure:
+    figure = Figure()
+    figure.text(0.5, 0.5, HOSTILE)
+    return figure
+
+
+def test_hostile_names_add_no_element_and_stay_text(run: RunData) -> None:
+    plain = contents(run)
+    # Every word of a heading is an element.
+    heading = TableColumn(title=" ".join("word" for _ in HOSTILE.split()))
+    same_shape = replace(
+        plain,
+        headlines=plain.headlines[:1],
+        figures=(replace(plain.figures[0], figure=hostile_figure()),),
+        tables=(replace(plain.tables[1], notes=("a note",), columns=(heading, plain.tables[1].columns[1])),),
+        layers=(layer("conv1", groups=2),),
+        run=replace(run, problems=("one",), environment={"a": {"b": "c"}}, decisions={"a": ["b"]}),
+    )
+    hostile = Elements(run_page(hostile_contents(run), overview=HOSTILE))
+    ordinary = Elements(run_page(same_shape, overview="there"))
+    assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in ordinary.tags]
+    assert not any(key.startswith("on") for _, attributes in hostile.tags for key in attributes)
+    assert hostile.text.count(HOSTILE) > 10
+    assert "49" not in re.findall(r"\b\d+\b", hostile.text)
+
+
+def test_a_hostile_overview_adds_no_element(run: RunData) -> None:
+    def page(name: str) -> Elements:
+        told = replace(run, name=name, state=name, problems=(name,))
+        both = ComparisonContents(figures=(), tables=(table("one", name),))
+        return Elements(overview_page(both, [RunLink(run=told, title=name, address="runs/one/index.html")]))
+
+    assert [tag for tag, _ in page(HOSTILE).tags] == [tag for tag, _ in page("plain").tags]

@@ -1,0 +1,271 @@
+"""Reading run folders: all that is whole is read, all that is not is named."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+
+from strucspars.report.contents import run_contents
+from strucspars.report.headlines import headlines
+from strucspars.report.run_reading import read_run
+from strucspars.runs.arrays import load_arrays, save_arrays
+from strucspars.runs.folder import RunFolder
+
+SHAPES = {"block.conv1": (8, 4, 1, 1), "block.conv2": (8, 8, 3, 3)}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "run"
+    write_fabricated_run(path, Fabrication(weight_shapes=SHAPES, recipe=small_recipe()))
+    return path
+
+
+@pytest.fixture
+def path(whole: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged: every row of a new one would wait for the disk."""
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    path = tmp_path / "unfinished"
+    write_fabricated_run(path, Fabrication(weight_shapes=SHAPES, recipe=small_recipe(), is_finished=False))
+    return path
+
+
+def test_a_whole_run_has_all_parts_and_no_problems(path: Path) -> None:
+    run = read_run(path)
+    assert run.problems == ()
+    assert run.is_finished
+    assert run.state == "finished"
+    assert run.name == "run"
+    assert run.recipe == small_recipe()
+    assert run.summary is not None
+    assert run.plan is not None
+    assert dict(run.weight_shapes) == SHAPES
+    assert [layers.epoch for layers in run.dynamics] == [1, 2, 3, 4]
+    assert {moment: list(matrices) for moment, matrices in run.importance.items()} == {
+        "start": list(SHAPES),
+        "end": list(SHAPES),
+    }
+    assert run.seconds == {"sparsify": 6.0, "compress": 1.5, "finetune": 4.5}
+    assert run.decisions == {"finetune_form": "masked"}
+
+
+def test_orders_of_an_epoch_are_told_apart_by_layer(path: Path) -> None:
+    run = read_run(path)
+    assert run.plan is not None
+    for place, layer in enumerate(run.plan.layers.values()):
+        np.testing.assert_array_equal(run.dynamics[-1].out_perm[place], layer.out_perm)
+        np.testing.assert_array_equal(run.dynamics[-1].in_perm[place], layer.in_perm)
+
+
+def test_a_run_in_its_first_stage_says_how_far_it_is(unfinished: Path) -> None:
+    run = read_run(unfinished)
+    assert run.state == "in stage sparsify, epoch 4 of 4"
+    assert not run.is_finished
+    assert run.summary is None
+    assert run.plan is None
+    assert run.problems == ()
+
+
+def test_matrices_of_a_run_in_its_first_stage_come_from_its_checkpoint(unfinished: Path) -> None:
+    weights = {f"{name}.weight": torch.full(shape, -2.0) for name, shape in SHAPES.items()}
+    RunFolder(unfinished).save_checkpoint({"stage": "sparsify", "model": weights})
+    now = read_run(unfinished).importance["now"]
+    np.testing.assert_array_equal(now["block.conv1"], np.full((8, 4), 2.0))
+    np.testing.assert_array_equal(now["block.conv2"], np.full((8, 8), 18.0))
+
+
+def test_a_run_right_after_compression_says_so(path: Path) -> None:
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[:5]))
+    (path / "summary.json").unlink()
+    assert read_run(path).state == "compressed, not finetuned yet"
+
+
+def test_a_run_that_has_only_begun_can_be_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.write_recipe("name: begun\n")
+    run = read_run(folder.path)
+    assert run.state == "before its first epoch's end"
+    assert run.problems == ("environment.json is missing",)
+    assert run_contents(run).figures == ()
+
+
+def test_a_torn_last_line_is_no_problem(path: Path) -> None:
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"stage":"finetune","ep')
+    run = read_run(path)
+    assert run.problems == ()
+    assert len(run.rows) == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("not json", "is not valid JSON"),
+        ("[1]", "must be a JSON object, got list"),
+        ('{"stage": "<b>", "epoch": 1}', "is of no stage that is known here"),
+        ('{"stage": "finetune", "epoch": "1"}', "must have an epoch"),
+        ('{"stage": "finetune", "epoch": 1, "test_top1": "x"}', "must have a number for test_top1"),
+        ('{"stage": "finetune", "epoch": 1, "test_top1": 1e300}', "must have a number for test_top1"),
+    ],
+)
+def test_a_damaged_line_is_named_and_left_out(path: Path, line: str, words: str) -> None:
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    run = read_run(path)
+    assert len(run.rows) == 8
+    (problem,) = run.problems
+    assert problem.startswith("metrics.jsonl, line 9,")
+    assert words in problem
+
+
+def test_many_damaged_lines_are_counted(path: Path) -> None:
+    (path / "metrics.jsonl").write_text("no\n" * 10)
+    problems = read_run(path).problems
+    assert "7 more lines of metrics.jsonl are damaged" in problems
+
+
+DAMAGES = {
+    "recipe.yaml": "recipe.yaml",
+    "summary.json": "summary.json",
+    "plan.json": "plan.json",
+    "layers.json": "layers.json",
+    "environment.json": "environment.json",
+    "decisions.json": "decisions.json",
+    "dynamics/sparsify-0002.npz": "sparsify-0002.npz",
+    "importance/start.npz": "start.npz",
+    "importance/end.npz": "end.npz",
+}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"a": 1}', b"\xff\xfe\x00", b"PK\x03\x04"])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_part_is_named_and_the_rest_shown(path: Path, name: str, content: bytes) -> None:
+    (path / name).write_bytes(content)
+    run = read_run(path)
+    # These are valid: an empty list of layers next to a plan, and objects that may hold anything.
+    is_valid = (name, content) in {
+        ("environment.json", b'{"a": 1}'),
+        ("decisions.json", b'{"a": 1}'),
+        ("layers.json", b"[]"),
+    }
+    assert is_valid or any(DAMAGES[name] in problem for problem in run.problems)
+    assert len(run.rows) == 8
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]"])
+def test_with_everything_damaged_but_the_metrics_the_curves_are_shown(path: Path, content: bytes) -> None:
+    for name in DAMAGES:
+        (path / name).write_bytes(content)
+    contents = run_contents(read_run(path))
+    assert {figure.name for figure in contents.figures} == {"dynamics", "churn"}
+    assert "stages" in {table.name for table in contents.tables}
+
+
+MISSING = {
+    "recipe.yaml": "recipe.yaml is missing",
+    "environment.json": "environment.json is missing",
+    "plan.json": "plan.json is missing: there are no groups to show",
+    "dynamics": "dynamics/ lacks 4 of 4 epochs: levels and churn are shown without them",
+    "importance/end.npz": "importance/end.npz is missing: there are no matrices of that moment",
+    "metrics.jsonl": "metrics.jsonl is missing or empty: there are no curves",
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_part_is_named_once_and_the_rest_shown(path: Path, name: str) -> None:
+    target = path / name
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    run = read_run(path)
+    assert run.problems == (MISSING[name],)
+    assert headlines(run)
+
+
+def test_a_reduced_run_still_shows_curves_groups_and_mean_churn(path: Path) -> None:
+    for name in ("dynamics", "importance", "checkpoints", "tensorboard"):
+        shutil.rmtree(path / name)
+    contents = run_contents(read_run(path))
+    assert {"dynamics", "cardinality", "churn"} <= {figure.name for figure in contents.figures}
+    assert all(layer.permuted is None for layer in contents.layers)
+
+
+def test_an_epoch_with_a_level_that_the_layer_cannot_have_is_damaged(path: Path) -> None:
+    file = path / "dynamics" / "sparsify-0003.npz"
+    arrays: dict[str, Any] = load_arrays(file)
+    arrays["group_level"] = np.array([200, 1], dtype=np.uint8)
+    save_arrays(file, arrays)
+    run = read_run(path)
+    assert [layers.epoch for layers in run.dynamics] == [1, 2, 4]
+    assert any("sparsify-0003.npz" in problem and "group_level" in problem for problem in run.problems)
+
+
+def test_an_epoch_with_a_churn_that_is_no_number_is_damaged(path: Path) -> None:
+    file = path / "dynamics" / "sparsify-0001.npz"
+    arrays: dict[str, Any] = load_arrays(file)
+    arrays["churn"] = np.array([np.nan, 0.0], dtype=np.float32)
+    save_arrays(file, arrays)
+    assert [layers.epoch for layers in read_run(path).dynamics] == [2, 3, 4]
+
+
+def test_matrices_of_foreign_layers_or_with_bad_numbers_are_left_out(path: Path) -> None:
+    save_arrays(
+        path / "importance" / "end.npz",
+        {
+            "block.conv1": np.full((8, 4), np.nan, dtype=np.float16),
+            "block.conv2": np.ones((8, 8), dtype=np.float16),
+            "foreign": np.ones((2, 2), dtype=np.float16),
+        },
+    )
+    run = read_run(path)
+    assert list(run.importance["end"]) == ["block.conv2"]
+    assert len(run.problems) == 2
+
+
+def test_what_a_killed_run_wrote_beyond_its_last_row_is_not_shown(path: Path) -> None:
+    shutil.copy(path / "dynamics" / "sparsify-0004.npz", path / "dynamics" / "sparsify-0005.npz")
+    assert [layers.epoch for layers in read_run(path).dynamics] == [1, 2, 3, 4]
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    with pytest.raises(ValueError, match=r"is not a run folder: it has none of recipe\.yaml"):
+        read_run(tmp_path)
+    with pytest.raises(ValueError, match="there is no folder"):
+        read_run(tmp_path / "missing")
+
+
+def test_a_dense_run_lacks_nothing(tmp_path: Path) -> None:
+    recipe = replace(small_recipe(), kind="dense")
+    write_fabricated_run(tmp_path / "run", Fabrication(weight_shapes=SHAPES, recipe=recipe))
+    for name in ("plan.json", "layers.json"):
+        (tmp_path / "run" / name).unlink()
+    for name in ("dynamics", "importance"):
+        shutil.rmtree(tmp_path / "run" / name)
+    assert read_run(tmp_path / "run").problems == ()
+
+
+def test_reading_writes_nothing(path: Path) -> None:
+    def state() -> dict[str, Any]:
+        return {str(file): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+    before = state()
+    run_contents(read_run(path))
+    assert state() == before
+
+
+def test_a_bench_that_is_no_report_is_named(path: Path) -> None:
+    (path / "bench.json").write_text(json.dumps({"format": "other"}))
+    run = read_run(path)
+    assert run.bench is None
+    assert run.problems == ("bench.json is not a report of strucspars bench",)
