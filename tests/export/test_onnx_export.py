@@ -17,7 +17,7 @@ from strucspars.export.agreement import ExportMismatch
 from strucspars.export.checked_file import write_checked
 from strucspars.export.inference_program import inference_program
 from strucspars.export.onnx_graph import check_one_gather_per_shuffle
-from strucspars.export.plan_hash import plan_hash
+from strucspars.export.plan_hash import hash_of_model, plan_hash
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -92,6 +92,7 @@ def test_the_file_tells_its_plan_and_version_and_no_folder(written: onnx.ModelPr
     assert metadata == {
         "strucspars.version": ss.__version__,
         "strucspars.num_gathers": "3",
+        "strucspars.samples_are_independent": "true",
         "strucspars.plan_sha256": plan_hash(ss.model_plan(model)),
     }
     assert str(Path(torch.__file__).parent).encode() not in written.SerializeToString()
@@ -107,10 +108,15 @@ def test_the_hash_of_a_plan_is_that_of_its_grouped_layers() -> None:
     assert plan_hash(other) != plan_hash(plan)
 
 
+def test_a_folded_graph_tells_the_plan_of_the_network_it_was_made_of(model: nn.Module) -> None:
+    folded = ss.fold(model, (IMAGES, torch.randn(2, 8)))
+    assert hash_of_model(folded) == hash_of_model(model) == plan_hash(ss.model_plan(model))
+
+
 def test_a_dense_model_has_no_plan_to_tell_of(small: nn.Module, tmp_path: Path) -> None:
     ss.export_onnx(small, tmp_path / "network.onnx", IMAGES)
     keys = {entry.key for entry in onnx.load(tmp_path / "network.onnx").metadata_props}
-    assert keys == {"strucspars.version", "strucspars.num_gathers"}
+    assert keys == {"strucspars.version", "strucspars.num_gathers", "strucspars.samples_are_independent"}
 
 
 def test_given_names_win_over_those_inside_the_graph(tmp_path: Path) -> None:

@@ -78,3 +78,24 @@ def test_what_cannot_be_run_is_said(path: Path, tmp_path: Path) -> None:
         ss.OnnxRunner(path, images_per_call=0)
     with pytest.raises(ValueError, match=r"takes 2 inputs \(images, scale\), not 1"):
         ss.OnnxRunner(path)(np.zeros((1, 8, 6, 6), np.float32))
+
+
+class Mixing(nn.Module):
+    """Every sample sees the mean of all."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(images)
+        return features - features.mean(0, keepdim=True)
+
+
+def test_samples_that_depend_on_each_other_are_computed_together(shuffled: Shuffled, tmp_path: Path) -> None:
+    model = Mixing(nn.Sequential(shuffled(), nn.ReLU(), shuffled())).eval()
+    report = ss.export_onnx(model, tmp_path / "mixing.onnx", IMAGES[:2], widen_groups_below=1)
+    assert report.num_gathers > 0
+    (features,) = ss.OnnxRunner(report.path)(IMAGES.numpy())
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(features), model(IMAGES), rtol=1e-4, atol=1e-5)

@@ -43,3 +43,11 @@ def _layer_plan(module: nn.Module) -> LayerPlan:
         in_perm=module.get_buffer("in_perm").cpu().numpy(),
         weight_shape=shape,
     )
+
+
+def plan_of(model: nn.Module) -> GroupingPlan | None:
+    """The plan of a converted model; None where no plan describes it: masked layers, or groups made by hand."""
+    try:
+        return model_plan(model)
+    except ValueError:
+        return None

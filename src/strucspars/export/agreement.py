@@ -67,10 +67,10 @@ def checked_agreement(model: nn.Module, run: Run, batch: ExampleBatch, *, runtim
             raise ExportMismatch(
                 f"{runtime} computes something else than the network at batch size {size}: {complaint}; {path} is not "
                 "written. Networks that draw random numbers in eval mode cannot be compared; otherwise try another "
-                "format, or another version of the runtime"
+                "format or version of the runtime, and compare fold(model, example_inputs) with the network"
             )
         errors += [relative_error(output, right) for output, right in zip(outputs, expected, strict=True)]
-        tolerances += [_tolerance(right) for right in expected]
+        tolerances += [tolerance(right) for right in expected]
         num_winners += sum(int(clear_winners(right).sum()) for right in expected)
         num_outputs = len(expected)
     return Agreement(
@@ -99,7 +99,7 @@ def _complaint(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     if shapes != wanted:
         return f"its outputs have shapes {shapes}, not {wanted}"
     for place, (output, right) in enumerate(zip(outputs, expected, strict=True)):
-        error, allowed = relative_error(output, right), _tolerance(right)
+        error, allowed = relative_error(output, right), tolerance(right)
         if not error <= allowed:
             return f"output {place} is off by {error:.3g} of its largest entry, {allowed:g} is allowed"
         clear = clear_winners(right)
@@ -110,7 +110,8 @@ def _complaint(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     return ""
 
 
-def _tolerance(expected: torch.Tensor) -> float:
+def tolerance(expected: torch.Tensor) -> float:
+    """How far off an output may be, as a fraction of its largest entry."""
     # Whole numbers and truth values must be the same.
     return TOLERANCE.get(expected.dtype, 0.0)
 
@@ -143,5 +144,5 @@ def clear_winners(expected: torch.Tensor) -> torch.Tensor:
         return torch.zeros(expected.shape[:1], dtype=torch.bool)
     values = expected.double()
     first, second = values.topk(2, dim=1).values.unbind(1)
-    margin = _tolerance(expected) * values.abs().amax()
+    margin = tolerance(expected) * values.abs().amax()
     return first - second > margin

@@ -12,10 +12,11 @@ from torch import fx, nn
 from strucspars._version import __version__
 from strucspars.convert.folding.fold import fold
 from strucspars.core.checks import checked_at_least
-from strucspars.export.example_batch import ExampleBatch, example_batch
+from strucspars.export.agreement import relative_error, tolerance
+from strucspars.export.example_batch import SMALLEST_TRACED_BATCH, ExampleBatch, example_batch
 from strucspars.export.plan_hash import hash_of_model
 from strucspars.export.quiet import first_line, without_chatter
-from strucspars.export.value_names import chosen_input_names, chosen_output_names
+from strucspars.export.value_names import chosen_input_names, chosen_output_names, output_tensors
 from strucspars.measure.counting import ExampleInputs, undisturbed
 from strucspars.measure.folded import gathers_in_folded_pass, is_folded
 from strucspars.measure.gathers import RemainingGather
@@ -23,6 +24,8 @@ from strucspars.measure.gathers import RemainingGather
 VERSION_KEY = "strucspars.version"
 PLAN_HASH_KEY = "strucspars.plan_sha256"
 GATHERS_KEY = "strucspars.num_gathers"
+# "true" where a batch may be computed sample by sample.
+INDEPENDENT_KEY = "strucspars.samples_are_independent"
 
 # torch.export writes names into Python code.
 _NOT_IN_CODE = frozenset('"\\{}\n\r')
@@ -78,7 +81,11 @@ def inference_program(
     folded = _folded(reference, batch, widen_groups_below, usual_group_width)
     with undisturbed(folded):
         gathers = gathers_in_folded_pass(folded, tuple(tensor.clone() for tensor in batch.arguments))
-    metadata = {VERSION_KEY: __version__, GATHERS_KEY: str(len(gathers))}
+    metadata = {
+        VERSION_KEY: __version__,
+        GATHERS_KEY: str(len(gathers)),
+        INDEPENDENT_KEY: str(_samples_are_independent(reference, batch)).lower(),
+    }
     plan_hash = hash_of_model(model)
     return InferenceProgram(
         reference=reference,
@@ -89,6 +96,30 @@ def inference_program(
         gathers=gathers,
         metadata=metadata if plan_hash is None else {**metadata, PLAN_HASH_KEY: plan_hash},
     )
+
+
+def _samples_are_independent(reference: nn.Module, batch: ExampleBatch) -> bool:
+    """Whether every sample of a batch gets what it would get alone."""
+    if not batch.is_dynamic:
+        return False
+    inputs = batch.random_like(SMALLEST_TRACED_BATCH)
+    parts = [
+        tuple(
+            tensor[place : place + 1] if batched else tensor
+            for tensor, batched in zip(inputs, batch.is_batched, strict=True)
+        )
+        for place in range(SMALLEST_TRACED_BATCH)
+    ]
+    try:
+        with undisturbed(reference):
+            together = output_tensors(reference(*(tensor.clone() for tensor in inputs)))
+            alone = [output_tensors(reference(*(tensor.clone() for tensor in part))) for part in parts]
+            joined = [torch.cat(outputs) for outputs in zip(*alone, strict=True)]
+    # Outputs that are no batch cannot be joined, and some networks need several samples.
+    except Exception:
+        return False
+    pairs = zip(together, joined, strict=True)
+    return all(one.shape == other.shape and relative_error(one, other) <= tolerance(one) for one, other in pairs)
 
 
 def _check_names(model: nn.Module) -> None:

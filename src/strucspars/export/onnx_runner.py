@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strucspars.core.checks import checked_at_least
-from strucspars.export.inference_program import GATHERS_KEY
+from strucspars.export.inference_program import GATHERS_KEY, INDEPENDENT_KEY
 from strucspars.export.onnx_graph import BATCH_AXIS
 from strucspars.export.quiet import first_line
 
@@ -20,7 +20,8 @@ class OnnxRunner:
     """A file of `export_onnx` in ONNX Runtime, on the CPU.
 
     A batch of many images goes image by image where gathers remain, and at once where none does: gathers of a whole
-    batch leave the caches, and take longer than those of its images one after the other (`results/inference.md`).
+    batch leave the caches, and take longer than those of its images one after the other (`results/inference.md`). A
+    network whose samples depend on each other always gets them at once; the export has tried that.
 
     Args:
         path: the file.
@@ -45,13 +46,13 @@ class OnnxRunner:
         self, path: str | os.PathLike[str], *, threads: int | None = None, images_per_call: int | None = None
     ) -> None:
         self._session = _session(Path(path), threads)
-        gathers = self._session.get_modelmeta().custom_metadata_map.get(GATHERS_KEY, "0")
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        gathers = metadata.get(GATHERS_KEY, "0")
         if images_per_call is not None:
             checked_at_least("images_per_call", images_per_call, 1)
         self.images_per_call = 1 if images_per_call is None and gathers != "0" else images_per_call
         self._inputs = {value.name: _has_batch(value) for value in self._session.get_inputs()}
-        # Of what does not grow with the batch, parts cannot be put together.
-        self._can_be_split = any(self._inputs.values()) and all(map(_has_batch, self._session.get_outputs()))
+        self._can_be_split = metadata.get(INDEPENDENT_KEY) == "true"
 
     def __call__(self, *inputs: npt.ArrayLike) -> tuple[Array, ...]:
         """The outputs for a batch; inputs in the order of the file's."""

@@ -5,8 +5,9 @@ import json
 
 from torch import nn
 
-from strucspars.convert.model_plan import model_plan
+from strucspars.convert.model_plan import plan_of
 from strucspars.core.plan import GroupingPlan
+from strucspars.measure.folded import PLAN_KEY, is_folded
 
 
 def plan_hash(plan: GroupingPlan) -> str:
@@ -23,10 +24,6 @@ def plan_hash(plan: GroupingPlan) -> str:
 
 
 def hash_of_model(model: nn.Module) -> str | None:
-    """The hash of the plan that a converted network carries in itself; None where there is none to be read."""
-    try:
-        plan = model_plan(model)
-    except ValueError:
-        # Masked layers, or groups made by hand that no plan describes.
-        return None
-    return plan_hash(plan) if plan.layers else None
+    """The hash of the plan of a converted network, also of one that was folded; None where there is no plan."""
+    plan = model.meta.get(PLAN_KEY) if is_folded(model) else plan_of(model)
+    return plan_hash(plan) if isinstance(plan, GroupingPlan) and plan.layers else None

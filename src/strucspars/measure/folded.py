@@ -12,6 +12,8 @@ from strucspars.measure.text_table import Column, text_table
 from strucspars.nn.shuffled import is_grouped
 
 REPORT_KEY = "strucspars.fold_report"
+# The plan of the network that was folded, or None: a graph has its layers under other names.
+PLAN_KEY = "strucspars.plan"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,6 @@
 
 import copy
 import logging
-import math
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,23 +9,21 @@ from torch import fx, nn
 
 from strucspars.convert.conversion import unmask_
 from strucspars.convert.folding.channel_rules import BATCH_NORMS
+from strucspars.convert.folding.comparison import difference
 from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_
 from strucspars.convert.folding.folded_graph import graph_of_one_call
 from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_
 from strucspars.convert.folding.merged_groups import widen_called_groups_, widen_groups_
 from strucspars.convert.folding.reordering import absorb_shuffles_
 from strucspars.convert.folding.tracing import traced, without_unread_attributes
+from strucspars.convert.model_plan import plan_of
 from strucspars.core.checks import checked_at_least
 from strucspars.measure.counting import ExampleInputs, as_arguments, undisturbed
-from strucspars.measure.folded import REPORT_KEY, FoldReport, WidenedLayer
+from strucspars.measure.folded import PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded
 from strucspars.measure.gathers import shuffles_in_pass
+from strucspars.measure.random_inputs import random_arguments
 
 logger = logging.getLogger(__name__)
-
-# Against the largest output. A wrong order is off by as much as the output itself; rounding stays far below, in half
-# precision too.
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-HALF_PRECISION_TOLERANCE = 0.1
 
 
 def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below: int = 1) -> fx.GraphModule:
@@ -35,13 +31,14 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
 
     Shuffles go through whatever treats channels alike (activations, pooling, batch norm, additions, concatenation,
     flattening) into dense layers, or meet the shuffle of the next grouped layer; what remains is one `index_select`
-    each. The graph is compared with the model on the example inputs. A network that cannot be traced keeps its shuffles
-    and batch norms, behind a graph of one call; `fold_report` tells what remains and why. Saved with pickle or
-    `torch.save`, the graph keeps its report.
+    each. The graph is compared with the model on the example inputs and, in double precision, on random ones. A
+    network that cannot be traced keeps its shuffles and batch norms, behind a graph of one call; `fold_report`
+    tells what remains and why. Saved with pickle or `torch.save`, the graph keeps its report.
 
     Args:
         model: converted, masked or dense, in either mode; it stays as it is. The graph is always in eval mode, has
-            tensors of its own, and takes any batch size if the model's code does.
+            tensors of its own, and takes any batch size if the model's code does. Of a graph that is folded already, a
+            copy comes back.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
         widen_groups_below: layers whose groups are narrower, on either side, run with fewer and wider groups:
             neighbours become one, with zeros between them. More multiply-accumulates, but faster in runtimes that lose
@@ -49,7 +46,8 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             itself stay.
 
     Raises:
-        ValueError: `widen_groups_below` is no whole number from 1 on, or the inputs are of another type.
+        ValueError: `widen_groups_below` is no whole number from 1 on, or comes too late for a folded graph; or the
+            inputs are of another type.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
@@ -63,21 +61,46 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     """
     arguments = as_arguments(example_inputs)
     min_width = checked_at_least("widen_groups_below", widen_groups_below, 1)
+    if is_folded(model):
+        return _again(model, min_width)
     untraced = _inference_copy(model)
     with undisturbed(untraced):
         expected = untraced(*_fresh(arguments))
         try:
             folded, report = _folded(_inference_copy(model), arguments, min_width)
-            difference = _difference(folded(*_fresh(arguments)), expected)
+            wrong = difference(folded(*_fresh(arguments)), expected) or _wrong_in_double(model, arguments, min_width)
         # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
         except Exception as error:
-            difference = _first_line(error)
-        if difference:
-            logger.warning("the network could not be traced, so that its shuffles stay: %s", difference)
+            wrong = _first_line(error)
+        if wrong:
+            logger.warning("the network could not be traced, so that its shuffles stay: %s", wrong)
             untraced, widened = _widened_copy(untraced, arguments, expected, min_width)
-            folded, report = _unfolded(untraced, arguments, difference, widened)
-    folded.meta[REPORT_KEY] = report
+            folded, report = _unfolded(untraced, arguments, wrong, widened)
+    folded.meta[REPORT_KEY], folded.meta[PLAN_KEY] = report, plan_of(model)
     return folded.requires_grad_(False)
+
+
+def _again(folded: fx.GraphModule, min_width: int) -> fx.GraphModule:
+    if min_width > 1:
+        raise ValueError(
+            f"widen_groups_below={min_width} comes too late for a graph that is folded already; fold the network itself"
+        )
+    return copy.deepcopy(folded)
+
+
+def _wrong_in_double(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
+    """What is wrong with the graph in double precision, on random inputs: nothing hides behind rounding or zeros.
+
+    Empty if nothing is, and where the network itself cannot be computed in double precision.
+    """
+    exact, inputs = _inference_copy(model).double(), random_arguments(arguments)
+    try:
+        expected = exact(*_fresh(inputs))
+    # Code that insists on another precision fails as it likes.
+    except Exception:
+        return ""
+    folded, _ = _folded(_inference_copy(model).double(), inputs, min_width)
+    return difference(folded(*_fresh(inputs)), expected, with_whole_numbers=True)
 
 
 def _inference_copy(model: nn.Module) -> nn.Module:
@@ -123,12 +146,12 @@ def _widened_copy(
     try:
         names = [name for name, _ in copied.named_modules()]
         widened = widen_groups_(copied, names, widen_groups_below=min_width)
-        difference = _difference(copied(*_fresh(arguments)), expected) if widened else ""
+        wrong = difference(copied(*_fresh(arguments)), expected) if widened else ""
     # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
     except Exception as error:
-        difference = _first_line(error)
-    if difference:
-        logger.warning("the groups stay as narrow as they are, since the network looks at them: %s", difference)
+        wrong = _first_line(error)
+    if wrong:
+        logger.warning("the groups stay as narrow as they are, since the network looks at them: %s", wrong)
         return model, ()
     return copied, widened
 
@@ -144,28 +167,3 @@ def _num_batch_norms(model: nn.Module) -> int:
 def _fresh(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments with tensors of their own: a network may write into its input."""
     return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in arguments)
-
-
-def _difference(outputs: object, expected: object) -> str:
-    """How outputs differ from the expected ones; empty if they are equal up to rounding."""
-    tensors, expected_tensors = list(_tensors_in(outputs)), list(_tensors_in(expected))
-    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in expected_tensors]:
-        return "the traced graph puts out other tensors than the network"
-    for tensor, wanted in zip(tensors, expected_tensors, strict=True):
-        finite = wanted.isfinite()
-        largest = wanted[finite].abs().max().item() if finite.any() else 0.0
-        allowed = TOLERANCE.get(wanted.dtype, HALF_PRECISION_TOLERANCE) * largest
-        if not torch.allclose(tensor, wanted, rtol=0, atol=allowed, equal_nan=True):
-            off = (tensor - wanted)[finite].abs().max().item() if finite.any() else math.nan
-            return f"the traced graph puts out something else: off by {off:.3g} where outputs reach {largest:.3g}"
-    return ""
-
-
-def _tensors_in(outputs: object) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of a tensor, or of lists, tuples and dictionaries of them."""
-    if isinstance(outputs, torch.Tensor):
-        if outputs.is_floating_point():
-            yield outputs
-    elif isinstance(outputs, Mapping | list | tuple):
-        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from _tensors_in(part)

@@ -10,7 +10,7 @@ from strucspars.convert.folding.layouts import stored_order
 from strucspars.convert.folding.order_search import chosen_orders, layer_placement
 from strucspars.convert.folding.reordered_weights import reorder_channelwise_, reorder_dense_, reorder_grouped_
 from strucspars.convert.folding.subsampling import subsample_first_
-from strucspars.convert.folding.tracing import free_name, tensor_bytes
+from strucspars.convert.folding.tracing import free_name, tensor_bytes, tensor_shape
 from strucspars.core.arrays import IntArray
 from strucspars.measure.gathers import RemainingGather, Side, contiguous_runs, shuffles_inside
 
@@ -46,15 +46,17 @@ def _place_(
     """Reorder a grouped layer, and put a gather before it and after it where the orders do not suit it."""
     layer, name = found.grouped[node], str(node.target)
     placed = layer_placement(layer, found.classes, orders)
+    # Axes count from the end, as the layers themselves do: with a batch or without.
+    dimensions = len(tensor_shape(node) or ())
     reorder_grouped_(graph_module.get_submodule(name), placed)
     if placed.in_gather is not None:
         subsample_first_(graph_module, node)
         (source,) = node.all_input_nodes
-        node.args = (_gathered(graph_module, node, source, node, layer.inputs.axis, placed.in_gather),)
+        node.args = (_gathered(graph_module, node, source, node, layer.inputs.axis - dimensions, placed.in_gather),)
         yield _described(name, "input", placed.in_gather, layer.in_bytes)
     if placed.out_gather is not None:
         users = list(node.users)
-        gathered = _gathered(graph_module, node, node, node.next, layer.outputs.axis, placed.out_gather)
+        gathered = _gathered(graph_module, node, node, node.next, layer.outputs.axis - dimensions, placed.out_gather)
         for user in users:
             user.replace_input_with(node, gathered)
         yield _described(name, "output", placed.out_gather, layer.out_bytes)

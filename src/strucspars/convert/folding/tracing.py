@@ -1,6 +1,8 @@
 """The graph of a network in which every call has a module of its own, and the shapes of its tensors."""
 
 import copy
+import inspect
+import operator
 from collections import Counter
 from typing import Any
 
@@ -11,8 +13,27 @@ from strucspars.convert.folding.folded_graph import FoldedGraph
 from strucspars.nn.shuffled import is_grouped
 
 
+class _InPlaceProxy(fx.Proxy):
+    """A stand-in for which `x += y` changes x, as it does for tensors; with the usual one it makes another tensor."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
+
+
 class _Tracer(fx.Tracer):
     """Takes our grouped layers for single calls, as it does those of PyTorch."""
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_grouped(m) or super().is_leaf_module(m, module_qualified_name)
@@ -26,10 +47,23 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     tracer = _Tracer()
     # The root is always opened: a single layer would fall apart into functions.
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
-    graph_module = FoldedGraph(root, tracer.trace(root), type(model).__name__)
+    graph = tracer.trace(root, _fixed_arguments(root, arguments))
+    graph_module = FoldedGraph(root, graph, type(model).__name__)
     _separate_calls_(graph_module)
     ShapeProp(graph_module).propagate(*arguments)
     return graph_module
+
+
+def _fixed_arguments(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, Any] | None:
+    """Arguments of `forward` that are no tensors, or have their defaults: its code may branch on them."""
+    fixed = {}
+    for place, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            continue
+        value = arguments[place] if place < len(arguments) else parameter.default
+        if value is None or isinstance(value, bool | int | float | str):
+            fixed[parameter.name] = value
+    return fixed or None
 
 
 def tensor_shape(node: fx.Node) -> tuple[int, ...] | None:

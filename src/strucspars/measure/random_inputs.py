@@ -1,0 +1,36 @@
+"""Random inputs like given ones: an example may be all zeros, for which much comes out right by accident."""
+
+from typing import Any
+
+import torch
+
+
+def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """A random tensor of the same kind and, roughly, values, on the CPU.
+
+    >>> random_like(torch.zeros(2, 3), (4, 3), torch.Generator().manual_seed(0)).std() > 0.1
+    tensor(True)
+    """
+    if tensor.is_complex():
+        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(tensor.dtype)
+    if tensor.is_floating_point():
+        values = tensor.double()
+        mean, spread = values.mean().item(), values.std(correction=0).item()
+        # A constant example, zeros for one, tells nothing about the inputs to come.
+        mean, spread = (mean, spread) if spread > 0 else (0.0, 1.0)
+        return (torch.randn(shape, generator=generator, dtype=torch.float64) * spread + mean).to(tensor.dtype)
+    # Whole numbers are often places in a table: others than those of the example might be none.
+    places = torch.randint(tensor.numel(), shape, generator=generator)
+    return tensor.detach().cpu().flatten()[places]
+
+
+def random_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments in which floating-point tensors are random and of double precision; everything else stays."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+            return value
+        return random_like(value.double(), tuple(value.shape), generator).to(value.device)
+
+    return tuple(map(drawn, arguments))

@@ -1,0 +1,168 @@
+"""What rounding, zeros or another way of calling could hide."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import strucspars as ss
+
+CHANNELS = 16
+IMAGES = torch.randn(2, CHANNELS, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def shuffled() -> ss.ShuffledGroupConv2d:
+    layer = ss.ShuffledGroupConv2d(CHANNELS, CHANNELS, 1, groups=4)
+    layer.in_perm.copy_(torch.randperm(CHANNELS))
+    layer.out_inverse.copy_(torch.randperm(CHANNELS))
+    return layer
+
+
+class Aliased(nn.Module):
+    """A skip connection that sees what is added later, since the addition is in place."""
+
+    def __init__(self, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.third = shuffled(), shuffled(), shuffled()
+        self.change = change
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.first(images)
+        skip = features
+        features = self.change(features, self.second(torch.relu(features)))
+        scores: torch.Tensor = self.third(torch.relu(skip)) + features
+        return scores
+
+
+def add_(features: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    features += other
+    return features
+
+
+def subtract_(features: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    features -= other
+    return features
+
+
+def multiply_(features: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    features *= other
+    return features
+
+
+def divide_(features: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    features /= 2 + other.abs()
+    return features
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("change", [add_, subtract_, multiply_, divide_])
+@pytest.mark.parametrize("example", [IMAGES, torch.zeros_like(IMAGES)], ids=["random", "zeros"])
+def test_in_place_operators_change_what_other_names_stand_for(
+    change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], example: torch.Tensor
+) -> None:
+    model = Aliased(change).eval()
+    folded = ss.fold(model, example)
+    assert ss.fold_report(folded).untraced_reason == ""
+    with torch.no_grad():
+        torch.testing.assert_close(folded(IMAGES.clone()), model(IMAGES.clone()), rtol=1e-4, atol=1e-5)
+
+
+class Branching(nn.Module):
+    """Computes something else when it is traced."""
+
+    def __init__(self, scale: float, *, whole: bool = False) -> None:
+        super().__init__()
+        self.layer, self.scale, self.whole = shuffled(), scale, whole
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(images)
+        if isinstance(images, torch.fx.Proxy):
+            features = features + self.scale * images
+        return features.argmax(1) if self.whole else features
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [
+        (lambda: Branching(0.5), torch.zeros_like(IMAGES)),
+        (lambda: Branching(0.03).half(), IMAGES.half()),
+        (lambda: Branching(0.03).bfloat16(), IMAGES.bfloat16()),
+        (lambda: Branching(3e-5), IMAGES),
+        (lambda: Branching(2.0, whole=True), IMAGES),
+    ],
+    ids=["zeros", "half", "bfloat16", "small", "whole numbers"],
+)
+def test_a_graph_that_is_wrong_by_little_is_not_used(
+    model: Callable[[], nn.Module], example: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = model().eval()
+    with caplog.at_level(logging.WARNING):
+        folded = ss.fold(network, example)
+    assert "puts out" in ss.fold_report(folded).untraced_reason
+    torch.testing.assert_close(folded(example), network(example))
+
+
+def test_a_network_that_insists_on_its_precision_is_folded_all_the_same() -> None:
+    class Insisting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1), shuffled(), nn.Conv2d(CHANNELS, 4, 1))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.layers(images.float())
+            return scores
+
+    model = Insisting().eval()
+    folded = ss.fold(model, IMAGES)
+    assert ss.fold_report(folded).untraced_reason == ""
+    assert ss.fold_report(folded).gathers == ()
+    torch.testing.assert_close(folded(IMAGES), model(IMAGES).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_graph_takes_images_with_a_batch_and_without() -> None:
+    model = nn.Sequential(shuffled(), nn.ReLU(), shuffled()).eval()
+    folded = ss.fold(model, IMAGES)
+    assert len(ss.fold_report(folded).gathers) > 0
+    with torch.no_grad():
+        torch.testing.assert_close(folded(IMAGES[0]), model(IMAGES[0]), rtol=1e-4, atol=1e-5)
+
+
+class Optional(nn.Module):
+    """Arguments that are no tensors, on which the code branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1), shuffled(), nn.Conv2d(CHANNELS, 4, 1))
+
+    def forward(self, images: torch.Tensor, double: bool = False, mask: torch.Tensor | None = None) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(images)
+        if mask is not None:
+            scores = scores * mask
+        return 2 * scores if double else scores
+
+
+@pytest.mark.parametrize(
+    "arguments", [(IMAGES,), (IMAGES, True), (IMAGES, False, torch.rand(2, 4, 6, 6))], ids=["none", "flag", "mask"]
+)
+def test_arguments_that_code_branches_on_are_taken_as_given(arguments: tuple[object, ...]) -> None:
+    model = Optional().eval()
+    folded = ss.fold(model, arguments)
+    assert ss.fold_report(folded).untraced_reason == ""
+    assert ss.fold_report(folded).gathers == ()
+    torch.testing.assert_close(folded(*arguments), model(*arguments).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_folding_a_folded_graph_changes_nothing() -> None:
+    folded = ss.fold(nn.Sequential(shuffled(), nn.ReLU(), shuffled()), IMAGES)
+    again = ss.fold(folded, IMAGES)
+    assert ss.fold_report(again) == ss.fold_report(folded)
+    assert again is not folded
+    torch.testing.assert_close(again(IMAGES), folded(IMAGES), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="widen_groups_below=16 comes too late"):
+        ss.fold(folded, IMAGES, widen_groups_below=16)
