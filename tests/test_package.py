@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import os
 import subprocess
 import sys
 import venv
@@ -40,6 +41,24 @@ def test_the_wheel_installs_every_file_into_an_empty_environment(tmp_path: Path)
     installed = files_below(Path(answer[0]))
     assert installed == files_below(SOURCE)
     assert {"strucspars/py.typed", "strucspars/core/learning.py"} <= installed
+    check_that_it_renders(Path(answer[0]), tmp_path / "report")
+
+
+def check_that_it_renders(packages: Path, out: Path) -> None:
+    """Templates, style and script of the page are read from the installed package, with the dependencies from here."""
+    run = ROOT / "results/cifar10/cifar10-resnet20-dense"
+    program = (
+        "import sys, strucspars; from strucspars.cli.app import main; print(strucspars.__file__); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "report", str(run), "--out", str(out)]
+    variables = os.environ | {"PYTHONPATH": str(packages)}
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=packages, env=variables).stdout
+    assert said.splitlines()[0] == str(packages / "strucspars" / "__init__.py")
+    page = (out / "index.html").read_text()
+    for name in ("style.css", "script.js"):
+        assert (SOURCE / "strucspars/report" / name).read_text() in page
+    assert "<h1>cifar10-resnet20-dense</h1>" in page
 
 
 def test_public_names_are_listed_once_and_in_order() -> None:

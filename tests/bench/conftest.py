@@ -30,15 +30,8 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def size(*, operation_ratio: float = 1.0, gathers: int = 0, removed: float = 0.0) -> NetworkSize:
-    return NetworkSize(
-        params=100,
-        macs=1000,
-        removed_conv_fraction=removed,
-        operation_ratio=operation_ratio,
-        gathers=gathers,
-        gathered_bytes=gathers * 1_000_000,
-    )
+def size(*, operation_ratio: float = 1.0, removed: float = 0.0) -> NetworkSize:
+    return NetworkSize(params=100, macs=1000, removed_conv_fraction=removed, operation_ratio=operation_ratio)
 
 
 def timing(ms: float, speedup: float, *, share: float | None = None) -> RowTiming:
@@ -68,6 +61,8 @@ def row(**changes: object) -> BenchRow:
         "images_per_call": 1,
         "threads": 1,
         "size": size(),
+        "num_gathers": 0,
+        "gathered_bytes": 0,
         "difference": 1e-7,
         "error": "",
         "timing": timing(80.0, 1.0),
@@ -82,7 +77,8 @@ def make_row() -> Callable[..., BenchRow]:
 
 @pytest.fixture
 def report() -> BenchReport:
-    compressed = size(operation_ratio=2.43, gathers=67, removed=0.657)
+    compressed = size(operation_ratio=2.43, removed=0.657)
+    gathers = {"num_gathers": 67, "gathered_bytes": 67_000_000}
     return BenchReport(
         command="strucspars bench resnet50",
         commit="0123456789ab",
@@ -91,9 +87,17 @@ def report() -> BenchReport:
         settings={"seconds": 1},
         rows=(
             row(),
-            row(rate=0.65, form="compressed", size=compressed, timing=timing(40.0, 2.0, share=0.15)),
+            row(rate=0.65, form="compressed", size=compressed, timing=timing(40.0, 2.0, share=0.15), **gathers),
             row(rate=0.65, form="bound", size=compressed, timing=timing(33.0, 2.4)),
-            row(rate=0.85, form="compressed", size=compressed, difference=0.5, error="not timed: wrong", timing=None),
+            row(
+                rate=0.85,
+                form="compressed",
+                size=compressed,
+                difference=0.5,
+                error="not timed: wrong",
+                timing=None,
+                **gathers,
+            ),
         ),
         missing=(MissingRuntime(name="openvino", title="OpenVINO", install="pip install openvino"),),
     )

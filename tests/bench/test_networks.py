@@ -93,3 +93,10 @@ def test_a_network_without_shuffles_has_no_bound() -> None:
     wide = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 3))
     networks = networks_of_run(wide, narrow, SHAPE)
     assert [(network.form, network.rate) for network in networks] == [("dense", None), ("compressed", 0.5)]
+
+
+def test_a_run_that_removed_nothing_is_dense_and_alone() -> None:
+    fresh, trained = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)) for _ in range(2))
+    (network,) = networks_of_run(fresh, trained, SHAPE)
+    assert (network.form, network.rate, network.removed_conv_fraction) == ("dense", None, 0.0)
+    assert network.model is trained

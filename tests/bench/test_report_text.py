@@ -52,6 +52,31 @@ def test_the_bound_is_said_to_be_no_network(report: BenchReport) -> None:
     assert "a limit, not an exact network" in " ".join(report_text(report).split())
 
 
+def test_the_legend_explains_the_columns_that_are_there_and_no_others(report: BenchReport) -> None:
+    dense = " ".join(report_text(replace(report, rows=report.rows[:1])).split())
+    assert "Speed-ups: against the same runtime's" in dense
+    assert "MACs: how many times fewer than dense." in dense
+    assert not [word for word in ("bound:", "share:", "MB:") if word in dense]
+    failed = replace(report.rows[0], network="own", timing=None, error="not timed: wrong")
+    text = report_text(replace(report, rows=(failed,)))
+    assert not [word for word in ("ms:", "Speed-ups:", "eff.:") if word in text]
+
+
+def test_a_network_from_which_nothing_is_removed_is_said_to_have_nothing_beside_it(report: BenchReport) -> None:
+    alone = replace(report.rows[0], network="runs-dense")
+    words = "runs-dense: nothing is removed from this network; it was timed once, as dense"
+    assert words in report_text(replace(report, rows=(*report.rows, alone)))
+    assert "nothing is removed" not in report_text(report)
+
+
+def test_gathers_that_are_not_known_are_left_empty(report: BenchReport) -> None:
+    unknown = replace(report.rows[3], num_gathers=None, gathered_bytes=None)
+    (line,) = [
+        line for line in lines_of(replace(report, rows=(unknown,))) if " 85% " in line and line.startswith("ONNX")
+    ]
+    assert line.split()[2:] == ["85%", "2.43", "[1]"]
+
+
 def test_a_missing_runtime_is_named_with_its_remedy(report: BenchReport) -> None:
     assert "OpenVINO is not installed and was left out; pip install openvino" in lines_of(report)
 

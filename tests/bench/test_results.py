@@ -29,7 +29,7 @@ def changed(report: BenchReport, **changes: Any) -> str:
     ("changes", "message"),
     [
         ({"format": "other"}, "not a report of strucspars bench"),
-        ({"format_version": 99}, "format version 99, this program reads 1"),
+        ({"format_version": 99}, "format version 99, this program reads 1 and 2; measure again"),
         ({"rows": [{}]}, "damaged"),
         ({"rows": 3}, "damaged"),
         ({"more": 1}, r"damaged: BenchReport with .*'more'"),
@@ -39,6 +39,14 @@ def changed(report: BenchReport, **changes: Any) -> str:
 def test_what_is_no_such_report_is_refused(report: BenchReport, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         report_from_json(changed(report, **changes))
+
+
+def test_a_report_of_the_first_version_is_still_read(report: BenchReport) -> None:
+    document = report.document() | {"format_version": 1}
+    for row in document["rows"]:
+        row["size"] |= {"gathers": row.pop("num_gathers"), "gathered_bytes": row.pop("gathered_bytes")}
+    assert report_from_json(json.dumps(document)).rows == report.rows
+    assert report_from_json(json.dumps(document)).rows[1].num_gathers == 67
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rows": NaN}'])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from strucspars.bench.equality import difference_error, relative_difference
 from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import BenchNetwork, random_networks
 from strucspars.bench.runtimes import RUNTIMES, Images, Target, known_runtime, split_by_presence, torch_threads
+from strucspars.export.example_batch import random_image
 
 SHAPE = (3, 16, 16)
 
@@ -51,9 +53,20 @@ def test_a_runtime_computes_what_pytorch_does(name: str, batch: int, network: Be
 def test_files_and_folded_graph_are_made_once(network: BenchNetwork, tmp_path: Path) -> None:
     forms = InferenceForms(network.model, torch.zeros(1, *SHAPE), tmp_path)
     assert forms.folded is forms.folded
-    written = forms.onnx_path.stat().st_mtime_ns
-    assert forms.onnx_path.stat().st_mtime_ns == written
+    written = forms.onnx.path.stat().st_mtime_ns
+    assert forms.onnx.path.stat().st_mtime_ns == written
     assert len(forms.report.gathers) > 0
+
+
+def test_gathers_are_those_of_the_graph_that_a_runtime_runs(network: BenchNetwork, tmp_path: Path) -> None:
+    forms = InferenceForms(network.model, random_image(SHAPE), tmp_path)
+    left = {name: known_runtime(name).gathers(forms) for name in ("onnxruntime", "pytorch", "torch-compile")}
+    # Its groups are widened by default, until some shuffles are no longer needed.
+    assert left["onnxruntime"].count < left["pytorch"].count
+    assert left["onnxruntime"].nbytes < left["pytorch"].nbytes
+    assert left["torch-compile"] == left["pytorch"]
+    written = onnx.load(forms.onnx.path).graph.node
+    assert left["onnxruntime"].count == sum(node.op_type == "Gather" for node in written)
 
 
 def test_groups_can_be_widened(network: BenchNetwork, tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from torch import nn
 from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import BenchNetwork, Form
 from strucspars.bench.results import BenchRow, NetworkSize
-from strucspars.bench.runtimes import Images, Program, Runtime, Target
+from strucspars.bench.runtimes import GathersLeft, Images, Program, Runtime, Target
 from strucspars.bench.sitting import Contestant, Sitting, sitting_rows
 from strucspars.bench.timing import TimingRules
 
 SHAPE = (3, 4, 4)
 RULES = TimingRules(seconds=1.0, visit_seconds=0.001, warmup_calls=1, min_rounds=3, max_rounds=3)
+GATHERS = GathersLeft(count=7, nbytes=700)
 SECONDS = {"dense": 8.0, "compressed": 4.0, "bound": 3.0}
 
 
@@ -28,12 +29,7 @@ def contestants(tmp_path: Path) -> list[Contestant]:
         model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2)).eval()
         network = BenchNetwork(rate=rate, form=form, model=model, removed_conv_fraction=rate or 0.0)
         size = NetworkSize(
-            params=1,
-            macs=1,
-            removed_conv_fraction=rate or 0.0,
-            operation_ratio=1.0 if rate is None else 4.0,
-            gathers=0,
-            gathered_bytes=0,
+            params=1, macs=1, removed_conv_fraction=rate or 0.0, operation_ratio=1.0 if rate is None else 4.0
         )
         forms_of_it = InferenceForms(model, torch.zeros(1, *SHAPE), tmp_path)
         made.append(Contestant(network=network, forms=forms_of_it, size=size))
@@ -57,7 +53,7 @@ def told(clock: Any, name: str, contestants: list[Contestant], *, slow: float = 
         return program
 
     # Names of runtimes are those of tables.
-    return Runtime(name=name, title=name, package="torch", install="", prepare=prepare)
+    return Runtime(name=name, title=name, package="torch", install="", prepare=prepare, gathers=lambda of: GATHERS)
 
 
 def rows_of(clock: Any, contestants: list[Contestant], *runtimes: Runtime, batch: int = 1) -> list[BenchRow]:
@@ -100,10 +96,16 @@ def test_a_runtime_that_fails_takes_no_other_with_it(clock: Any, contestants: li
     def prepare(forms: InferenceForms, target: Target) -> Program:
         raise RuntimeError("unknown operation\nand a long trace")
 
-    failing = Runtime(name="openvino", title="OpenVINO", package="torch", install="", prepare=prepare)
+    failing = Runtime(
+        name="openvino", title="OpenVINO", package="torch", install="", prepare=prepare, gathers=lambda of: GATHERS
+    )
     rows = rows_of(clock, contestants, failing, told(clock, "pytorch", contestants))
     assert {row.error for row in rows if row.runtime == "openvino"} == {"not timed: RuntimeError: unknown operation"}
     assert all(row.timing is not None for row in rows if row.runtime == "pytorch")
+    assert {(row.runtime, row.num_gathers, row.gathered_bytes) for row in rows} == {
+        ("openvino", None, None),
+        ("pytorch", 7, 700),
+    }
 
 
 def test_without_a_right_dense_network_there_is_no_speedup(clock: Any, contestants: list[Contestant]) -> None:

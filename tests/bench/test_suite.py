@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import fx, nn
 
-from strucspars.bench import runtimes
+from strucspars.bench import inference_forms, runtimes
 from strucspars.bench.networks import random_networks
 from strucspars.bench.results import BenchReport, report_from_json
 from strucspars.bench.suite import BenchSettings, Subject, bench
 from strucspars.bench.timing import TimingRules
+from strucspars.convert.folding.fold import fold
 
 SHAPE = (3, 16, 16)
 RULES = TimingRules(seconds=0.01, visit_seconds=0.001, warmup_calls=1, max_calls=1, min_rounds=2, max_rounds=2)
@@ -20,8 +22,8 @@ RULES = TimingRules(seconds=0.01, visit_seconds=0.001, warmup_calls=1, max_calls
 
 @pytest.fixture
 def measured() -> Callable[..., BenchReport]:
-    def measure(**settings: Any) -> BenchReport:
-        build = partial(random_networks, "cifar-resnet8", [0.5], image_shape=SHAPE, num_classes=5)
+    def measure(rate: float = 0.5, **settings: Any) -> BenchReport:
+        build = partial(random_networks, "cifar-resnet8", [rate], image_shape=SHAPE, num_classes=5)
         subject = Subject(name="small", image_shape=SHAPE, networks=build, settings=BenchSettings(**settings))
         return bench([subject], rules=RULES)
 
@@ -47,19 +49,49 @@ def test_every_batch_is_timed_with_every_number_of_threads(
 
 
 def test_sizes_are_those_of_the_networks(measured: Callable[..., BenchReport]) -> None:
-    dense, compressed, bound = (row.size for row in measured(runtimes=("pytorch",)).rows)
+    rows = measured(runtimes=("pytorch",)).rows
+    dense, compressed, bound = (row.size for row in rows)
     assert dense.operation_ratio == 1
     assert compressed.operation_ratio == dense.macs / compressed.macs > 1
-    assert compressed.gathers > 0
-    assert compressed.gathered_bytes > 0
-    assert bound == type(bound)(**(vars(compressed) | {"gathers": 0, "gathered_bytes": 0}))
+    assert bound == compressed
+    assert [row.num_gathers == row.gathered_bytes == 0 for row in rows] == [True, False, True]
+
+
+def test_rows_tell_the_gathers_of_the_graph_that_was_timed(measured: Callable[..., BenchReport]) -> None:
+    gathers = {
+        row.runtime: (row.num_gathers, row.gathered_bytes)
+        for row in measured(0.6, runtimes=("onnxruntime", "pytorch")).rows
+        if row.form == "compressed"
+    }
+    # By default, groups are widened for ONNX Runtime, not for PyTorch.
+    assert gathers["onnxruntime"] < gathers["pytorch"]
+
+
+def test_networks_are_folded_with_an_image_that_is_not_blank(
+    measured: Callable[..., BenchReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples: list[torch.Tensor] = []
+
+    def watched(model: nn.Module, example: torch.Tensor, **options: Any) -> fx.GraphModule:
+        examples.append(example)
+        return fold(model, example, **options)
+
+    monkeypatch.setattr(inference_forms, "fold", watched)
+    measured(runtimes=("pytorch",))
+    assert len(examples) == 3
+    assert all(example.std() > 0.5 for example in examples)
 
 
 def test_a_missing_runtime_is_reported_and_the_others_are_timed(
     measured: Callable[..., BenchReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = runtimes.Runtime(
-        name="openvino", title="OpenVINO", package="no_such_package", install="pip install it", prepare=_never
+        name="openvino",
+        title="OpenVINO",
+        package="no_such_package",
+        install="pip install it",
+        prepare=_never,
+        gathers=_never_asked,
     )
     monkeypatch.setattr(runtimes, "RUNTIMES", MappingProxyType({**runtimes.RUNTIMES, "openvino": absent}))
     report = measured(runtimes=("openvino", "pytorch"))
@@ -83,8 +115,8 @@ def test_a_report_says_what_it_was_measured_on(measured: Callable[..., BenchRepo
         ({"runtimes": ("tensorrt",)}, "no runtime 'tensorrt'"),
         ({"runtimes": ()}, "runtimes must name something"),
         ({"batches": (1, 1)}, "nothing twice"),
-        ({"batches": (0,)}, "from 1 on, got 0"),
-        ({"threads": (-1,)}, "from 1 on, got -1"),
+        ({"batches": (0,)}, "batches must be a whole number from 1 on, got 0"),
+        ({"threads": (-1,)}, "threads must be a whole number from 1 on, got -1"),
         ({"widen_groups_below": 0}, "widen_groups_below must be a whole number from 1 on"),
     ],
 )
@@ -94,4 +126,8 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
 
 
 def _never(forms: object, target: object) -> Any:
+    raise AssertionError("a runtime that is not there was asked for something")
+
+
+def _never_asked(forms: object) -> Any:
     raise AssertionError("a runtime that is not there was asked for something")

@@ -7,6 +7,11 @@ import pytest
 from selenium.common.exceptions import NoAlertPresentException
 from selenium.webdriver.support.ui import Select
 
+from strucspars.report.contents import comparison_contents
+from strucspars.report.page import RunLink, overview_page
+from strucspars.report.run_reading import read_run
+
+RESULTS = Path(__file__).parents[2] / "results" / "cifar10"
 DESKTOP, PHONE = 1280, 390
 Pages = dict[str, Path]
 PAGES = ("overview", "finished", "unfinished")
@@ -38,6 +43,17 @@ def test_no_page_is_wider_than_its_screen(
     picture = screenshots / f"{name}-{width}-{scheme}.png"
     browser.screenshot(picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_comparison_with_the_paper_fits_a_desktop(browser: Any, tmp_path: Path) -> None:
+    runs = [read_run(path) for path in sorted(RESULTS.iterdir())]
+    links = [RunLink(run=run, title=run.name, address="") for run in runs]
+    page = tmp_path / "index.html"
+    page.write_text(overview_page(comparison_contents(runs), links), encoding="utf-8")
+    browser.open(page, width=DESKTOP)
+    for table in ("accuracy", "timeline"):
+        box = f"document.querySelector('#table-{table} .scroll')"
+        assert browser.script(f"{box}.scrollWidth") <= browser.script(f"{box}.clientWidth")
 
 
 def test_the_list_chooses_the_layer(browser: Any, pages: Pages) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from strucspars.bench.group_counts import PAPER_GROUPS
 from strucspars.bench.results import report_from_json
+from strucspars.cli import benchmarking
 from strucspars.cli.benchmarking import BenchRequest, bench_subjects, benchmarked
 from strucspars.cli.output import Output
 
@@ -50,6 +51,33 @@ def test_a_run_is_timed_against_its_dense_network(call: Any, tiny: tuple[str, ..
     assert "runs" not in document["command"]
 
 
+def test_a_dense_run_is_timed_once_and_said_to_have_nothing_beside_it(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo-dense", *(each for each in tiny if not each.startswith("stage2")), "--quiet").status == 0
+    said = call("bench", "runs/demo-dense", "--model", SMALL, *QUICK)
+    assert said.status == 0
+    assert [line.split()[1] for line in said.out.splitlines() if line.startswith("PyTorch ")] == ["dense"]
+    assert "there is nothing to compare" in " ".join(said.out.split())
+
+
+def test_a_report_that_is_there_is_replaced_only_by_force(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("bench.json").write_text("precious")
+    Path("link.json").symlink_to("bench.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(benchmarking, "bench", _never)
+        for name in ("bench.json", "link.json"):
+            said = call("bench", *OWN, "--out", name)
+            assert said.status == 2
+            assert f"{name} is there already; replace it with --force" in said.err
+    assert Path("bench.json").read_text() == "precious"
+    assert call("bench", *OWN, "--out", "link.json", "--force").status == 0
+    assert Path("link.json").is_symlink()
+    assert report_from_json(Path("bench.json").read_text()).rows
+
+
+def _never(*arguments: object, **options: object) -> None:
+    raise AssertionError("measured before it was known whether the report can be written")
+
+
 def test_code_that_a_folder_names_is_run_only_if_the_user_names_it(call: Any, tiny: tuple[str, ...]) -> None:
     assert call("run", "demo", *tiny, "--quiet").status == 0
     said = call("bench", "runs/demo", *QUICK)
@@ -72,13 +100,15 @@ def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pyte
         (("--rates", "0.5,much"), "--rates must be a list with commas"),
         (("--rates", "0"), "a rate of 0 is the dense network"),
         (("--rates", "1.5"), "must lie in [0, 1)"),
-        (("--batch", "0"), "from 1 on, got 0"),
+        (("--batch", "0"), "--batch must be a whole number from 1 on, got 0"),
+        (("--threads", "1,0"), "--threads must be a whole number from 1 on, got 0"),
         (("--threads", "some"), "--threads must be a list with commas"),
         (("--seconds", "-1"), "seconds must be a positive number"),
         (("resnet-50",), "did you mean 'resnet50'?"),
         (("empty",), "no run folder"),
         (("empty", "--rates", "0.5"), "a run has its own already"),
         (("--out", "nowhere/bench.json"), "there is no folder nowhere"),
+        (("--out", "empty"), "empty is a folder; name a file with --out"),
     ],
 )
 def test_wrong_use_is_an_error_before_anything_is_built(call: Any, arguments: tuple[str, ...], message: str) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import strucspars as ss
+from strucspars.cli import description
 from strucspars.cli.description import described
 from strucspars.models.catalogue import build_model
 
@@ -60,7 +61,29 @@ def test_a_network_that_cannot_be_traced_keeps_its_gathers_after_folding(call: A
     arguments = ("summary", str(saved("hard_networks:hard")), "--model", "hard_networks:hard")
     said = call(*arguments, "--image-shape", "3x16x16")
     assert said.status == 0
-    assert said.out.rstrip().endswith("bytes (the network could not be traced)")
+    last = said.out.rstrip().splitlines()[-1]
+    assert "bytes; the network could not be traced: TraceError: symbolically traced variables cannot be used" in last
+
+
+def test_a_network_that_is_not_known_is_not_blamed_on_the_file(call: Any, networks: Path) -> None:
+    said = call("summary", str(saved(SMALL)), "--model", "resnet-50")
+    assert said.status == 2
+    assert "there is no network 'resnet-50'; did you mean 'resnet50'?" in said.err
+    assert "safetensors" not in said.err
+
+
+def test_a_network_is_folded_with_an_image_that_is_not_blank(
+    call: Any, networks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples: list[torch.Tensor] = []
+
+    def watched(model: nn.Module, example: torch.Tensor) -> fx.GraphModule:
+        examples.append(example)
+        return ss.fold(model, example)
+
+    monkeypatch.setattr(description, "fold", watched)
+    assert call("summary", str(saved(SMALL)), "--model", SMALL, "--image-shape", "3x16x16").status == 0
+    assert [float(example.std()) > 0.5 for example in examples] == [True]
 
 
 @pytest.mark.usefixtures("networks")

@@ -83,6 +83,43 @@ def test_a_file_that_is_there_is_replaced_only_by_force(call: Any, compressed: P
 
 
 @pytest.mark.parametrize(
+    ("format", "out", "foreign"), [("openvino", "a.xml", "a.bin"), ("onnx", "a.onnx", "a.onnx.data")]
+)
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_foreign_file_of_a_companions_name_is_never_replaced(
+    call: Any, compressed: Path, format: str, out: str, foreign: str, force: tuple[str, ...]
+) -> None:
+    Path(foreign).write_text("precious")
+    said = call("export", str(compressed), "--format", format, "--model", SMALL, *SHAPE, "--out", out, *force)
+    assert said.status == 2
+    assert f"{foreign} is there already, without {out}, so that it belongs to something else; move it" in said.err
+    assert Path(foreign).read_text() == "precious"
+    assert not Path(out).exists()
+
+
+def test_a_former_pair_of_files_is_replaced_by_force(call: Any, compressed: Path) -> None:
+    arguments = ("export", str(compressed), "--format", "openvino", "--model", SMALL, *SHAPE, "--out", "a.xml")
+    for name in ("a.xml", "a.bin"):
+        Path(name).write_text("former")
+    assert call(*arguments).status == 2
+    assert call(*arguments, "--force").status == 0
+    assert all(Path(name).stat().st_size > 100 for name in ("a.xml", "a.bin"))
+
+
+def test_a_link_as_the_target_is_followed(call: Any, compressed: Path) -> None:
+    Path("store").mkdir()
+    Path("link.onnx").symlink_to("store/real.onnx")
+    said = call("export", str(compressed), *ONNX, "--model", SMALL, *SHAPE, "--out", "link.onnx")
+    assert said.status == 0
+    assert Path("link.onnx").is_symlink()
+    assert [file.name for file in Path("store").iterdir()] == ["real.onnx"]
+    Path("lost.onnx").symlink_to("nowhere/real.onnx")
+    said = call("export", str(compressed), *ONNX, "--model", SMALL, *SHAPE, "--out", "lost.onnx")
+    assert said.status == 2
+    assert "lost.onnx cannot be written: there is no folder" in said.err
+
+
+@pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (("small.safetensors", *ONNX), "small.safetensors holds weights only; tell whose with --model"),
@@ -91,8 +128,11 @@ def test_a_file_that_is_there_is_replaced_only_by_force(call: Any, compressed: P
         (("small.safetensors", *ONNX, "--model", SMALL, "--out", "."), ". is a folder; name a file with --out"),
         (("small.safetensors", "--model", SMALL, "--format", "tflite"), "tflite"),
         (("small.safetensors", *ONNX, "--model", SMALL, "--image-shape", "big"), "--image-shape must be channels"),
-        (("small.safetensors", "--format", "openvino", "--model", SMALL, "--out", "a.onnx"), "end in .xml and .bin"),
+        (("small.safetensors", "--format", "openvino", "--model", SMALL, "--out", "a.onnx"), "write to a.xml"),
         ((".", *ONNX), ". is no run folder"),
+        (("nosuch", *ONNX), "there is no file or folder nosuch; give the folder of a finished run"),
+        (("nosuch.safetensors", *ONNX), "there is no file or folder nosuch.safetensors"),
+        (("small.safetensors", "--format", "openvino", "--model", SMALL, "--out", "."), ". is a folder"),
     ],
 )
 def test_wrong_use_is_one_line(call: Any, compressed: Path, arguments: tuple[str, ...], complaint: str) -> None:

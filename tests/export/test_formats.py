@@ -216,3 +216,20 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, capfd: pytest.CaptureF
         ss.export_onnx(WithoutOnnxForm(), tmp_path / "network.onnx", IMAGES)
     assert [file.name for file in tmp_path.iterdir()] == ["network.pt2"]
     assert capfd.readouterr() == ("", "")
+
+
+class Rescaled(nn.Module):
+    """An input that is no batch, but as long as the example's batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 1)
+
+    def forward(self, images: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(images * scale)
+        return features
+
+
+def test_what_was_taken_for_a_batch_by_its_length_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"example_inputs\[0\] and example_inputs\[1\] were taken for batches"):
+        ss.export_torch(Rescaled(), tmp_path / "network.pt2", (torch.randn(1, 3, 8, 8), torch.ones(1)))

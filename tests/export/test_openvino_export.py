@@ -83,7 +83,7 @@ class PinnedBeforeDense(nn.Module):
 
 def test_a_shuffle_before_a_dense_convolution_is_exported_rightly(shuffled: Shuffled, tmp_path: Path) -> None:
     model = PinnedBeforeDense(shuffled).eval()
-    report = ss.export_openvino(model, tmp_path / "network.xml", IMAGES)
+    report = ss.export_openvino(model, tmp_path / "network.xml", IMAGES, widen_groups_below=1)
     assert report.num_gathers == 2
     assert report.runtime.startswith("OpenVINO 20")
     (output,) = openvino_runner(tmp_path / "network.xml")((IMAGES,))
@@ -120,6 +120,27 @@ def test_the_xml_tells_the_names_and_the_version(shuffled: Shuffled, tmp_path: P
     assert f'<strucspars.version value="{ss.__version__}"' in text
     assert {file.name for file in tmp_path.iterdir()} == {"network.xml", "network.bin"}
     assert str(Path(torch.__file__).parent) not in text
+
+
+def test_a_foreign_file_of_the_weights_name_is_refused_before_the_work(
+    shuffled: Shuffled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("the network was folded although its file cannot be written")
+
+    (tmp_path / "network.bin").write_text("foreign")
+    monkeypatch.setattr(openvino_export, "inference_program", never)
+    with pytest.raises(FileExistsError, match=r"network\.bin .* belongs to something else; move it away"):
+        ss.export_openvino(shuffled(), tmp_path / "network.xml", IMAGES)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"network.bin": "foreign"}
+
+
+@pytest.mark.parametrize(
+    ("given", "right"), [("a/net.onnx", "a/net.xml"), ("net", "net.xml"), (".", "network.xml"), ("n.XML", "n.xml")]
+)
+def test_a_wrong_name_is_refused_with_the_right_one(given: str, right: str) -> None:
+    with pytest.raises(ValueError, match=rf"got {given}; write to {right}$"):
+        ss.export_openvino(nn.Conv2d(8, 8, 1), given, IMAGES)
 
 
 def test_a_failed_write_is_an_os_error(shuffled: Shuffled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

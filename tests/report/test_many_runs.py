@@ -9,22 +9,23 @@ from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 
 from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
 from strucspars.measure.layers import BeforeAfter
-from strucspars.report.comparison_tables import BEYOND, WITHIN, accuracy_table, comparison_tables
+from strucspars.report.comparison_tables import accuracy_table, comparison_tables
 from strucspars.report.contents import comparison_contents
 from strucspars.report.experiments import (
-    Sample,
     experiments_of,
     is_within_noise,
-    sample_of,
+    paper_accuracy,
     standard_error,
 )
 from strucspars.report.figures.trade_off import plotted_costs, trade_off_figure
 from strucspars.report.headlines import headlines
 from strucspars.report.latency import latency_of
+from strucspars.report.measured import Difference, Sample, sample_of
 from strucspars.report.named_table import Cell, NamedTable
 from strucspars.report.paper_baselines import PAPER_BASELINES
 from strucspars.report.run_reading import RunData, read_run
 from strucspars.report.trade_off_points import points_of
+from strucspars.training.paper_rows import PAPER_ROWS
 from strucspars.training.recipe_reading import read_recipe
 
 
@@ -58,6 +59,12 @@ def finished(template: RunData, name: str, top1: float, *overrides: str, seed: i
 
 def cell(table: NamedTable, row: int, title: str) -> Cell:
     return table.rows[row][[column.title for column in table.columns].index(title)]
+
+
+def difference(table: NamedTable, row: int, title: str) -> tuple[float, bool]:
+    found = cell(table, row, title)
+    assert isinstance(found, Difference)
+    return round(found.points, 6), found.is_within_noise
 
 
 def test_seeds_devices_and_places_make_no_other_experiment(template: RunData) -> None:
@@ -119,17 +126,16 @@ def test_the_accuracy_table_compares_with_the_paper_and_with_our_dense_network(t
     ]
     table = accuracy_table(experiments_of(runs))
     assert [row[0] for row in table.rows] == ["cifar10-resnet20-dense", "cifar10-resnet20-40", "cifar10-resnet20-20"]
-    assert cell(table, 1, "n") == 2
     assert cell(table, 1, "params") == 130_394
     assert cell(table, 1, "paper params") == 131_000
-    assert cell(table, 1, "top-1") == pytest.approx(0.914)
-    assert cell(table, 1, "deviation") == pytest.approx(0.0014142, rel=1e-4)
-    assert cell(table, 1, "paper top-1") == pytest.approx(0.9142)
-    assert cell(table, 1, "to the paper, points") == pytest.approx(-0.02)
-    assert cell(table, 1, "to the paper") == WITHIN
-    assert cell(table, 1, "to dense, points") == pytest.approx(-0.3)
-    assert cell(table, 2, "to dense") == BEYOND
+    assert cell(table, 1, "top-1") == sample_of([0.9130, 0.9150])
+    assert cell(table, 1, "paper top-1") == paper_accuracy(PAPER_ROWS["cifar10-resnet20-40"])
+    assert difference(table, 1, "to paper") == (-0.02, True)
+    assert difference(table, 1, "to dense") == (-0.3, True)
+    assert difference(table, 2, "to dense") == (-11.7, False)
     assert cell(table, 0, "to dense") is None
+    written = dict(zip((column.title for column in table.columns), table.written_rows()[1], strict=True))
+    assert (written["params"], written["top-1"], written["to dense"]) == ("130K", "91.40 ± 0.14% (2)", "-0.30, noise")
     assert any("two standard errors" in note for note in table.notes)
 
 
@@ -151,8 +157,8 @@ def test_tables_have_no_empty_columns_and_only_rows_that_belong_there(template: 
 def test_the_timeline_has_the_papers_thresholds(template: RunData) -> None:
     runs = [finished(template, "imagenet-resnet50-65", 0.75)]
     tables = {table.name: table for table in comparison_tables(experiments_of(runs))}
-    assert cell(tables["timeline"], 0, "before compression, paper") == pytest.approx(0.6636)
-    assert cell(tables["timeline"], 0, "min_kept_norm, paper") == pytest.approx(0.885)
+    assert cell(tables["timeline"], 0, "paper before compression") == pytest.approx(0.6636)
+    assert cell(tables["timeline"], 0, "paper min_kept_norm") == pytest.approx(0.885)
 
 
 def test_the_ablation_table_compares_with_finetuning(template: RunData) -> None:
@@ -166,10 +172,9 @@ def test_the_ablation_table_compares_with_finetuning(template: RunData) -> None:
     tables = {table.name: table for table in comparison_tables(experiments_of(runs))}
     ablation = tables["ablation"]
     assert [row[1] for row in ablation.rows] == ["Finetune", "Random", "FromScratch"]
-    assert cell(ablation, 0, "to Finetune, points") is None
-    assert cell(ablation, 1, "to Finetune, points") == pytest.approx(-5.0)
-    assert cell(ablation, 1, "to Finetune") == BEYOND
-    assert cell(ablation, 2, "to Finetune") == WITHIN
+    assert cell(ablation, 0, "to Finetune") is None
+    assert difference(ablation, 1, "to Finetune") == (-5.0, False)
+    assert difference(ablation, 2, "to Finetune") == (0.1, True)
 
 
 def test_points_are_our_experiments_and_the_papers_rows_of_the_same_network(template: RunData) -> None:
@@ -223,11 +228,12 @@ def test_every_data_set_has_a_figure_of_its_own(template: RunData) -> None:
     figures = comparison_contents(runs).figures
     assert [figure.name for figure in figures] == ["trade-off-digits", "trade-off-cifar10"]
     assert "demo" not in figures[1].alt
+    assert ["the paper's numbers" in figure.caption for figure in figures] == [False, True]
     assert "90.00% (1 run) with 130,394 parameters" in figures[1].alt
 
 
 def bench_row(*, form: str, ms: float, runtime: str = "onnxruntime", batch: int = 1) -> BenchRow:
-    size = NetworkSize(params=1, macs=1, removed_conv_fraction=0.5, operation_ratio=2.0, gathers=0, gathered_bytes=0)
+    size = NetworkSize(params=1, macs=1, removed_conv_fraction=0.5, operation_ratio=2.0)
     timing = RowTiming(
         ms=ms,
         ms_low=ms,

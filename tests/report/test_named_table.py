@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strucspars.report.measured import Difference, Sample
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
 
 
@@ -19,6 +20,7 @@ def test_every_form_is_written_as_people_read_it() -> None:
     cells: dict[str, Cell] = {
         "text": "conv",
         "count": 1234567,
+        "size": 1234567,
         "percent": 0.12345,
         "points": -0.5,
         "number": 0.89984,
@@ -27,6 +29,7 @@ def test_every_form_is_written_as_people_read_it() -> None:
     assert written == {
         "text": "conv",
         "count": "1,234,567",
+        "size": "1.23M",
         "percent": "12.35%",
         "points": "-0.50",
         "number": "0.900",
@@ -39,6 +42,28 @@ def test_nothing_and_no_number_are_no_crash() -> None:
         ("no number",),
         ("within noise",),
     )
+
+
+def test_samples_are_one_cell_to_read_and_several_to_compute_with() -> None:
+    several, single = (Sample(mean=0.9145, deviation=spread, count=n) for spread, n in ((0.0017, 3), (None, 1)))
+    samples = table(several, single, None, form="percent")
+    assert samples.written_rows() == (("91.45 ± 0.17% (3)",), ("91.45%",), ("",))
+    assert samples.sorting_rows() == ((0.9145,), (0.9145,), (None,))
+    assert samples.csv().splitlines() == [
+        'value,"value, deviation","value, runs"',
+        "0.9145,0.0017,3",
+        "0.9145,,1",
+        ",,",
+    ]
+    assert r"91.45 $\pm$ 0.17\% (3)" in samples.latex()
+
+
+def test_differences_say_whether_they_are_noise() -> None:
+    noise, more = Difference(points=-0.217, is_within_noise=True), Difference(points=1.5, is_within_noise=False)
+    differences = table(noise, more, None, form="points")
+    assert differences.written_rows() == (("-0.22, noise",), ("+1.50",), ("",))
+    assert differences.sorting_rows() == ((-0.217,), (1.5,), (None,))
+    assert differences.csv().splitlines()[1:] == ["-0.217,yes", "1.5,no", ","]
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1))

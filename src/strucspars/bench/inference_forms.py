@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from strucspars.convert.folding.fold import fold
+from strucspars.export.export_report import ExportReport
 from strucspars.export.onnx_export import export_onnx
 from strucspars.export.openvino_export import export_openvino
 from strucspars.measure.folded import FoldReport, fold_report
@@ -42,13 +43,13 @@ class InferenceForms:
         return fold_report(self.folded)
 
     @cached_property
-    def onnx_path(self) -> Path:
+    def onnx(self) -> ExportReport:
         """The network as an ONNX file of any batch size."""
         path = self._folder / "network.onnx"
-        return export_onnx(self.model, path, self.example, widen_groups_below=self._widen_groups_below).path
+        return export_onnx(self.model, path, self.example, widen_groups_below=self._widen_groups_below)
 
     @cached_property
-    def openvino_path(self) -> Path:
+    def openvino(self) -> ExportReport:
         """The network as OpenVINO's files, of any batch size."""
         path = self._folder / "network.xml"
-        return export_openvino(self.model, path, self.example, widen_groups_below=self._widen_groups_below).path
+        return export_openvino(self.model, path, self.example, widen_groups_below=self._widen_groups_below)

@@ -93,14 +93,16 @@ def random_networks(
 
 
 def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageShape) -> list[BenchNetwork]:
-    """A trained network beside the dense one that it was made from.
+    """A trained network beside the dense one that it was made from; alone if it is dense itself.
 
     Args:
         dense: with any weights.
-        compressed: the same network, converted or slimmed; its rate is what it has removed.
+        compressed: the same network, converted, slimmed or still dense; its rate is what it has removed.
         image_shape: channels, height and width.
     """
     whole = conv_params(dense)
+    if conv_params(compressed) == whole and not any(is_grouped(module) for module in compressed.modules()):
+        return [_dense_network(compressed.eval())]
     removed = 1 - conv_params(compressed) / whole
     return [
         _dense_network(with_random_norms(dense.eval(), image_shape, seed=0)),

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from strucspars.bench.paper_times import PAPER_HARDWARE, PAPER_IMAGE_SHAPE, PAPER_NETWORK, PAPER_TIMES, PaperTime
 from strucspars.bench.results import BenchReport, BenchRow, Ratio, RowTiming, sitting_words
@@ -11,12 +11,21 @@ from strucspars.measure.text_table import Column, text_table
 
 TEXT_WIDTH = 120
 RATE_TOLERANCE = 0.02
+# Paragraphs of what columns mean, by title.
 EXPLANATIONS = (
-    "ms: median over all calls for the whole batch, with quartiles. Speed-ups: against the same runtime's dense "
-    "network and against the best dense runtime of the table; median over the rounds of the ratio within a round.",
-    "bound: speed-up of the same network with all channel orders the identity, so without any gather: a limit, not an "
-    "exact network. share: of the time, what goes with the gathers. MACs: how many times fewer than dense. eff.: "
-    "speed-up by that. MB: what the gathers copy for one image.",
+    {
+        "ms": "ms: median over all calls for the whole batch, with quartiles.",
+        "speed-up": "Speed-ups: against the same runtime's dense network and against the best dense runtime of the "
+        "table; median over the rounds of the ratio within a round.",
+    },
+    {
+        "bound": "bound: speed-up of the same network with all channel orders the identity, so without any gather: a "
+        "limit, not an exact network.",
+        "share": "share: of the time, what goes with the gathers.",
+        "MACs": "MACs: how many times fewer than dense.",
+        "eff.": "eff.: speed-up by that.",
+        "MB": "MB: what the gathers copy for one image.",
+    },
 )
 
 # Cells by title; a title that no line of a table has is left out.
@@ -45,8 +54,12 @@ def report_text(report: BenchReport) -> str:
     """The report for people: a table for every network, batch size and number of threads, then what to know of them."""
     errors = dict.fromkeys(row.error for row in report.rows if row.error)
     numbers = {error: f"[{number}]" for number, error in enumerate(errors, start=1)}
-    parts = [_table(title, rows, numbers) for title, rows in _by_sitting(report.rows).items()]
-    parts += ["\n".join(_wrapped(line) for line in lines) for lines in (_notes(report, numbers), _origin(report))]
+    sittings = _by_sitting(report.rows)
+    lines = {title: _lines(rows, numbers) for title, rows in sittings.items()}
+    printed = {title for each in lines.values() for line in each for title, cell in line.items() if cell}
+    parts = [_table(title, lines[title], rows) for title, rows in sittings.items()]
+    notes = [*_legend(printed), *_notes(report, numbers)]
+    parts += ["\n".join(_wrapped(line) for line in part) for part in (notes, _origin(report))]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -58,10 +71,13 @@ def _by_sitting(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
     return sittings
 
 
-def _table(title: str, rows: Sequence[BenchRow], notes: Mapping[str, str]) -> str:
+def _lines(rows: Sequence[BenchRow], notes: Mapping[str, str]) -> list[Line]:
     bounds = {_place(row): row for row in rows if row.form == "bound"}
     lines = [_line(row, bounds.get(_place(row)), notes) for row in rows if row.form != "bound"]
-    lines += _paper_lines(rows[0])
+    return lines + _paper_lines(rows[0])
+
+
+def _table(title: str, lines: Sequence[Line], rows: Sequence[BenchRow]) -> str:
     columns = [Column(title, [line.get(title, "") for line in lines], is_text=title in TEXTS) for title in TITLES]
     said = "\n".join(_wrapped(line) for line in _fastest_ways(rows))
     return f"{title}\n{text_table(columns, TEXT_WIDTH)}" + (f"\n{said}" if said else "")
@@ -79,8 +95,8 @@ def _line(row: BenchRow, bound: BenchRow | None, notes: Mapping[str, str]) -> Li
         "MACs": f"{row.size.operation_ratio:.2f}",
         "note": " ".join(notes[each.error] for each in (row, bound) if each is not None and each.error),
     }
-    if row.form != "dense":
-        line |= {"gathers": str(row.size.gathers), "MB": f"{row.size.gathered_bytes / 1e6:.1f}"}
+    if row.form != "dense" and row.num_gathers is not None and row.gathered_bytes is not None:
+        line |= {"gathers": str(row.num_gathers), "MB": f"{row.gathered_bytes / 1e6:.1f}"}
     if row.timing is not None:
         line |= _time_cells(row.timing)
     if bound is not None and bound.timing is not None:
@@ -138,11 +154,23 @@ def _fastest_ways(rows: Sequence[BenchRow]) -> Iterator[str]:
             )
 
 
+def _legend(printed: Set[str]) -> list[str]:
+    """What the columns mean that are there."""
+    paragraphs = (" ".join(text for title, text in explained.items() if title in printed) for explained in EXPLANATIONS)
+    return [paragraph for paragraph in paragraphs if paragraph]
+
+
 def _notes(report: BenchReport, numbers: Mapping[str, str]) -> list[str]:
-    lines = list(EXPLANATIONS) if report.rows else ["nothing was timed: none of the runtimes is installed"]
+    lines = [] if report.rows else ["nothing was timed: none of the runtimes is installed"]
     if any(_paper_lines(row) for row in report.rows):
         lines.append(f"the paper: Table 4, {PAPER_HARDWARE}.")
     lines += list(dict.fromkeys(_other_rate(row) for row in report.rows if _other_rate(row)))
+    compared = {row.network for row in report.rows if row.form != "dense"}
+    lines += [
+        f"{name}: nothing is removed from this network; it was timed once, as dense, and there is nothing to compare"
+        for name in dict.fromkeys(row.network for row in report.rows)
+        if name not in compared
+    ]
     lines += [f"{number} {error}" for error, number in numbers.items()]
     lines += [f"{each.title} is not installed and was left out; {each.install}" for each in report.missing]
     return lines

@@ -10,7 +10,8 @@ from strucspars.bench.networks import Form, ImageShape
 from strucspars.runs.strict_json import parse, plain
 
 FORMAT = "strucspars-bench"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, FORMAT_VERSION)
 
 Record = TypeVar("Record")
 
@@ -24,16 +25,12 @@ class NetworkSize:
         macs: multiply-accumulates for one image.
         removed_conv_fraction: fraction of the convolutions' weights that is gone.
         operation_ratio: how many times fewer multiply-accumulates than the dense network.
-        gathers: channel shuffles that folding leaves.
-        gathered_bytes: what they copy for one image.
     """
 
     params: int
     macs: int
     removed_conv_fraction: float
     operation_ratio: float
-    gathers: int
-    gathered_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +86,8 @@ class BenchRow:
         images_per_call: of them at a time; 1 for a batch of 16 means sixteen calls.
         threads: that the runtime may use.
         size: of the network.
+        num_gathers: channel shuffles that remain in the graph that this runtime runs; None where it got none.
+        gathered_bytes: what they copy for one image.
         difference: of the outputs from PyTorch's, relative to the largest; None where it did not come so far.
         error: why there is no time; empty if there is one.
         timing: None after an error.
@@ -103,6 +102,8 @@ class BenchRow:
     images_per_call: int
     threads: int
     size: NetworkSize
+    num_gathers: int | None = None
+    gathered_bytes: int | None = None
     difference: float | None
     error: str
     timing: RowTiming | None
@@ -174,18 +175,24 @@ def report_from_json(text: str, where: str = "the report") -> BenchReport:
     document = parse(text, where)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{where} is not a report of strucspars bench")
-    if document.get("format_version") != FORMAT_VERSION:
-        raise ValueError(
-            f"{where} has format version {document.get('format_version')!r}, this program reads {FORMAT_VERSION}; "
-            "measure again"
-        )
+    version = document.get("format_version")
+    if version not in READABLE_VERSIONS:
+        readable = " and ".join(map(str, READABLE_VERSIONS))
+        raise ValueError(f"{where} has format version {version!r}, this program reads {readable}; measure again")
     entries = {name: value for name, value in document.items() if name not in ("format", "format_version")}
     try:
-        rows = tuple(_row(row) for row in entries.pop("rows"))
+        upgraded = _row_of_version_1 if version == 1 else dict
+        rows = tuple(_row(upgraded(row)) for row in entries.pop("rows"))
         missing = tuple(_record(MissingRuntime, entry) for entry in entries.pop("missing"))
         return _record(BenchReport, {**entries, "rows": rows, "missing": missing})
     except (KeyError, TypeError) as error:
         raise ValueError(f"{where} is damaged: {error}; measure again") from error
+
+
+def _row_of_version_1(entry: dict[str, Any]) -> dict[str, Any]:
+    # It told the gathers of PyTorch's graph in the rows of every runtime.
+    size = dict(entry["size"])
+    return entry | {"num_gathers": size.pop("gathers"), "gathered_bytes": size.pop("gathered_bytes"), "size": size}
 
 
 def _row(entry: dict[str, Any]) -> BenchRow:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from strucspars.bench.inference_forms import InferenceForms
+from strucspars.export.export_report import ExportReport
 
 Images = npt.NDArray[np.float32]
 Program = Callable[[Images], Images]
@@ -31,6 +32,19 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GathersLeft:
+    """The channel shuffles in the graph that a runtime runs.
+
+    Attributes:
+        count: how many remain.
+        nbytes: what they copy for one image.
+    """
+
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Runtime:
     """Something that runs networks in float32.
 
@@ -40,6 +54,7 @@ class Runtime:
         package: what it imports.
         install: the command that installs it.
         prepare: makes a program of a network: images in, outputs out.
+        gathers: those of the graph that the program runs; runtimes do not all get the same one.
     """
 
     name: str
@@ -47,6 +62,7 @@ class Runtime:
     package: str
     install: str
     prepare: Callable[[InferenceForms, Target], Program]
+    gathers: Callable[[InferenceForms], GathersLeft]
 
     @property
     def is_installed(self) -> bool:
@@ -115,7 +131,7 @@ def _onnxruntime_program(forms: InferenceForms, target: Target) -> Program:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = target.threads, 1
-    session = onnxruntime.InferenceSession(forms.onnx_path, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(forms.onnx.path, options, providers=["CPUExecutionProvider"])
     (name,) = (node.name for node in session.get_inputs())
 
     def program(images: Images) -> Images:
@@ -129,7 +145,7 @@ def _openvino_program(forms: InferenceForms, target: Target) -> Program:
     import openvino
 
     core = openvino.Core()
-    model = core.read_model(forms.openvino_path)
+    model = core.read_model(forms.openvino.path)
     model.reshape([target.batch, *forms.example.shape[1:]])
     settings = {
         # It would choose bfloat16 by itself where the processor has it.
@@ -146,6 +162,15 @@ def _openvino_program(forms: InferenceForms, target: Target) -> Program:
     return program
 
 
+def _gathers_of_fold(forms: InferenceForms) -> GathersLeft:
+    """Those of the folded graph, which PyTorch runs itself."""
+    return GathersLeft(count=len(forms.report.gathers), nbytes=forms.report.gathered_bytes)
+
+
+def _gathers_of_file(report: ExportReport) -> GathersLeft:
+    return GathersLeft(count=report.num_gathers, nbytes=report.gathered_bytes)
+
+
 RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
     {
         runtime.name: runtime
@@ -156,9 +181,15 @@ RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
                 package="onnxruntime",
                 install="pip install onnxruntime",
                 prepare=_onnxruntime_program,
+                gathers=lambda forms: _gathers_of_file(forms.onnx),
             ),
             Runtime(
-                name="pytorch", title="PyTorch", package="torch", install="pip install torch", prepare=_eager_program
+                name="pytorch",
+                title="PyTorch",
+                package="torch",
+                install="pip install torch",
+                prepare=_eager_program,
+                gathers=_gathers_of_fold,
             ),
             Runtime(
                 name="torch-compile",
@@ -166,6 +197,7 @@ RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
                 package="torch",
                 install="pip install torch",
                 prepare=_compiled_program,
+                gathers=_gathers_of_fold,
             ),
             Runtime(
                 name="openvino",
@@ -173,6 +205,7 @@ RUNTIMES: Mapping[str, Runtime] = MappingProxyType(
                 package="openvino",
                 install="pip install 'strucspars[openvino]'",
                 prepare=_openvino_program,
+                gathers=lambda forms: _gathers_of_file(forms.openvino),
             ),
         )
     }

@@ -12,8 +12,9 @@ from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import BenchNetwork, Form, ImageShape
 from strucspars.bench.ratios import row_timing
 from strucspars.bench.results import BenchRow, NetworkSize, sitting_words
-from strucspars.bench.runtimes import Images, Program, Runtime, Target, torch_threads
+from strucspars.bench.runtimes import GathersLeft, Images, Program, Runtime, Target, torch_threads
 from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times
+from strucspars.export.quiet import first_line
 
 # What is being done, and how much of it is done, from 0 to 1.
 Observer = Callable[[str, float], None]
@@ -72,6 +73,7 @@ class _Checked:
     """A program that may be timed, or the reason why not."""
 
     contestant: Contestant
+    gathers: GathersLeft | None = None
     difference: float | None = None
     error: str = ""
     timed: Callable[[], object] | None = None
@@ -121,27 +123,27 @@ def _checked_programs(
                 entry = _Entry(
                     rate=network.rate, form=network.form, runtime=runtime.name, images_per_call=images_per_call
                 )
-                prepare = partial(
-                    runtime.prepare, contestant.forms, Target(batch=images_per_call, threads=sitting.threads)
-                )
-                yield entry, _checked_program(contestant, prepare, images, outputs, images_per_call)
+                target = Target(batch=images_per_call, threads=sitting.threads)
+                yield entry, _checked_program(contestant, runtime, target, images, outputs)
                 done += 1
 
 
 def _checked_program(
-    contestant: Contestant, prepare: Callable[[], Program], images: Images, expected: Images, images_per_call: int
+    contestant: Contestant, runtime: Runtime, target: Target, images: Images, expected: Images
 ) -> _Checked:
+    gathers = None
     try:
-        program = prepare()
-        outputs = _in_parts(program, images, images_per_call)
+        program = runtime.prepare(contestant.forms, target)
+        gathers = runtime.gathers(contestant.forms)
+        outputs = _in_parts(program, images, target.batch)
     # Converters and runtimes fail in any way at all; one that does must not take the others' times with it.
     except Exception as error:
-        return _Checked(contestant=contestant, error=f"not timed: {_first_line(error)}")
+        reason = f"not timed: {type(error).__name__}: {first_line(error)}"
+        return _Checked(contestant=contestant, gathers=gathers, error=reason)
     difference = relative_difference(outputs, expected)
-    if wrong := difference_error(difference):
-        return _Checked(contestant=contestant, difference=difference, error=wrong)
-    timed = partial(_in_parts, program, images, images_per_call)
-    return _Checked(contestant=contestant, difference=difference, timed=timed)
+    wrong = difference_error(difference)
+    timed = None if wrong else partial(_in_parts, program, images, target.batch)
+    return _Checked(contestant=contestant, gathers=gathers, difference=difference, error=wrong, timed=timed)
 
 
 def _in_parts(program: Program, images: Images, images_per_call: int) -> Images:
@@ -158,11 +160,6 @@ def _expected(contestant: Contestant, images: Images) -> Images:
     with torch.no_grad():
         outputs: Images = contestant.network.model(torch.from_numpy(images)).numpy()
         return outputs
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _row(sitting: Sitting, entry: _Entry, program: _Checked, samples: Mapping[_Entry, Samples]) -> BenchRow:
@@ -187,6 +184,8 @@ def _row(sitting: Sitting, entry: _Entry, program: _Checked, samples: Mapping[_E
         images_per_call=entry.images_per_call,
         threads=sitting.threads,
         size=program.contestant.size,
+        num_gathers=None if program.gathers is None else program.gathers.count,
+        gathered_bytes=None if program.gathers is None else program.gathers.nbytes,
         difference=program.difference,
         error=program.error,
         timing=timing,

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.machine import hardware, versions
 from strucspars.bench.networks import BenchNetwork, ImageShape
@@ -17,6 +15,7 @@ from strucspars.bench.runtimes import Runtime, known_runtime, split_by_presence
 from strucspars.bench.sitting import Contestant, Observer, Sitting, sitting_rows
 from strucspars.bench.timing import Clock, TimingRules
 from strucspars.core.checks import checked_at_least
+from strucspars.export.example_batch import random_image
 from strucspars.measure.counting import NetworkCount, count_macs
 from strucspars.runs.environment import environment
 
@@ -50,8 +49,9 @@ class BenchSettings:
             values = getattr(self, option)
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{option} must name something, and nothing twice; got {values!r}")
-        for value in (*self.batches, *self.threads):
-            checked_at_least("a batch and a number of threads", value, 1)
+        for option in ("batches", "threads"):
+            for value in getattr(self, option):
+                checked_at_least(f"each of {option}", value, 1)
         if self.widen_groups_below is not None:
             checked_at_least("widen_groups_below", self.widen_groups_below, 1)
 
@@ -133,27 +133,24 @@ def _subject_rows(
 def _contestants(subject: Subject, folder: Path, observer: Observer) -> list[Contestant]:
     observer(f"{subject.name}: building", 0.0)
     networks = subject.networks()
-    example = torch.zeros(1, *subject.image_shape)
+    example = random_image(subject.image_shape)
     counts = [count_macs(network.model, example) for network in networks]
     (dense_macs,) = {count.macs for network, count in zip(networks, counts, strict=True) if network.form == "dense"}
     contestants = []
     for place, (network, count) in enumerate(zip(networks, counts, strict=True)):
-        observer(f"{subject.name}: folding", place / len(networks))
         own = folder / str(place)
         own.mkdir()
         forms = InferenceForms(network.model, example, own, widen_groups_below=subject.settings.widen_groups_below)
-        contestants.append(Contestant(network=network, forms=forms, size=_size(network, count, forms, dense_macs)))
+        contestants.append(Contestant(network=network, forms=forms, size=_size(network, count, dense_macs)))
     return contestants
 
 
-def _size(network: BenchNetwork, count: NetworkCount, forms: InferenceForms, dense_macs: int) -> NetworkSize:
+def _size(network: BenchNetwork, count: NetworkCount, dense_macs: int) -> NetworkSize:
     return NetworkSize(
         params=count.params,
         macs=count.macs,
         removed_conv_fraction=network.removed_conv_fraction,
         operation_ratio=dense_macs / count.macs if count.macs else math.nan,
-        gathers=len(forms.report.gathers),
-        gathered_bytes=forms.report.gathered_bytes,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Classes, Debug, ImageShape, Json, Quiet, examples, parsed_image_shape
+from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, Quiet, examples, parsed_image_shape
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -46,7 +46,7 @@ Widen = Annotated[
         metavar="CHANNELS",
         min=1,
         help="Run narrower groups as wider ones, with zeros between.",
-        show_default="as export does: 16 for onnxruntime, else 1",
+        show_default="as export does: 16 for onnxruntime and openvino, else 1",
     ),
 ]
 Seconds = Annotated[float, typer.Option(help="Timing of each network at each batch and number of threads.")]
@@ -73,6 +73,7 @@ def bench(
     classes: Classes = None,
     image_shape: ImageShape = None,
     out: Out = None,
+    force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -99,6 +100,6 @@ def bench(
         image_shape=None if image_shape is None else parsed_image_shape(image_shape),
     )
     output = Output(as_json=as_json, quiet=quiet)
-    done = benchmarked(request, out=out, output=output)
+    done = benchmarked(request, out=out, force=force, output=output)
     output.outcome(done.text(), done.document())
     done.raise_errors()

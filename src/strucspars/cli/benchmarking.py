@@ -31,8 +31,10 @@ from strucspars.cli.networks import (
     usual_image_shape,
 )
 from strucspars.cli.output import Output
+from strucspars.cli.output_files import check_can_be_written
 from strucspars.cli.run_evaluation import finished_summary
-from strucspars.core.checks import checked_target
+from strucspars.core.checks import checked_at_least, checked_target
+from strucspars.export.whole_files import followed
 from strucspars.models.catalogue import build_model
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.folder import RunFolder
@@ -117,25 +119,27 @@ class Benchmarked:
             raise RunFailed(f"{len(errors)} of {len(self.report.rows)} programs were not timed; the first: {errors[0]}")
 
 
-def benchmarked(request: BenchRequest, *, out: Path | None, output: Output) -> Benchmarked:
+def benchmarked(request: BenchRequest, *, out: Path | None, output: Output, force: bool = False) -> Benchmarked:
     """Measure what is asked for.
 
     Args:
         request: what.
         out: a file for the report as JSON.
         output: where to show how far it is.
+        force: replace a file that is there.
 
     Raises:
         ValueError: an option makes no sense.
+        OSError: the file is there already, or cannot be written.
     """
     subjects = bench_subjects(request)
     rules = TimingRules(seconds=request.seconds)
-    if out is not None and not out.parent.is_dir():
-        raise FileNotFoundError(f"--out: there is no folder {out.parent}; create it first")
+    if out is not None:
+        check_can_be_written(out, force=force)
     with _shown_progress(output) as observer:
         report = bench(subjects, command=request.command, rules=rules, observer=observer)
     if out is not None:
-        write_text_atomic(out, report.to_json())
+        write_text_atomic(followed(out), report.to_json())
     return Benchmarked(report)
 
 
@@ -211,8 +215,8 @@ def _settings(request: BenchRequest) -> BenchSettings:
     full = request.is_full
     return BenchSettings(
         runtimes=_listed("--runtimes", request.runtimes, str) or (tuple(RUNTIMES) if full else DEFAULT_RUNTIMES),
-        batches=_listed("--batch", request.batches, int) or (FULL_BATCHES if full else (1,)),
-        threads=_listed("--threads", request.threads, number_of_threads) or (all_threads if full else (1,)),
+        batches=_counts("--batch", request.batches, int) or (FULL_BATCHES if full else (1,)),
+        threads=_counts("--threads", request.threads, number_of_threads) or (all_threads if full else (1,)),
         widen_groups_below=request.widen_groups_below,
     )
 
@@ -224,6 +228,10 @@ def _rates(request: BenchRequest) -> tuple[float, ...]:
         if checked_target(rate) == 0:
             raise ValueError("--rates: a rate of 0 is the dense network, which is always there; leave it out")
     return rates
+
+
+def _counts(option: str, text: str | None, parse: Callable[[str], int]) -> tuple[int, ...]:
+    return tuple(checked_at_least(option, value, 1) for value in _listed(option, text, parse))
 
 
 def _listed(option: str, text: str | None, parse: Callable[[str], Value]) -> tuple[Value, ...]:

@@ -13,6 +13,7 @@ EXAMPLES = examples(
     "strucspars compress resnet50.pth --model resnet50 --target 0.35",
     "strucspars compress DEFAULT --model resnet18 --target 0.3 --budget macs --out small.safetensors",
     "strucspars compress resnet50.pth --model resnet50 --target 0.6 --min-channels-per-group 16",
+    "strucspars compress resnet50.pth --model resnet50 --target 0.6 --run runs/one-shot",
     "strucspars compress mine.pt --model my_package.networks:build --classes 7 --image-size 160 --target 0.5",
 )
 
@@ -38,6 +39,10 @@ MinChannelsPerGroup = Annotated[
     int, typer.Option(min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
 ]
 Out = Annotated[Path | None, typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors")]
+Run = Annotated[
+    Path | None,
+    typer.Option("--run", metavar="FOLDER", help="Also make a run folder, for strucspars report.", show_default=False),
+]
 
 
 def compress(
@@ -50,6 +55,7 @@ def compress(
     image_size: ImageSize = None,
     image_shape: ImageShape = None,
     out: Out = None,
+    run: Run = None,
     force: Force = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -71,6 +77,7 @@ def compress(
         image_shape=_given_shape(image_size, image_shape) or usual_image_shape(model),
         force=force,
         out=out or Path(f"{model.replace(':', '-').replace('/', '-')}-compressed.safetensors"),
+        run=run,
     )
     Output(as_json=as_json).outcome(done.text(), done.document())
 

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from strucspars.cli.networks import (
@@ -20,6 +19,7 @@ from strucspars.cli.networks import (
 from strucspars.cli.run_evaluation import finished_summary
 from strucspars.cli.run_state import run_state
 from strucspars.convert.folding.fold import fold
+from strucspars.export.example_batch import random_image
 from strucspars.measure.folded import FoldReport, fold_report
 from strucspars.measure.summary import summary
 from strucspars.measure.text_table import Column, text_table
@@ -70,7 +70,7 @@ def described(
 
 
 def _described_network(network: nn.Module, shape: ImageShape) -> Description:
-    image = torch.zeros(1, *shape)
+    image = random_image(shape)
     layers = summary(network, image)
     document = {"image_shape": list(shape), **asdict(layers)}
     if not layers.gathers:
@@ -87,7 +87,9 @@ def _described_network(network: nn.Module, shape: ImageShape) -> Description:
 def _after_fold(report: FoldReport) -> str:
     noun = "gather" if len(report.gathers) == 1 else "gathers"
     line = f"after fold: {len(report.gathers):,} {noun}, {report.gathered_bytes:,} bytes"
-    return f"{line} (the network could not be traced)" if report.untraced_reason else line
+    if not report.untraced_reason:
+        return line
+    return f"{line}; the network could not be traced: {report.untraced_reason.splitlines()[0].strip()}"
 
 
 def _described_run(folder: RunFolder, *, named: str | None) -> Description:

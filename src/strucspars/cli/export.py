@@ -47,7 +47,7 @@ def export(
             metavar="CHANNELS",
             min=1,
             help="Run narrower groups as wider ones, with zeros between.",
-            show_default="16 for onnx, else 1",
+            show_default="16 for onnx and openvino, else 1",
         ),
     ] = None,
     force: Force = False,

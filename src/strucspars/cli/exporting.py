@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from torch import nn
 
 from strucspars.cli.networks import (
@@ -19,10 +18,12 @@ from strucspars.cli.networks import (
 )
 from strucspars.cli.output_files import check_can_be_written
 from strucspars.cli.run_evaluation import finished_summary
+from strucspars.export.example_batch import random_image
 from strucspars.export.export_report import ExportReport, Format
 from strucspars.export.onnx_export import export_onnx
-from strucspars.export.openvino_export import export_openvino, openvino_module
+from strucspars.export.openvino_export import export_openvino, openvino_module, weights_path
 from strucspars.export.torch_export import export_torch
+from strucspars.export.whole_files import followed
 from strucspars.models.catalogue import build_model, load_weights_
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import Recipe
@@ -81,9 +82,8 @@ def exported_network(
     """
     source = _source(target, model=model, classes=classes, image_shape=image_shape)
     out = out or source.stem.with_name(source.stem.name + SUFFIXES[format])
-    check_can_be_written(out, force=force)
-    # Not zeros: folding compares its graph with the network on the example.
-    example = torch.randn(1, *source.image_shape, generator=torch.Generator().manual_seed(0))
+    check_can_be_written(out, force=force, companions=_companions(followed(out), format))
+    example = random_image(source.image_shape)
     return EXPORTERS[format](source.network(), out, example, widen_groups_below=widen_groups_below)
 
 
@@ -111,10 +111,22 @@ def document(report: ExportReport) -> dict[str, Any]:
     return {**asdict(report), "path": str(report.path)}
 
 
+def _companions(out: Path, format: Format) -> tuple[Path, ...]:
+    """What a format may write beside a file; ONNX does only for large networks, which shows too late."""
+    if format == "openvino":
+        return (weights_path(out),)
+    return (Path(f"{out}.data"),) if format == "onnx" else ()
+
+
 def _source(target: str, *, model: str | None, classes: int | None, image_shape: ImageShape | None) -> Source:
     path = Path(target).expanduser()
     if path.is_dir():
         return _run_source(RunFolder(path), model, image_shape)
+    if model is None and not path.exists():
+        raise FileNotFoundError(
+            f"there is no file or folder {target}; give the folder of a finished run, or with --model a checkpoint or "
+            "the name of torchvision's weights"
+        )
     if model is None:
         raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
     shape = image_shape or usual_image_shape(model)

@@ -100,10 +100,12 @@ def _output_keys(name: str) -> list[str]:
 def _classes_of_file(path: Path, name: str) -> int:
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved network at {path}")
+    # Outside of the block: where there is no such network, the file is not to blame.
+    keys = _output_keys(name)
     try:
         with safe_open(path, framework="pt") as file:
             stored = set(file.keys())
-            lengths = {file.get_slice(key).get_shape()[0] for key in _output_keys(name) if key in stored}
+            lengths = {file.get_slice(key).get_shape()[0] for key in keys if key in stored}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}") from error
     if len(lengths) != 1:

@@ -1,6 +1,7 @@
 """One-shot compression of a checkpoint, from file to file."""
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -10,13 +11,16 @@ from typing import Any
 import torch
 
 from strucspars.cli.networks import ImageShape
+from strucspars.cli.one_shot_folder import OneShotRun, check_new_run_folder, write_one_shot_run
 from strucspars.cli.output_files import check_can_be_written
 from strucspars.convert.conversion import convert_
 from strucspars.core.budget import Budget
 from strucspars.export.storage import save
 from strucspars.measure.summary import Summary, summary
 from strucspars.models.catalogue import build_model, load_weights_
+from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import LayerRules, select_layers
+from strucspars.report.one_shot import OneShotOutcome
 from strucspars.sparsify import one_shot
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.planning import kept_fraction
@@ -33,6 +37,7 @@ class CompressedCheckpoint:
         budget: of what.
         min_channels_per_group: how wide the groups are at least.
         lost_norm: share of the grouped layers' norm that is gone.
+        run: the run folder that was made; None if none was asked for.
     """
 
     path: Path
@@ -41,20 +46,24 @@ class CompressedCheckpoint:
     budget: Budget
     min_channels_per_group: int
     lost_norm: float
+    run: Path | None = None
 
     def text(self) -> str:
         """For people."""
+        run = "" if self.run is None else f"\n{self.run}  the run folder; strucspars report {self.run} shows it"
         return (
             f"{self.summary}\n\n"
             f"{self.lost_norm:.1%} of the norm of the layers that can be grouped is lost: without training that is the "
             "price.\nFinetune the network before you judge it, or lose less with strucspars run.\n\n"
             f"{self.path}  the compressed network; strucspars.load({str(self.path)!r}, model) reads it"
+            f"{run}"
         )
 
     def document(self) -> dict[str, Any]:
         """For scripts."""
         return {
             "path": str(self.path),
+            "run": None if self.run is None else str(self.run),
             "target": self.target,
             "budget": self.budget,
             "min_channels_per_group": self.min_channels_per_group,
@@ -74,8 +83,9 @@ def compressed_checkpoint(
     out: Path,
     min_channels_per_group: int = 1,
     force: bool = False,
+    run: Path | None = None,
 ) -> CompressedCheckpoint:
-    """Compress a checkpoint and write the outcome to a new file.
+    """Compress a checkpoint and write the outcome to a new file, and to a run folder if one is asked for.
 
     Args:
         checkpoint: as `source` of `load_weights_`.
@@ -87,23 +97,41 @@ def compressed_checkpoint(
         out: the file to write.
         min_channels_per_group: no group narrower than this.
         force: replace a file that is there.
+        run: the folder to make for a report; None for none.
 
     Raises:
         ValueError: the checkpoint does not fit, or the target cannot be met.
-        OSError: there is such a file already, or it cannot be written.
+        OSError: there is such a file or folder already, or it cannot be written.
     """
     check_can_be_written(out, force=force)
+    if run is not None:
+        check_new_run_folder(run)
     config = SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0, budget=budget)
     rules = LayerRules(min_channels_per_group=min_channels_per_group)
     network = build_model(model, num_classes=classes, image_shape=image_shape)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *image_shape)
+    begin = time.perf_counter()
     with _said_elsewhere(one_shot.__name__):
         plan = one_shot.one_shot_plan(network, target, budget=budget, rules=rules, example_inputs=example)
-    lost_norm = 1 - kept_fraction(select_layers(network, rules).layers, plan, config)
-    # Of the dense network: only there the kept norm of each layer can still be seen.
+    layers = select_layers(network, rules).layers
+    lost_norm = 1 - kept_fraction(layers, plan, config)
+    seconds = time.perf_counter() - begin
+    # Of the dense network: only there the kept norm of each layer can still be seen, and the whole importance.
     described = summary(network, example, plan=plan)
+    importance = {} if run is None else {layer.name: importance_matrix(layer.weight, config.norm) for layer in layers}
     save(convert_(network, plan), out, plan=plan)
+    if run is not None:
+        written = OneShotRun(
+            checkpoint=checkpoint,
+            model=model,
+            plan=plan,
+            min_channels_per_group=min_channels_per_group,
+            importance=importance,
+            network=network,
+            outcome=_outcome(described, classes, image_shape, lost_norm, seconds),
+        )
+        write_one_shot_run(run, written)
     return CompressedCheckpoint(
         path=out,
         summary=described,
@@ -111,6 +139,21 @@ def compressed_checkpoint(
         budget=budget,
         min_channels_per_group=min_channels_per_group,
         lost_norm=lost_norm,
+        run=run,
+    )
+
+
+def _outcome(
+    described: Summary, classes: int, image_shape: ImageShape, lost_norm: float, seconds: float
+) -> OneShotOutcome:
+    assert described.macs is not None, "counted with an example"
+    return OneShotOutcome(
+        classes=classes,
+        image_shape=image_shape,
+        params=described.params,
+        macs=described.macs,
+        lost_norm=lost_norm,
+        seconds=seconds,
     )
 
 

@@ -1,10 +1,11 @@
-"""The example inputs of an export: which axis is the batch, and random inputs like them."""
+"""The example inputs of folding and export: which axis is the batch, and random inputs like them."""
 
 from dataclasses import dataclass
 
 import torch
 
 from strucspars.measure.counting import ExampleInputs, as_arguments
+from strucspars.measure.random_inputs import random_like
 
 Arguments = tuple[torch.Tensor, ...]
 
@@ -31,6 +32,22 @@ class ExampleBatch:
         """Whether the batch may have any size."""
         return any(self.is_batched)
 
+    @property
+    def batch_words(self) -> str:
+        """Which inputs were taken for batches, why, and what to do where that is wrong; empty unless several were.
+
+        To stand inside an error: an input that is no batch may be as long as one by chance.
+        """
+        places = [f"example_inputs[{place}]" for place, batched in enumerate(self.is_batched) if batched]
+        if len(places) < 2:
+            return ""
+        size = self.sizes[0]
+        larger = "2 or more" if size == 1 else "another size"
+        return (
+            f"{', '.join(places[:-1])} and {places[-1]} were taken for batches, as the first axis of each has length "
+            f"{size}; where one of them is none, give an example batch of {larger}, or pass dynamic_batch=False"
+        )
+
     def traceable(self) -> Arguments:
         """The arguments with so many samples that their number is not taken for a constant."""
         if not self.is_dynamic or self.sizes[0] >= SMALLEST_TRACED_BATCH:
@@ -42,9 +59,20 @@ class ExampleBatch:
         """Random inputs of the same kinds, shapes and, roughly, values, with `size` samples; the same every time."""
         generator = torch.Generator().manual_seed(size)
         return tuple(
-            _random_like(tensor, (size, *tensor.shape[1:]) if batched else tuple(tensor.shape), generator)
+            random_like(tensor, (size, *tensor.shape[1:]) if batched else tuple(tensor.shape), generator)
             for tensor, batched in zip(self.arguments, self.is_batched, strict=True)
         )
+
+
+def random_image(image_shape: tuple[int, ...]) -> torch.Tensor:
+    """One image of random values, the same every time, as a batch.
+
+    Not zeros: folding compares its graph with the network on the example, and zeros hide most differences.
+
+    >>> random_image((3, 8, 8)).shape
+    torch.Size([1, 3, 8, 8])
+    """
+    return torch.randn(1, *image_shape, generator=torch.Generator().manual_seed(0))
 
 
 def example_batch(example_inputs: ExampleInputs, *, dynamic_batch: bool) -> ExampleBatch:
@@ -74,17 +102,3 @@ def example_batch(example_inputs: ExampleInputs, *, dynamic_batch: bool) -> Exam
         raise ValueError("example_inputs[0] has no axes, so no batch; pass dynamic_batch=False")
     is_batched = tuple(tensor.dim() > 0 and tensor.shape[0] == size for tensor in tensors)
     return ExampleBatch(arguments=tensors, is_batched=is_batched, sizes=(size, 3 if size == 1 else 1))
-
-
-def _random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    if tensor.is_complex():
-        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(tensor.dtype)
-    if tensor.is_floating_point():
-        values = tensor.double()
-        mean, spread = values.mean().item(), values.std(correction=0).item()
-        # A constant example, zeros for one, tells nothing about the inputs to come.
-        mean, spread = (mean, spread) if spread > 0 else (0.0, 1.0)
-        return (torch.randn(shape, generator=generator, dtype=torch.float64) * spread + mean).to(tensor.dtype)
-    # Whole numbers are often places in a table: others than those of the example might be none.
-    places = torch.randint(tensor.numel(), shape, generator=generator)
-    return tensor.flatten()[places]

@@ -157,6 +157,8 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
         remedy = "its code must not branch on the values of tensors"
         if batch.is_dynamic:
             remedy += ", and where it fixes the batch size, pass dynamic_batch=False"
+        if batch.batch_words:
+            remedy += f"; {batch.batch_words}"
         raise ValueError(f"torch.export cannot take the network in: {first_line(error)}; {remedy}") from error
     for node in program.graph.nodes:
         # Names of folders on the machine that exports.

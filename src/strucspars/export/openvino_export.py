@@ -19,12 +19,15 @@ from strucspars.export.inference_program import inference_program
 from strucspars.export.onnx_export import onnx_model, write_onnx
 from strucspars.export.onnx_graph import count_axes_from_the_end_
 from strucspars.export.quiet import first_line, without_chatter
+from strucspars.export.whole_files import check_companion, followed
 from strucspars.measure.counting import ExampleInputs
 
 if TYPE_CHECKING:
     import onnx
 
 SUFFIX = ".xml"
+# With narrower groups a small network takes more than twice as long (docs/decisions/0014-inference.md).
+WIDEN_GROUPS_BELOW = 16
 # On processors with bfloat16 units OpenVINO would else compute in that.
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
 
@@ -53,7 +56,8 @@ def export_openvino(
         output_names: one per output; None: "output", "output_1" and so on, or the keys of a dictionary of tensors.
         dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
             long there.
-        widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: no.
+        widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: 16, below which OpenVINO
+            is slow; a graph that is folded already stays as it is.
 
     Raises:
         ImportError: OpenVINO is not installed.
@@ -63,17 +67,21 @@ def export_openvino(
     >>> export_openvino(nn.Conv2d(3, 8, 3), "network.onnx", torch.randn(2, 3, 8, 8))
     Traceback (most recent call last):
         ...
-    ValueError: OpenVINO's files end in .xml and .bin; got network.onnx
+    ValueError: OpenVINO's files end in .xml and .bin, got network.onnx; write to network.xml
     """
     path = Path(path)
     if path.suffix != SUFFIX:
-        raise ValueError(f"OpenVINO's files end in .xml and .bin; got {path}")
+        right = path.parent / f"{path.stem or 'network'}{SUFFIX}"
+        raise ValueError(f"OpenVINO's files end in .xml and .bin, got {path}; write to {right}")
     openvino = openvino_module()
+    # Before the work, not after it.
+    check_companion(followed(path), weights_path(followed(path)))
     program = inference_program(
         model,
         example_inputs,
         dynamic_batch=dynamic_batch,
         widen_groups_below=widen_groups_below,
+        usual_group_width=WIDEN_GROUPS_BELOW,
         input_names=input_names,
         output_names=output_names,
     )
@@ -89,6 +97,15 @@ def export_openvino(
         write=lambda unfinished: _write(proto, unfinished),
         runner=openvino_runner,
     )
+
+
+def weights_path(path: Path) -> Path:
+    """The file that OpenVINO keeps the weights of an `.xml` file in.
+
+    >>> weights_path(Path("network.xml")).name
+    'network.bin'
+    """
+    return path.parent / f"{path.stem}.bin"
 
 
 def openvino_module() -> Any:

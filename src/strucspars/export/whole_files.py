@@ -25,49 +25,76 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Give a file of the same name in an unfinished folder; it takes its place when the block ends well.
 
     Files that the block writes beside it, as formats of several files need, go with it. On any failure nothing is left,
-    and what was there before stays.
+    and what was there before stays. A link is followed: the file that it leads to is replaced, and the link stays.
 
     Raises:
         OSError: the file cannot be written; the message names it and says what to do.
     """
+    target = followed(path)
     try:
-        if path.is_dir():
+        if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         # Beside the file, since a rename does not cross disks. Not named after it: the name may be as long as allowed.
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
-            yield Path(folder) / path.name
-            _publish(Path(folder), path)
+        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as folder:
+            yield Path(folder) / target.name
+            _publish(Path(folder), target)
     except OSError as error:
-        raise _reworded(error, path) from error
+        # Ours have no number, and say all already.
+        if error.errno is None:
+            raise
+        raise _reworded(error, error.errno, path) from error
+
+
+def followed(path: Path) -> Path:
+    """Where a link leads; any other path as it is."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def check_companion(path: Path, companion: Path) -> None:
+    """Raise a `FileExistsError` if a file that would be replaced with `path` is there without it: it is someone else's.
+
+    Args:
+        path: the file to write.
+        companion: another one that goes with it.
+    """
+    if os.path.lexists(companion) and not path.exists():
+        raise FileExistsError(
+            f"{companion} would be replaced together with {path}, but is there alone, so that it belongs to something "
+            "else; move it away, or choose another path"
+        )
 
 
 def _publish(folder: Path, path: Path) -> None:
     """Move all files of the folder to where `path` is, that of its name last."""
     main = folder / path.name
     companions = sorted(file for file in folder.iterdir() if file != main)
+    for file in companions:
+        check_companion(path, path.with_name(file.name))
     for file in (*companions, main):
         with file.open("rb") as written:
             os.fsync(written.fileno())
     former: dict[Path, Path] = {}
+    placed: list[Path] = []
     try:
         for file in companions:
-            target = path.with_name(file.name)
+            target = followed(path.with_name(file.name))
             if target.exists():
                 former[target] = file.with_name(f"{len(former)}.former")
                 os.replace(target, former[target])
             os.replace(file, target)
+            placed.append(target)
         os.replace(main, path)
-    except OSError:
+    except BaseException:
+        for target in placed:
+            target.unlink(missing_ok=True)
         for target, kept in former.items():
             os.replace(kept, target)
         raise
 
 
-def _reworded(error: OSError, path: Path) -> OSError:
+def _reworded(error: OSError, number: int, path: Path) -> OSError:
     """An error of the same kind and number, said in terms of the file."""
-    if error.errno is None:
-        return error
-    remedy = _REMEDIES.get(error.errno, "see to that, or choose another path")
-    result = type(OSError(error.errno, ""))(f"cannot write {path}: {error.strerror or error}; {remedy}")
-    result.errno = error.errno
+    remedy = _REMEDIES.get(number, "see to that, or choose another path")
+    result = type(OSError(number, ""))(f"cannot write {path}: {error.strerror or error}; {remedy}")
+    result.errno = number
     return result

@@ -5,17 +5,16 @@ from collections.abc import Callable, Sequence
 from strucspars.report.experiments import (
     NOISE,
     Experiment,
-    Sample,
     dense_counterpart,
     is_within_noise,
     paper_accuracy,
-    sample_of,
 )
+from strucspars.report.measured import Difference, Sample, sample_of
 from strucspars.report.named_table import Cell, Form, NamedTable, TableColumn
 from strucspars.training.outcome import RunSummary
 from strucspars.training.outcome_text import OPTIMISM
 
-WITHIN, BEYOND = "within noise", "beyond noise"
+MEANS = "Mean ± deviation (number of runs); a number alone is of one run."
 ABLATIONS = {
     "finetune": "Finetune",
     "from-scratch": "FromScratch",
@@ -38,25 +37,21 @@ def accuracy_table(experiments: Sequence[Experiment]) -> NamedTable:
         title="Size and accuracy",
         columns=(
             TableColumn(title="experiment"),
-            TableColumn(title="n", form="count"),
-            TableColumn(title="params", form="count"),
-            TableColumn(title="paper params", form="count"),
-            TableColumn(title="MACs", form="count"),
-            TableColumn(title="paper FLOPs, ours", form="count"),
-            TableColumn(title="paper FLOPs", form="count"),
+            TableColumn(title="params", form="size"),
+            TableColumn(title="paper params", form="size"),
+            TableColumn(title="MACs", form="size"),
+            TableColumn(title="FLOPs", form="size"),
+            TableColumn(title="paper FLOPs", form="size"),
             TableColumn(title="top-1", form="percent"),
-            TableColumn(title="deviation", form="percent"),
             TableColumn(title="paper top-1", form="percent"),
-            TableColumn(title="paper deviation", form="percent"),
-            TableColumn(title="to the paper, points", form="points"),
-            TableColumn(title="to the paper"),
-            TableColumn(title="to dense, points", form="points"),
-            TableColumn(title="to dense"),
+            TableColumn(title="to paper", form="points"),
+            TableColumn(title="to dense", form="points"),
             TableColumn(title="best epoch", form="percent"),
         ),
         rows=tuple(_accuracy_row(experiment, experiments) for experiment in experiments),
         notes=(
-            f"top-1: of the last epoch, mean and deviation over n runs. {OPTIMISM}",
+            f"top-1: of the last epoch. {MEANS} {OPTIMISM}",
+            *_flops_notes(experiments),
             NOISE,
             *_protocol_notes(experiments),
         ),
@@ -70,18 +65,15 @@ def _accuracy_row(experiment: Experiment, experiments: Sequence[Experiment]) -> 
     row = experiment.paper
     return (
         experiment.label,
-        len(experiment.runs),
         _count(experiment.sample(lambda run: run.params.after)),
         None if row is None else round(row.params),
         _count(experiment.sample(lambda run: run.macs.after)),
         None if row is None else _count(experiment.sample(lambda run: run.paper_flops.after)),
         None if row is None else round(row.flops),
-        ours.mean,
-        ours.deviation,
-        None if paper is None else paper.mean,
-        None if paper is None else paper.deviation,
-        *_compared(ours, paper, experiment.test_images),
-        *_compared(ours, None if dense is None else _accuracy(dense), experiment.test_images),
+        ours,
+        paper,
+        _compared(ours, paper, experiment.test_images),
+        _compared(ours, None if dense is None else _accuracy(dense), experiment.test_images),
         _mean(best),
     )
 
@@ -94,7 +86,6 @@ def timeline_table(experiments: Sequence[Experiment]) -> NamedTable:
         title="Accuracy along the stages",
         columns=(
             TableColumn(title="experiment"),
-            TableColumn(title="n", form="count"),
             TableColumn(title="removed", form="percent"),
             *_with_paper("before compression", "percent"),
             *_with_paper("after compression", "percent"),
@@ -103,14 +94,19 @@ def timeline_table(experiments: Sequence[Experiment]) -> NamedTable:
         ),
         rows=tuple(_timeline_row(experiment) for experiment in compressed),
         notes=(
-            "Means and deviations over n runs. The paper's threshold is told as the kept share of the norm.",
+            MEANS,
+            *(("The paper's threshold is told as the kept share of the norm.",) if _has_timeline(compressed) else ()),
             *_protocol_notes(compressed),
         ),
     )
 
 
 def _with_paper(title: str, form: Form) -> tuple[TableColumn, ...]:
-    return tuple(TableColumn(title=f"{title}{words}", form=form) for words in ("", ", deviation", ", paper"))
+    return TableColumn(title=title, form=form), TableColumn(title=f"paper {title}", form=form)
+
+
+def _has_timeline(experiments: Sequence[Experiment]) -> bool:
+    return any(each.timeline is not None for each in experiments)
 
 
 def _timeline_row(experiment: Experiment) -> tuple[Cell, ...]:
@@ -123,10 +119,9 @@ def _timeline_row(experiment: Experiment) -> tuple[Cell, ...]:
     )
     cells: list[Cell] = []
     for ours, papers in numbers:
-        sample = experiment.sample(ours)
-        cells += [_mean(sample), None if sample is None else sample.deviation, papers]
+        cells += [experiment.sample(ours), papers]
     removed = experiment.sample(lambda run: run.removed_param_fraction)
-    return experiment.label, len(experiment.runs), _mean(removed), *cells
+    return experiment.label, _mean(removed), *cells
 
 
 def ablation_table(experiments: Sequence[Experiment]) -> NamedTable:
@@ -140,18 +135,16 @@ def ablation_table(experiments: Sequence[Experiment]) -> NamedTable:
         columns=(
             TableColumn(title="network"),
             TableColumn(title="configuration"),
-            TableColumn(title="n", form="count"),
             TableColumn(title="top-1", form="percent"),
-            TableColumn(title="deviation", form="percent"),
             TableColumn(title="top-5", form="percent"),
             TableColumn(title="paper top-1", form="percent"),
             TableColumn(title="paper top-5", form="percent"),
-            TableColumn(title="to Finetune, points", form="points"),
-            TableColumn(title="to Finetune"),
+            TableColumn(title="to Finetune", form="points"),
         ),
         rows=tuple(_ablation_row(each, rows) for each in rows),
         notes=(
             "All rows of a network have the same groups; they differ in orders and in first weights.",
+            MEANS,
             NOISE,
             *_protocol_notes(rows),
         ),
@@ -177,13 +170,11 @@ def _ablation_row(experiment: Experiment, experiments: Sequence[Experiment]) -> 
     return (
         f"{model} on {data}" + ("" if target is None else f", {target:.0%}"),
         ABLATIONS[ablation],
-        len(experiment.runs),
-        ours.mean,
-        ours.deviation,
+        ours,
         _mean(experiment.sample(lambda run: run.finetuned.last_top5)),
         None if paper is None or paper.accuracy is None else paper.accuracy / 100,
         None if paper is None or paper.top5_accuracy is None else paper.top5_accuracy / 100,
-        *_compared(ours, reference, experiment.test_images),
+        _compared(ours, reference, experiment.test_images),
     )
 
 
@@ -201,12 +192,18 @@ def _count(sample: Sample | None) -> int | None:
     return None if sample is None else round(sample.mean)
 
 
-def _compared(ours: Sample, other: Sample | None, test_images: int | None) -> tuple[float | None, str | None]:
+def _compared(ours: Sample, other: Sample | None, test_images: int | None) -> Difference | None:
     """The difference in points, and whether it is noise."""
     if other is None:
-        return None, None
-    within = is_within_noise(ours, other, test_images=test_images)
-    return 100 * (ours.mean - other.mean), WITHIN if within else BEYOND
+        return None
+    return Difference(
+        points=100 * (ours.mean - other.mean), is_within_noise=is_within_noise(ours, other, test_images=test_images)
+    )
+
+
+def _flops_notes(experiments: Sequence[Experiment]) -> tuple[str, ...]:
+    counted = "FLOPs: as the paper counts them, MACs and 4 for every element of a batch norm."
+    return (counted,) if any(each.paper is not None for each in experiments) else ()
 
 
 def _protocol_notes(experiments: Sequence[Experiment]) -> tuple[str, ...]:

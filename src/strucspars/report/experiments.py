@@ -1,12 +1,12 @@
 """Runs of one recipe with several seeds, taken together; and when two of them differ by more than noise."""
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from strucspars.data.digits import TEST_IMAGES
+from strucspars.report.measured import Sample, sample_of
 from strucspars.report.run_reading import RunData
 from strucspars.training.outcome import RunSummary
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow, PaperTimeline
@@ -18,25 +18,10 @@ NUM_TEST_IMAGES: Mapping[str, int] = {"digits": TEST_IMAGES, "cifar10": 10_000, 
 PAPER_RUNS = 10
 STANDARD_ERRORS = 2.0
 NOISE = (
-    "Within noise: the difference is at most two standard errors. The square of one adds the squared deviation by the "
-    "number of runs of either side (ten of the paper's) and, once, p (1 - p) by the number of test images, on which "
-    "both were tested. A side without a known deviation gets that of the other."
+    "Differences are in percent points. Noise: at most two standard errors. The square of one adds the squared "
+    "deviation by the number of runs of either side (ten of the paper's) and, once, p (1 - p) by the number of test "
+    "images, on which both were tested. A side without a known deviation gets that of the other."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A number over several runs.
-
-    Attributes:
-        mean: of them.
-        deviation: of the sample; None where there is one run, or it is not known.
-        count: number of runs.
-    """
-
-    mean: float
-    deviation: float | None
-    count: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,18 +60,6 @@ class Experiment:
     def sample(self, number: Callable[[RunSummary], float | None]) -> Sample | None:
         """A number of every run; None where no run has it."""
         return sample_of([value for value in map(number, self.summaries) if value is not None])
-
-
-def sample_of(values: Sequence[float]) -> Sample | None:
-    """Mean and deviation; None of none.
-
-    >>> sample_of([0.90, 0.92])
-    Sample(mean=0.91, deviation=0.014142135623730963, count=2)
-    """
-    if not values:
-        return None
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Sample(mean=statistics.fmean(values), deviation=deviation, count=len(values))
 
 
 def standard_error(one: Sample, other: Sample, *, test_images: int | None) -> float:

@@ -27,13 +27,14 @@ class Headline:
 
 def headlines(run: RunData) -> tuple[Headline, ...]:
     """Parameters, MACs, accuracies, target, speed and time, as far as they are known."""
-    return (*_sizes(run), *_accuracies(run), *_target(run), *_speed(run), *_time(run))
+    return (*_sizes(run), *_accuracies(run), *_one_shot(run), *_target(run), *_speed(run), *_time(run))
 
 
 def _sizes(run: RunData) -> Iterator[Headline]:
-    if run.summary is not None:
-        yield _size("parameters", run.summary.params)
-        yield _size("MACs", run.summary.macs)
+    counted = run.summary or run.one_shot
+    if counted is not None:
+        yield _size("parameters", counted.params)
+        yield _size("MACs", counted.macs)
     elif run.plan is not None:
         yield Headline(
             label="parameters", value=f"{percent(run.plan.removed_param_fraction)} removed", note="by the plan"
@@ -67,14 +68,36 @@ def _accuracies(run: RunData) -> Iterator[Headline]:
             yield Headline(label="top-1 of the first stage so far", value=percent(sparsified.last_top1))
 
 
+def _one_shot(run: RunData) -> Iterator[Headline]:
+    """What stands where others have accuracies."""
+    if run.one_shot is None:
+        return
+    yield Headline(label="accuracy", value="not measured", note="one-shot: never trained here")
+    yield Headline(
+        label="lost norm",
+        value=percent(run.one_shot.lost_norm),
+        note="of the layers that can be grouped; finetune before you judge the network",
+    )
+    plan, size = run.plan, run.one_shot
+    if plan is not None and plan.target is not None:
+        reached = size.macs if plan.budget == "macs" else size.params
+        yield _reached(plan.target, reached.removed_fraction, on_macs=plan.budget == "macs")
+    if plan is not None and plan.min_kept_norm is not None:
+        yield Headline(label="min_kept_norm", value=f"{plan.min_kept_norm:.3f}", note="searched")
+
+
+def _reached(target: float, reached: float, *, on_macs: bool) -> Headline:
+    words = f"{percent(reached)} of the {'MACs' if on_macs else 'parameters'} reached"
+    return Headline(label="target", value=percent(target), note=words)
+
+
 def _target(run: RunData) -> Iterator[Headline]:
     summary = run.summary
     if summary is None or summary.target is None:
         return
     on_macs = summary.kind == "strucspars" and run.recipe is not None and run.recipe.sparsify.budget == "macs"
     reached = summary.removed_mac_fraction if on_macs else summary.removed_param_fraction
-    words = f"{percent(reached)} of the {'MACs' if on_macs else 'parameters'} reached"
-    yield Headline(label="target", value=percent(summary.target), note=words)
+    yield _reached(summary.target, reached, on_macs=on_macs)
     if summary.min_kept_norm is not None:
         yield Headline(label="min_kept_norm", value=f"{summary.min_kept_norm:.3f}", note=_search(summary))
 
@@ -94,8 +117,10 @@ def _speed(run: RunData) -> Iterator[Headline]:
 
 
 def _time(run: RunData) -> Iterator[Headline]:
-    if run.seconds:
-        stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in run.seconds.items())
+    by_stage = run.seconds if run.one_shot is None else {"one-shot": run.one_shot.seconds}
+    if by_stage:
+        several = (f"{stage} {duration(seconds)}" for stage, seconds in by_stage.items())
+        stages = ", ".join(several if len(by_stage) > 1 else by_stage)
         device = run.environment.get("device") or run.environment.get("cpu")
         where = f", on {device}" if isinstance(device, str) else ""
-        yield Headline(label="time", value=duration(sum(run.seconds.values())), note=f"{stages}{where}")
+        yield Headline(label="time", value=duration(sum(by_stage.values())), note=f"{stages}{where}")

@@ -3,14 +3,16 @@
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from strucspars.report.measured import Difference, Sample
 from strucspars.report.named_figure import FILE_NAME
 
-Cell = str | int | float | None
-Form = Literal["text", "count", "percent", "points", "number"]
+PlainCell = str | int | float | None
+Cell = PlainCell | Sample | Difference
+Form = Literal["text", "count", "size", "percent", "points", "number"]
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -28,6 +30,7 @@ _LATEX = {
     "|": r"\textbar{}",
     "±": r"$\pm$",
 }
+_FORMS = {"text": "{}", "count": "{:,.0f}", "percent": "{:.2%}", "points": "{:+.2f}", "number": "{:.3f}"}
 # A spreadsheet takes a text that begins so for a formula.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -38,11 +41,13 @@ class TableColumn:
 
     Attributes:
         title: its heading.
-        form: `text` as it is; `count` 1,234; `percent` of a fraction, 12.34%; `points`, a difference in percent points,
-            +0.12; `number`, three digits after the point.
+        form: `text` as it is; `count` 1,234; `size`, a count in three digits, 1.23K; `percent` of a fraction, 12.34%;
+            `points`, a difference in percent points, +0.12; `number`, three digits after the point.
 
     >>> TableColumn(title="removed", form="percent").written(0.4059)
     '40.59%'
+    >>> TableColumn(title="top-1", form="percent").written(Sample(mean=0.9145, deviation=0.0017, count=3))
+    '91.45 \u00b1 0.17% (3)'
     """
 
     title: str
@@ -55,12 +60,23 @@ class TableColumn:
 
     def written(self, cell: Cell) -> str:
         """A cell as people read it; nothing for None. A text in a column of numbers stays as it is."""
+        if isinstance(cell, Sample):
+            return self._written_sample(cell)
+        if isinstance(cell, Difference):
+            return f"{cell.points:+.2f}{', noise' if cell.is_within_noise else ''}"
         if cell is None or isinstance(cell, str):
             return cell or ""
         if not math.isfinite(cell):
             return "no number"
-        forms = {"text": "{}", "count": "{:,.0f}", "percent": "{:.2%}", "points": "{:+.2f}", "number": "{:.3f}"}
-        return forms[self.form].format(cell)
+        return _short(cell) if self.form == "size" else _FORMS[self.form].format(cell)
+
+    def _written_sample(self, sample: Sample) -> str:
+        """Mean, deviation and number of runs; the mean alone where there is no deviation."""
+        mean = self.written(sample.mean)
+        if sample.deviation is None or not math.isfinite(sample.mean):
+            return mean
+        # One sign for both: the table is narrow.
+        return f"{mean.removesuffix('%')} ± {self.written(sample.deviation)} ({sample.count})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +117,22 @@ class NamedTable:
             tuple(column.written(cell) for column, cell in zip(self.columns, row, strict=True)) for row in self.rows
         )
 
+    def sorting_rows(self) -> tuple[tuple[PlainCell, ...], ...]:
+        """What to sort the cells by."""
+        return tuple(tuple(_parts(cell)[0] for cell in row) for row in self.rows)
+
     def csv(self) -> str:
-        """Plain values under their headings, by RFC 4180; fractions stay fractions."""
+        """Plain values under their headings, by RFC 4180; fractions stay fractions, deviations stand apart."""
+        suffixes = [_part_titles([row[place] for row in self.rows]) for place in range(len(self.columns))]
+        titles = [
+            f"{column.title}{suffix}" for column, parts in zip(self.columns, suffixes, strict=True) for suffix in parts
+        ]
         buffer = io.StringIO()
         writer = csv.writer(buffer)
-        writer.writerow([_harmless(column.title) for column in self.columns])
-        writer.writerows([[_harmless(cell) for cell in row] for row in self.rows])
+        writer.writerow([_harmless(title) for title in titles])
+        for row in self.rows:
+            cells = [_parts(cell, len(parts)) for cell, parts in zip(row, suffixes, strict=True)]
+            writer.writerow([_harmless(part) for parts in cells for part in parts])
         return buffer.getvalue()
 
     def latex(self) -> str:
@@ -125,5 +151,36 @@ def _latex_line(cells: Iterable[str]) -> str:
     )
 
 
-def _harmless(cell: Cell) -> Cell:
+def _short(count: float) -> str:
+    """Three digits and a unit: tables of many networks have many columns.
+
+    >>> _short(98_522), _short(4_089_184_256), _short(640), _short(999_900)
+    ('98.5K', '4.09G', '640', '1M')
+    """
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
+        # What rounds up to the next unit is written in it.
+        if abs(count) >= 0.9995 * size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:.3g}"
+
+
+def _part_titles(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """What comes after the heading, for every plain column that the cells of one column take."""
+    if any(isinstance(cell, Sample) for cell in cells):
+        return "", ", deviation", ", runs"
+    if any(isinstance(cell, Difference) for cell in cells):
+        return ", points", ", within noise"
+    return ("",)
+
+
+def _parts(cell: Cell, count: int = 1) -> tuple[PlainCell, ...]:
+    """The cell in plain values, of which the first is that to sort by; so many of them where it is empty."""
+    if isinstance(cell, Sample):
+        return cell.mean, cell.deviation, cell.count
+    if isinstance(cell, Difference):
+        return cell.points, "yes" if cell.is_within_noise else "no"
+    return (cell, *(None,) * (count - 1))
+
+
+def _harmless(cell: PlainCell) -> PlainCell:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) else cell

@@ -18,7 +18,8 @@ from strucspars.report.contents import ComparisonContents, RunContents
 from strucspars.report.layer_view import LayerView, layer_views
 from strucspars.report.named_figure import NamedFigure
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
-from strucspars.report.repeat_command import repeat_command
+from strucspars.report.one_shot import ONE_SHOT_STATE
+from strucspars.report.repeat_command import one_shot_command, repeat_command
 from strucspars.report.run_reading import RunData
 from strucspars.report.shared_problems import shared_problems
 
@@ -96,7 +97,9 @@ def run_page(contents: RunContents, *, overview: str | None = None) -> str:
             "figures_after": after,
             "layers": layers,
             "layer_links": {layer.name: f"#{layer.id}" for layer in layers},
-            "command": None if run.recipe is None else repeat_command(run.recipe, run.path / "recipe.yaml"),
+            "command": _command(run),
+            # The stages that it names never ran here.
+            "recipe_text": "" if run.state == ONE_SHOT_STATE else run.recipe_text,
             "decisions": list(_facts(run.decisions)),
             "environment": list(_facts(run.environment)),
         },
@@ -143,13 +146,16 @@ def runs_table(links: Sequence[RunLink]) -> NamedTable:
 
 
 def _run_row(link: RunLink) -> tuple[Cell, ...]:
-    recipe, summary = link.run.recipe, link.run.summary
+    recipe, summary, one_shot = link.run.recipe, link.run.summary, link.run.one_shot
+    removed = summary or one_shot
+    # Without training there were neither images nor anything drawn at random.
+    trained = None if link.run.state == ONE_SHOT_STATE else recipe
     return (
         link.title,
         None if recipe is None else recipe.model.name,
-        None if recipe is None else recipe.data.name,
-        None if recipe is None else recipe.seed,
-        None if summary is None else summary.removed_param_fraction,
+        None if trained is None else trained.data.name,
+        None if trained is None else trained.seed,
+        None if removed is None else removed.params.removed_fraction,
         None if summary is None else summary.finetuned.last_top1,
         link.run.state,
     )
@@ -160,10 +166,21 @@ def inline_drawing(figure: NamedFigure) -> Markup:
     return Markup(_STYLE_SHEET.sub("", figure.inline_svg()))
 
 
+def _command(run: RunData) -> str | None:
+    """What repeats the run; None where that is not known."""
+    if run.recipe is None:
+        return None
+    if run.state == ONE_SHOT_STATE:
+        return None if run.one_shot is None else one_shot_command(run.recipe, run.one_shot)
+    return repeat_command(run.recipe, run.path / "recipe.yaml")
+
+
 def _subtitle(run: RunData) -> str:
     if run.recipe is None:
         return run.state
     recipe = run.recipe
+    if run.state == ONE_SHOT_STATE:
+        return f"{recipe.model.name} · {run.state}"
     return f"{recipe.model.name} on {recipe.data.name}, recipe {recipe.name}, seed {recipe.seed} · {run.state}"
 
 

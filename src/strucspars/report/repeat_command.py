@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from strucspars.report.one_shot import OneShotOutcome
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe, recipe_names
 
@@ -26,6 +27,22 @@ def repeat_command(recipe: Recipe, recipe_path: Path) -> str:
     source = [str(recipe_path)] if overrides is None else [recipe.name, *overrides]
     seed = f"-seed{recipe.seed}" if recipe.seed else ""
     return shlex.join(["strucspars", "run", *source, "--out", f"runs/{recipe.name}{seed}-again"])
+
+
+def one_shot_command(recipe: Recipe, outcome: OneShotOutcome) -> str:
+    """The exact command that repeats a one-shot compression, into another folder."""
+    options = recipe.sparsify
+    chosen: tuple[tuple[str, object, bool], ...] = (
+        ("--budget", options.budget, options.budget != "params"),
+        ("--min-channels-per-group", options.min_channels_per_group, options.min_channels_per_group != 1),
+        ("--classes", outcome.classes, True),
+        ("--image-shape", "x".join(map(str, outcome.image_shape)), True),
+        ("--out", f"{recipe.name}-again.safetensors", True),
+        ("--run", f"runs/{recipe.name}-again", True),
+    )
+    more = [word for option, value, is_given in chosen if is_given for word in (option, str(value))]
+    source = ["strucspars", "compress", recipe.model.weights or "", "--model", recipe.model.name]
+    return shlex.join([*source, "--target", str(options.target), *more])
 
 
 def _overrides(recipe: Recipe) -> list[str] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from strucspars.bench.results import BenchReport
 from strucspars.core.plan import GroupingPlan
+from strucspars.report.one_shot import ONE_SHOT_STATE, OneShotOutcome, read_one_shot
 from strucspars.report.run_parts import EpochLayers, PartReader, StoredMatrix
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, read_summary, stage_seconds
@@ -36,10 +37,11 @@ class RunData:
         importance: `start` and `end` to S of every layer, where stored; `now` of a run that is in its first stage.
         environment: versions and hardware; empty where missing.
         decisions: what the run decided once; empty where nothing.
+        one_shot: what one-shot compression came to; None for runs that train.
         bench: what `strucspars bench RUN --out RUN/bench.json` measured; None where there is no such file.
         seconds: of every stage so far.
         state: `finished`, or how far it has come, such as `in stage sparsify, epoch 12 of 100`.
-        is_finished: whether it has a summary file.
+        is_finished: whether nothing is left to do: it has a summary file, or is one-shot.
         problems: a sentence for every part that is damaged, or missing where it should be there.
     """
 
@@ -55,6 +57,7 @@ class RunData:
     importance: Mapping[str, Mapping[str, StoredMatrix]]
     environment: Mapping[str, Any]
     decisions: Mapping[str, Any]
+    one_shot: OneShotOutcome | None
     bench: BenchReport | None
     seconds: Mapping[str, float]
     state: str
@@ -90,10 +93,11 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         importance=reader.importance(shapes, norm="l1" if recipe is None else recipe.sparsify.norm),
         environment=reader.json_object(folder.environment_path),
         decisions=reader.json_object(folder.decisions_path) if folder.decisions_path.exists() else {},
+        one_shot=reader.part(lambda: read_one_shot(folder)),
         bench=reader.bench(),
         seconds=stage_seconds(rows),
         state=_state(folder, rows, recipe),
-        is_finished=folder.summary_json_path.exists(),
+        is_finished=folder.summary_json_path.exists() or folder.one_shot_path.exists(),
         problems=(),
     )
     return replace(data, problems=(*reader.problems, *_missing(data, reader.problems)))
@@ -125,6 +129,8 @@ def _recipe(reader: PartReader) -> Recipe | None:
 def _state(folder: RunFolder, rows: Rows, recipe: Recipe | None) -> str:
     if folder.summary_json_path.exists():
         return "finished"
+    if folder.one_shot_path.exists():
+        return ONE_SHOT_STATE
     if not rows:
         return "before its first epoch's end"
     stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
@@ -141,16 +147,24 @@ def _epochs(recipe: Recipe, stage: str) -> int:
 def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
     """What should be there by now, and is not; what is named as damaged already is not named again."""
     stages = {row["stage"] for row in run.rows}
-    if run.is_finished and not run.rows:
+    is_one_shot = run.state == ONE_SHOT_STATE
+    if run.is_finished and not is_one_shot and not run.rows:
         yield "metrics.jsonl is missing or empty: there are no curves"
     if run.recipe is None or run.recipe.kind != "strucspars":
         return
-    if "compress" in stages and run.plan is None and not any(line.startswith("plan.json") for line in damaged):
+    if (
+        (is_one_shot or "compress" in stages)
+        and run.plan is None
+        and not any(line.startswith("plan.json") for line in damaged)
+    ):
         yield "plan.json is missing: there are no groups to show"
     epochs = {row["epoch"] for row in run.rows if row["stage"] == "sparsify"}
     absent = len(epochs - {layers.epoch for layers in run.dynamics})
     if absent:
         yield f"dynamics/ lacks {absent} of {len(epochs)} epochs: levels and churn are shown without them"
-    for moment, is_due in (("start", bool(epochs)), ("end", bool(epochs) and "compress" in stages)):
+    for moment, is_due in (
+        ("start", bool(epochs)),
+        ("end", is_one_shot or (bool(epochs) and "compress" in stages)),
+    ):
         if is_due and moment not in run.importance:
             yield f"importance/{moment}.npz is missing: there are no matrices of that moment"

@@ -25,13 +25,14 @@ def run_tables(run: RunData) -> tuple[NamedTable, ...]:
 def size_table(run: RunData) -> NamedTable:
     """Parameters, MACs and the paper's FLOPs, dense and compressed; without rows before the run is finished."""
     summary = run.summary
+    counted = summary or run.one_shot
     paper = None if summary is None else PAPER_ROWS.get(summary.name)
-    is_smaller = summary is not None and summary.kind != "dense"
+    is_smaller = summary is None or summary.kind != "dense"
     counts: list[tuple[str, BeforeAfter, float | None]] = []
-    if summary is not None:
+    if counted is not None:
         counts += [
-            ("parameters", summary.params, None if paper is None else paper.params),
-            ("MACs", summary.macs, None),
+            ("parameters", counted.params, None if paper is None else paper.params),
+            ("MACs", counted.macs, None),
         ]
     if summary is not None and paper is not None:
         counts.append(("paper FLOPs (MACs + 4 per batch-norm element)", summary.paper_flops, paper.flops))
@@ -55,7 +56,7 @@ def size_table(run: RunData) -> NamedTable:
             )
             for title, count, number in counts
         ),
-        notes=_protocol_notes(run),
+        notes=_protocol_notes(run) if paper is not None else (),
     )
 
 
@@ -122,7 +123,7 @@ def layer_table(run: RunData) -> NamedTable:
             TableColumn(title="params compressed", form="count"),
             TableColumn(title="removed", form="percent"),
             TableColumn(title="kept norm", form="percent"),
-            TableColumn(title="churn, last epoch", form="percent"),
+            *_if(bool(run.dynamics), TableColumn(title="churn, last epoch", form="percent")),
         ),
         rows=tuple(_layer_row(run, layer) for layer in layer_importances(run)),
         notes=(
@@ -135,7 +136,7 @@ def layer_table(run: RunData) -> NamedTable:
 def _layer_row(run: RunData, layer: LayerImportance) -> tuple[Cell, ...]:
     dense = math.prod(layer.weight_shape)
     compressed = dense // layer.num_groups
-    churn = float(run.dynamics[-1].churn[layer.place]) if run.dynamics else None
+    churn = float(run.dynamics[-1].churn[layer.place]) if run.dynamics else math.nan
     return (
         layer.name,
         "x".join(map(str, layer.weight_shape)),
@@ -146,7 +147,7 @@ def _layer_row(run: RunData, layer: LayerImportance) -> tuple[Cell, ...]:
         compressed,
         1 - compressed / dense,
         layer.kept_at_level,
-        churn if churn is not None and math.isfinite(churn) else None,
+        *_if(bool(run.dynamics), churn if math.isfinite(churn) else None),
     )
 
 

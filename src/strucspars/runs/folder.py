@@ -53,6 +53,7 @@ class RunFolder:
         self.decisions_path = self.path / "decisions.json"
         self.summary_json_path = self.path / "summary.json"
         self.summary_text_path = self.path / "summary.txt"
+        self.one_shot_path = self.path / "one_shot.json"
         self.model_path = self.path / "model.safetensors"
         self.checkpoints = self.path / "checkpoints"
         self.dynamics = self.path / "dynamics"
@@ -90,8 +91,9 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is something to go on from."""
-        return self.summary_json_path.exists() or any(self.checkpoints.glob("*.pt"))
+        """Whether there is something to go on from, or an outcome that must not be lost."""
+        outcomes = (self.summary_json_path, self.one_shot_path)
+        return any(path.exists() for path in outcomes) or any(self.checkpoints.glob("*.pt"))
 
     def write_recipe(self, text: str) -> None:
         """Store the resolved recipe."""

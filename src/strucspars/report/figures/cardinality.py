@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -63,7 +64,8 @@ def cardinality_figure(data: Cardinality) -> NamedFigure:
     with_names = count <= MOST_NAMES
     with house_style():
         figure = Figure(
-            figsize=(7.2 if count <= MOST_NAMES / 2 else 9.0, 3.9 if with_names else 2.9), layout="constrained"
+            figsize=(7.2 if count <= MOST_NAMES / 2 else 9.0, 3.9 if with_names else 2.9),
+            layout=ConstrainedLayoutEngine(h_pad=0.09),
         )
         axis = figure.subplots()
         handles = _bars(axis, data)

@@ -51,7 +51,7 @@ def churn_figure(data: Churn) -> NamedFigure:
         axes = figure.subplots(2 if has_layers else 1, 1, sharex=True, squeeze=False)[:, 0]
         axes[0].plot(data.epochs, data.mean, color=BLUE, marker="." if len(data.epochs) < 3 else "")
         axes[0].set_ylabel("mean churn")
-        axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+        axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
         axes[0].set_ylim(bottom=0)
         if has_layers:
             _draw_layers(figure, axes[1], data)
@@ -82,7 +82,7 @@ def _draw_layers(figure: Figure, axis: Axes, data: Churn) -> None:
     axis.grid(visible=False)
     bar = figure.colorbar(mesh, ax=axis, pad=0.01, aspect=12, extend="max")
     bar.set_label("churn")
-    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
 
 
 def _alt(data: Churn) -> str:

@@ -132,7 +132,7 @@ def dynamics_figure(data: Dynamics) -> NamedFigure:
             "and right after it. lambda is the strength of the structured penalty, the removed fraction what the group "
             "levels of that epoch would remove."
             if data.compressed_after is not None
-            else "Every epoch so far."
+            else "Every epoch that has run."
         ),
         alt=_alt(data),
         figure=figure,

@@ -52,12 +52,13 @@ def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> N
         for cost, axis in zip(costs, axes, strict=True):
             _draw(axis, [point for point in points if cost in point.costs], cost, networks)
         figure.legend(handles=_handles(points, networks), loc="outside upper left", ncols=4)
+    papers = "Hollow: the paper's numbers. " if any(point.source == "paper" for point in points) else ""
     return NamedFigure(
         name=f"trade-off-{slug(data)}",
         title=f"Accuracy against cost on {data}",
         caption=(
             "Top-1 accuracy of the last epoch; the upper left is better. Filled: our runs, mean over seeds, bars of "
-            f"one deviation. Hollow: the paper's numbers. {note}"
+            f"one deviation. {papers}{note}"
         ).strip(),
         alt=_alt(points),
         figure=figure,
