@@ -59,7 +59,7 @@ def goals_table(report: BenchReport) -> str:
     """What was to be reached, and what is."""
     best = best_compressed(report)
     lines = [
-        "| removed | fewer MACs | speed-up over the best dense runtime | wanted | paper |",
+        "| removed | fewer MACs | speed-up over the best dense runtime | goal | paper |",
         "|---|---|---|---|---|",
     ]
     paper = {each.rate: each.speedup for each in PAPER_TIMES}
