@@ -39,6 +39,7 @@ def test_everything_has_its_place_inside_the_folder(folder: RunFolder) -> None:
         "decisions_path": "decisions.json",
         "summary_json_path": "summary.json",
         "summary_text_path": "summary.txt",
+        "one_shot_path": "one_shot.json",
         "model_path": "model.safetensors",
         "checkpoints": "checkpoints",
         "dynamics": "dynamics",
