@@ -115,8 +115,13 @@ def _eager_program(forms: InferenceForms, target: Target) -> Program:
 
 
 def _compiled_program(forms: InferenceForms, target: Target) -> Program:
-    # Freezing makes constants of the weights, which are laid out once as the kernels want them.
-    compiled = torch.compile(forms.folded, dynamic=False, options={"freezing": True})
+    from torch._inductor import config
+
+    compiled = torch.compile(forms.folded, dynamic=False)
+    # Freezing makes constants of the weights, which are laid out once as the kernels want them. Given to torch.compile
+    # as an option it has no effect: it must hold while the first call compiles.
+    with torch.no_grad(), config.patch(freezing=True):
+        compiled(torch.zeros(target.batch, *forms.example.shape[1:]))
 
     def program(images: Images) -> Images:
         with torch.no_grad():
