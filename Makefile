@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## the whole pipeline on small data: train, compress, finetune, compare; two minutes once installed
+demo: $(INSTALLED) ## the whole pipeline on small data: train, compress, finetune, compare, report; two or three minutes once installed
 	$(BIN)/strucspars demo --out demo-output
 
 test: lint types imports unit-tests ## everything that CI checks

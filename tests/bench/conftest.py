@@ -67,7 +67,7 @@ def row(**changes: object) -> BenchRow:
         "error": "",
         "timing": timing(80.0, 1.0),
     }
-    return BenchRow(**(fields | changes))  # type: ignore[arg-type]
+    return BenchRow(**(fields | changes))  # type: ignore[arg-type]  # fields of several types
 
 
 @pytest.fixture

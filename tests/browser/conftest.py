@@ -48,7 +48,7 @@ class Browser:
 
     def console(self) -> list[str]:
         """What the console said since it was last asked."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
+        return [entry["message"] for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]  # in selenium
 
     def all(self, selector: str) -> list[WebElement]:
         """All elements of a CSS selector."""

@@ -123,7 +123,6 @@ NETWORKS: dict[str, tuple[Callable[[Shuffled], nn.Module], Arguments, int]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_file_computes_what_the_network_computes(name: str, format: str, shuffled: Shuffled, tmp_path: Path) -> None:
