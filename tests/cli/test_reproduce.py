@@ -1,13 +1,18 @@
 """The paper's tables, with tiny networks on the digits."""
 
+import dataclasses
 import json
+import math
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strucspars.cli.paper_comparison import MEASURES, spread
-from strucspars.cli.reproduction import planned_rows, selected_rows, table_rows
+from strucspars.cli.paper_comparison import MEASURES
+from strucspars.cli.reproduce import Table
+from strucspars.cli.reproduction import base_row, first_stage_source, planned_rows, selected_rows, table_rows
+from strucspars.cli.row_measures import Spread, pooled_deviation, spread, verdict
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES
 from strucspars.training.recipe_reading import read_recipe, recipe_names
 
@@ -17,7 +22,9 @@ def tiny_digits(tiny: tuple[str, ...]) -> tuple[str, ...]:
     return (*tiny, "data.name=digits", "sparsify.lambda_step=null")
 
 
-@pytest.mark.parametrize(("table", "count"), [("table1", 19), ("table2", 11), ("table3", 15), ("table5", 18)])
+@pytest.mark.parametrize(
+    ("table", "count"), [("table1", 19), ("table2", 11), ("table3", 15), ("table5", 18), ("variants", 15)]
+)
 def test_all_rows_of_a_table_have_recipes(table: str, count: int) -> None:
     rows = table_rows(table)
     assert len(rows) == len(set(rows)) == count
@@ -50,6 +57,81 @@ def test_ablations_take_over_the_first_stage_of_the_same_seed() -> None:
         "there/cifar10-resnet56-60-seed3",
     ]
     assert list(row.first) == [Path("there/cifar10-resnet56-60"), Path("there/cifar10-resnet56-60-seed3")]
+
+
+def test_distilled_rows_have_the_dense_run_of_the_same_seed_as_teacher() -> None:
+    (row,) = planned_rows("variants", patterns=["*20-40-distilled"], seeds=[1], overrides=[], out=Path("there"))
+    ((path, recipe),) = row.recipes.items()
+    assert path == Path("there/cifar10-resnet20-40-distilled-seed1")
+    assert recipe.finetune.teacher == "there/cifar10-resnet20-dense-seed1"
+    assert recipe.sparsify.from_run == "there/cifar10-resnet20-40-seed1"
+    assert {each.name for each in row.first.values()} == {"cifar10-resnet20-40", "cifar10-resnet20-dense"}
+
+
+def test_every_variant_differs_from_its_base_in_what_it_says() -> None:
+    for name in set(table_rows("variants")) | set(table_rows("table3")):
+        base, recipe = base_row(name), read_recipe(name)
+        if base is None:
+            continue
+        if recipe.kind == "slimming":
+            assert recipe.slimming.target == read_recipe(base).sparsify.target
+            assert recipe.stage1.epochs == read_recipe(base).stage1.epochs
+        if first_stage_source(name) is not None:
+            # What decides the first stage must be the same, or it could not be taken over.
+            assert (recipe.sparsify, recipe.stage1, recipe.model) == (
+                read_recipe(base).sparsify,
+                read_recipe(base).stage1,
+                read_recipe(base).model,
+            )
+        assert recipe != dataclasses.replace(read_recipe(base), name=recipe.name)
+
+
+def test_variants_are_compared_with_their_base_seed_by_seed(call: Any, tiny_digits: tuple[str, ...]) -> None:
+    arguments = ("reproduce", "variants", "--rows", "cifar10-resnet20-40,cifar10-resnet20-40-distilled", *tiny_digits)
+    assert call(*arguments, "--seeds", "0,1", "--quiet").status == 0
+    tops = {
+        (name, seed): json.loads((Path("runs") / f"{name}{seed}" / "summary.json").read_text())["finetuned"][
+            "last_top1"
+        ]
+        for name in ("cifar10-resnet20-40", "cifar10-resnet20-40-distilled")
+        for seed in ("", "-seed1")
+    }
+    gains = [100 * (tops["cifar10-resnet20-40-distilled", s] - tops["cifar10-resnet20-40", s]) for s in ("", "-seed1")]
+    said = call("reproduce", "variants", "--collect", "--markdown")
+    (line,) = (line for line in said.out.splitlines() if "-distilled" in line)
+    assert f"| {statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f} |" in line
+
+
+def test_collecting_finds_all_seeds_and_runs_nothing(call: Any, tiny_digits: tuple[str, ...]) -> None:
+    assert call("reproduce", "table1", "--rows", "*20-dense", *tiny_digits, "--seeds", "0,12").status == 0
+    Path("runs/cifar10-resnet20-dense-seedling").mkdir()
+    Path("runs/cifar10-resnet20-40").mkdir()
+    said = call("reproduce", "table1", "--collect", "--json")
+    (row,) = json.loads(said.out)["rows"]
+    assert (row["row"], row["runs"]) == ("cifar10-resnet20-dense", 2)
+    assert not list(Path("runs/cifar10-resnet20-40").iterdir())
+
+
+def test_collecting_says_when_there_is_nothing(call: Any) -> None:
+    said = call("reproduce", "table1", "--collect", "--out", "nowhere")
+    assert said.status == 2
+    assert "nowhere has no finished run of table1" in said.err
+    assert "takes no overrides" in call("reproduce", "table1", "--collect", "seed=3").err
+
+
+def test_a_difference_is_noise_up_to_two_of_its_errors() -> None:
+    ours, paper = Spread(91.0, None, runs=4), Spread(91.0, 0.1, runs=10)
+    error = math.sqrt(0.3**2 / 4 + 0.1**2 / 10)
+    for shift, expected in ((1.99, "noise"), (2.01, "above"), (-1.99, "noise"), (-2.01, "below")):
+        assert verdict(Spread(91 + shift * error, None, runs=ours.runs), paper, 0.3) == expected
+
+
+def test_the_deviation_of_all_rows_weighs_them_by_their_runs() -> None:
+    values = [[1.0, 2.0, 4.0], [7.0, 7.5], [3.0]]
+    spreads = [each for each in map(spread, values) if each is not None]
+    squares = [(value - statistics.mean(row)) ** 2 for row in values for value in row]
+    assert pooled_deviation(spreads) == pytest.approx(math.sqrt(sum(squares) / 3))
+    assert pooled_deviation(spreads[2:]) is None
 
 
 def test_the_list_has_all_rows_and_runs_none(call: Any) -> None:
@@ -116,4 +198,4 @@ def test_a_single_run_has_no_deviation() -> None:
 
 
 def test_every_table_has_its_measures() -> None:
-    assert set(MEASURES) == {"table1", "table2", "table3", "table5"}
+    assert set(MEASURES) == {table.value for table in Table}

@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 import torch
 
+from strucspars.cli.reproduction import base_row, table_rows
 from strucspars.measure.counting import NetworkCount, count_macs
 from strucspars.models.catalogue import build_model
 from strucspars.training.paper_rows import PAPER_ROWS
@@ -34,6 +35,7 @@ def removed_fraction(recipe: Recipe) -> float:
 def test_every_row_of_the_paper_has_a_recipe_and_every_recipe_a_row() -> None:
     own = {"demo", "demo-dense", *(f"cifar10-resnet56-60-{ablation}" for ablation in ABLATIONS)}
     own |= {f"{row}-deploy" for row in DEPLOYED}
+    own |= set(table_rows("variants"))
     assert set(recipe_names()) == {*PAPER_ROWS, *own}
     tables = [row.table for row in PAPER_ROWS.values()]
     assert [tables.count(table) for table in (1, 2, 3)] == [19, 11, 8]
@@ -63,8 +65,9 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
     assert recipe.sparsify.lambda_warmup_epochs == recipe.stage2.lr_warmup_epochs == 10
     epochs = {"cifar10": (100, 160), "imagenet": (60, 120)}[dataset]
     assert recipe.stage2.epochs == epochs[1]
-    assert recipe.stage2.schedule == {"cifar10": "steps", "imagenet": "cosine"}[dataset]
-    assert recipe.stage2.weight_decay == 1e-4
+    modern = name.endswith("-modern")
+    assert recipe.stage2.schedule == {"cifar10": "cosine" if modern else "steps", "imagenet": "cosine"}[dataset]
+    assert recipe.stage2.weight_decay == (5e-4 if modern else 1e-4)
     assert recipe.data.batch_size == {"cifar10": 64, "imagenet": 256}[dataset]
     if recipe.kind == "strucspars":
         assert (recipe.stage1.epochs, recipe.stage1.weight_decay, recipe.stage1.schedule) == (
@@ -77,7 +80,7 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_name_tells_the_kind_and_the_ablation(name: str) -> None:
     recipe = read_recipe(name)
-    assert (recipe.kind == "dense") == name.endswith("-dense")
+    assert (recipe.kind == "dense") == (base_row(name) or name).endswith("-dense")
     assert (recipe.kind == "slimming") == ("-slimming" in name)
     suffix = next((ablation for ablation in ABLATIONS if name.endswith(ablation)), "finetune")
     assert recipe.finetune.ablation == suffix

@@ -13,22 +13,27 @@ EXAMPLES = examples(
     "strucspars reproduce table1 --list",
     "strucspars reproduce table1 --rows 'cifar10-resnet56-*' --seeds 0,1,2 --jobs 4 data.root=~/cifar10",
     "strucspars reproduce table3 data.root=~/cifar10",
+    "strucspars reproduce table1 --collect --out results/cifar10",
 )
 
 
 class Table(StrEnum):
-    """Tables of the paper that are made of runs."""
+    """Tables of the paper that are made of runs, and one of ours."""
 
     table1 = "table1"
     table2 = "table2"
     table3 = "table3"
     table5 = "table5"
+    variants = "variants"
 
 
 def reproduce(
     table: Annotated[
         Table,
-        typer.Argument(help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage."),
+        typer.Argument(
+            help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage; "
+            "variants: other ways to train two of the networks, which the paper does not have."
+        ),
     ],
     overrides: Overrides = None,
     rows: Annotated[
@@ -39,16 +44,29 @@ def reproduce(
     jobs: Jobs = 1,
     out: Annotated[Path, typer.Option(help="The folder of the run folders.")] = Path("runs"),
     only_list: Annotated[bool, typer.Option("--list", help="List the rows and how far they are; run nothing.")] = False,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Show the finished runs of all seeds in the folder; run nothing.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a page instead of a terminal.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run the recipes of a table of the paper, or go on with them, and print ours beside the paper's numbers."""
     from strucspars.cli.paper_comparison import compared
-    from strucspars.cli.reproduction import listed, planned_rows, reproduced
+    from strucspars.cli.reproduction import collected, listed, planned_rows, reproduced
     from strucspars.cli.running import raise_failures
 
     output = Output(as_json=as_json, quiet=quiet)
+    if collect:
+        if overrides or seeds is not None or only_list:
+            raise ValueError("--collect shows what is there; it takes no overrides, no --seeds and no --list")
+        patterns = None if rows is None else _patterns(rows, only_list=False)
+        found = collected(table.value, patterns=patterns, out=out)
+        if not found[0]:
+            raise ValueError(f"{out} has no finished run of {table.value}; --out names the folder of the run folders")
+        output.outcome(*compared(table.value, *found, as_markdown=markdown))
+        return
     planned = planned_rows(
         table.value,
         patterns=_patterns(rows, only_list=only_list),
@@ -60,7 +78,7 @@ def reproduce(
         output.outcome(*listed(planned))
         return
     outcomes = reproduced(planned, jobs=jobs, output=output)
-    output.outcome(*compared(table.value, planned, outcomes))
+    output.outcome(*compared(table.value, planned, outcomes, as_markdown=markdown))
     raise_failures(outcomes)
 
 

@@ -9,14 +9,26 @@ from typing import Any, get_args
 
 from strucspars.cli.output import Output
 from strucspars.cli.run_state import run_state
-from strucspars.cli.running import Outcomes, run_all, run_name
+from strucspars.cli.running import Outcomes, run_all, run_name, run_seed
 from strucspars.measure.text_table import Column, text_table
+from strucspars.runs.folder import RunFolder
+from strucspars.training.outcome import RunSummary, read_summary
 from strucspars.training.paper_rows import PAPER_ROWS
 from strucspars.training.recipe import Ablation, Recipe
 from strucspars.training.recipe_reading import read_recipe
 
 # Networks whose channel shuffles Table 3 replaces by others. CIFAR-10's is ours: the paper has ImageNet's only.
 ABLATED = ("cifar10-resnet56-60", "imagenet-resnet50-65", "imagenet-resnet101-65")
+# Networks that are trained in other ways too, which no table of the paper has, and these ways.
+VARIED = {
+    "cifar10-resnet20-dense": ("modern",),
+    "cifar10-resnet20-40": ("low-rate", "distilled", "modern", "paper-solver", "slimming"),
+    "cifar10-resnet56-dense": ("modern",),
+    "cifar10-resnet56-60": ("low-rate", "distilled", "modern", "slimming"),
+}
+# Of these ways, those that need the dense network, and those that have a first stage of their own.
+DISTILLED = "distilled"
+FROM_THE_START = ("paper-solver", "slimming")
 USUAL_ROWS = "cifar10-*"
 
 
@@ -27,7 +39,7 @@ class PlannedRow:
     Attributes:
         name: of its recipe.
         recipes: by run folder, one per seed.
-        first: runs whose first stage these ones take over; they come before.
+        first: runs that these ones build on, by their first stage or as teachers; they come before.
     """
 
     name: str
@@ -46,6 +58,8 @@ def table_rows(table: str) -> list[str]:
         return [name for name in tables_1_and_2 if read_recipe(name).kind == "strucspars"]
     if table == "table3":
         return [_ablated(name, ablation) for name in ABLATED for ablation in get_args(Ablation)]
+    if table == "variants":
+        return [row for name, ways in VARIED.items() for row in (name, *(f"{name}-{way}" for way in ways))]
     return [name for name in tables_1_and_2 if f"table{PAPER_ROWS[name].table}" == table]
 
 
@@ -85,16 +99,60 @@ def planned_rows(
 
     planned = []
     for name in selected_rows(table, patterns):
-        own, first = recipes(name), {}
-        source = next((each for each in ABLATED if name.startswith(f"{each}-")), None)
+        own = recipes(name)
+        first: dict[Path, Recipe] = {}
+        source, teacher = first_stage_source(name), teacher_row(name)
         if source is not None:
-            first = recipes(source)
-            own = {
-                path: replace(recipe, sparsify=replace(recipe.sparsify, from_run=str(from_run)))
-                for (path, recipe), from_run in zip(own.items(), first, strict=True)
-            }
+            sources = recipes(source)
+            own = dict(zip(own, map(_with_first_stage_of, own.values(), sources), strict=True))
+            first |= sources
+        if teacher is not None:
+            teachers = recipes(teacher)
+            own = dict(zip(own, map(_taught_by, own.values(), teachers), strict=True))
+            first |= teachers
         planned.append(PlannedRow(name=name, recipes=own, first=first))
     return planned
+
+
+def _with_first_stage_of(recipe: Recipe, folder: Path) -> Recipe:
+    return replace(recipe, sparsify=replace(recipe.sparsify, from_run=str(folder)))
+
+
+def _taught_by(recipe: Recipe, folder: Path) -> Recipe:
+    return replace(recipe, finetune=replace(recipe.finetune, teacher=str(folder)))
+
+
+def first_stage_source(name: str) -> str | None:
+    """The row whose first stage a row takes over; None if it has its own, or none.
+
+    >>> first_stage_source("cifar10-resnet56-60-random"), first_stage_source("cifar10-resnet56-60-slimming")
+    ('cifar10-resnet56-60', None)
+    """
+    base = base_row(name)
+    if base is None or base.endswith("-dense") or name.endswith(FROM_THE_START):
+        return None
+    return base
+
+
+def base_row(name: str) -> str | None:
+    """The row that a row varies; None if it stands for itself.
+
+    >>> base_row("cifar10-resnet20-40-slimming"), base_row("cifar10-resnet20-40")
+    ('cifar10-resnet20-40', None)
+    """
+    return next((base for base in (*ABLATED, *VARIED) if name.startswith(f"{base}-")), None)
+
+
+def teacher_row(name: str) -> str | None:
+    """The dense network that a row is distilled from; None if it is not.
+
+    >>> teacher_row("cifar10-resnet20-40-distilled")
+    'cifar10-resnet20-dense'
+    """
+    if not name.endswith(f"-{DISTILLED}"):
+        return None
+    data, network, *_ = name.split("-")
+    return f"{data}-{network}-dense"
 
 
 def reproduced(planned: Sequence[PlannedRow], *, jobs: int, output: Output) -> Outcomes:
@@ -106,6 +164,28 @@ def reproduced(planned: Sequence[PlannedRow], *, jobs: int, output: Output) -> O
         (then if row.first else first).update(row.recipes)
     outcomes = dict(run_all(first, jobs=jobs, output=output))
     return outcomes | dict(run_all(then, jobs=jobs, output=output))
+
+
+def collected(table: str, *, patterns: Sequence[str] | None, out: Path) -> tuple[list[PlannedRow], Outcomes]:
+    """The rows of a table that have finished runs in a folder, with every seed that is there; runs nothing."""
+    rows: list[PlannedRow] = []
+    outcomes: dict[Path, RunSummary | Exception] = {}
+    for name in selected_rows(table, ["*"] if patterns is None else patterns):
+        found: dict[Path, Recipe] = {}
+        for path in _folders_of(name, out):
+            summary = read_summary(RunFolder(path))
+            if summary is not None:
+                found[path] = read_recipe(RunFolder(path).recipe_path)
+                outcomes[path] = summary
+        if found:
+            rows.append(PlannedRow(name=name, recipes=found, first={}))
+    return rows, outcomes
+
+
+def _folders_of(name: str, out: Path) -> list[Path]:
+    """The run folders of a row, by seed."""
+    seeds = {path: run_seed(path.name, name) for path in out.glob(f"{name}*")}
+    return sorted((path for path, seed in seeds.items() if seed is not None), key=lambda path: seeds[path] or 0)
 
 
 def listed(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Plain-text tables that fit the screen."""
+"""Plain-text tables that fit the screen, and the same as Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,6 +47,21 @@ def text_table(columns: Sequence[Column], max_width: int = 120) -> str:
     ]
     rule = "-" * (sum(widths) + len(GAP) * (len(widths) - 1))
     return "\n".join(line.rstrip() for line in (*lines[:1], rule, *lines[1:]))
+
+
+def markdown_table(columns: Sequence[Column]) -> str:
+    """The same columns for a page in Markdown; empty ones are left out.
+
+    >>> print(markdown_table([Column("layer", ["conv", "fc"], is_text=True), Column("params", ["64", "1,000"])]))
+    | layer | params |
+    | --- | ---: |
+    | conv | 64 |
+    | fc | 1,000 |
+    """
+    filled = [column for column in columns if any(column.cells)]
+    rules = ["---" if column.is_text else "---:" for column in filled]
+    rows = [[column.title for column in filled], rules, *zip(*(column.cells for column in filled), strict=True)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def shortened(text: str, width: int) -> str:

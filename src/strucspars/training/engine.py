@@ -107,7 +107,7 @@ class Engine:
     @property
     def casts_at_once(self) -> bool:
         """Whether all weights are cast to half precision together: where kernels are what a step consists of."""
-        return self.captures_graphs and self.recipe.precision == "bf16" and not self.recipe.compile
+        return self.captures_graphs and self.recipe.precision == "bf16"
 
     def placed(self, model: Model) -> Model:
         """The model on this device, in the layout of the recipe."""
