@@ -15,7 +15,7 @@ from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe_identity import without_place
 from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
-SMALL_FILES = ("plan.json", "metrics.jsonl", "summary.json", "decisions.json")
+SMALL_FILES = ("plan.json", "selection.json", "metrics.jsonl", "summary.json", "decisions.json")
 NETWORKS = ("model.safetensors", "checkpoints/sparsified.pt")
 LARGEST_NETWORK_BYTES = 2_000_000
 

@@ -4,16 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cifar10_page
 import compatibility
 import inference_page
 import pytest
 import table2_recipes
+import torch
 from permutations import markdown, summary_table
 
+from strucspars.baselines.channel_selection import ChannelSelection
+from strucspars.baselines.narrowing import slim_
 from strucspars.bench.results import report_from_json
+from strucspars.cli.running import run_name
+from strucspars.convert.conversion import convert_
+from strucspars.measure.counting import count_macs
+from strucspars.models.catalogue import build_model
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.training.paper_rows import PAPER_ROWS
+from strucspars.training.recipe_reading import read_recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -87,15 +96,83 @@ def test_a_recipe_that_is_a_point_larger_than_the_papers_is_noticed() -> None:
     assert not table2_recipes.differs(row | {"target": None, "flops": 9.01})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "results" / "cifar10").iterdir()), ids=lambda path: path.name)
+RECORDED = sorted((ROOT / "results" / "cifar10").iterdir())
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_the_summaries_of_recorded_runs_are_those_of_their_epochs(path: Path) -> None:
     folder = RunFolder(path)
     summary, rows = read_summary(folder), read_metrics(folder)
     assert summary is not None
-    assert summary.sparsified == stage_accuracy(rows, "sparsify")
+    assert summary.sparsified == stage_accuracy(rows, "slim" if summary.kind == "slimming" else "sparsify")
     assert summary.finetuned == stage_accuracy(rows, "train" if summary.kind == "dense" else "finetune")
     assert summary.converted_top1 == rows[-1]["test_top1"]
     assert summary.seconds == stage_seconds(rows)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_the_sizes_of_recorded_runs_are_those_of_their_plans(path: Path) -> None:
+    folder = RunFolder(path)
+    summary, recipe = read_summary(folder), read_recipe(folder.recipe_path)
+    assert summary is not None
+    small = build_model(recipe.model.name, num_classes=10)
+    if recipe.kind == "strucspars":
+        plan = folder.load_plan()
+        assert plan is not None
+        convert_(small, plan)
+    if recipe.kind == "slimming":
+        slim_(small, ChannelSelection.from_json(folder.read_json(path / "selection.json")))
+    count = count_macs(small, torch.zeros(1, 3, 32, 32))
+    recorded = (summary.params.after, summary.macs.after, summary.paper_flops.after)
+    assert recorded == (count.params, count.macs, count.paper_flops)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_recorded_runs_are_small_and_say_what_they_took(path: Path) -> None:
+    folder = RunFolder(path)
+    summary, recipe = read_summary(folder), read_recipe(folder.recipe_path)
+    assert summary is not None
+    assert path.name == run_name(recipe)
+    assert (summary.name, summary.seed) == (recipe.name, recipe.seed)
+    assert max(file.stat().st_size for file in path.rglob("*") if file.is_file()) <= 2_000_000
+    environment = json.loads(folder.environment_path.read_text())
+    assert environment["gpu_minutes"] > 0
+    assert environment["commit"]
+    assert environment["device"]
+    # The protocol, whatever else a row varies.
+    assert (recipe.data.batch_size, recipe.stage2.epochs) == (64, 160)
+    assert len([row for row in read_metrics(folder) if row["stage"] in ("train", "finetune")]) == 160
+
+
+def test_the_page_of_cifar10_is_that_of_its_runs() -> None:
+    assert cifar10_page.PAGE.read_text() == cifar10_page.page()
+    assert cifar10_page.headline() in (ROOT / "README.md").read_text()
+    assert cifar10_page.headline() in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_deployed_networks_say_what_the_masked_ones_say() -> None:
+    for row in measured("cifar10_deployed")["rows"]:
+        assert row["images"] == 10_000
+        assert min(row["equal_to_masked"].values()) >= 9_999, row["run"]
+        assert row["grouped_layers"] > 0
+        summary = read_summary(RunFolder(ROOT / "results" / "cifar10" / row["run"]))
+        assert summary is not None
+        # Recorded in half precision.
+        assert row["top1"]["onnxruntime"] == pytest.approx(summary.finetuned.last_top1, abs=0.003)
+
+
+def test_what_was_measured_without_finetuning_belongs_to_the_recorded_runs() -> None:
+    for row in measured("cifar10_recalibration")["rows"]:
+        summary = read_summary(RunFolder(ROOT / "results" / "cifar10" / row["run"]))
+        assert summary is not None
+        assert (row["row"], row["seed"], row["finetuned_top1"]) == (
+            summary.name,
+            summary.seed,
+            summary.finetuned.last_top1,
+        )
+        # Recorded in half precision.
+        assert row["before_top1"] == pytest.approx(summary.before_compression_top1, abs=0.003)
+        assert row["compressed_top1"] == pytest.approx(summary.compressed_top1, abs=0.01)
 
 
 def test_the_page_of_inference_is_that_of_its_measurements() -> None:

@@ -65,7 +65,7 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
     assert recipe.sparsify.lambda_warmup_epochs == recipe.stage2.lr_warmup_epochs == 10
     epochs = {"cifar10": (100, 160), "imagenet": (60, 120)}[dataset]
     assert recipe.stage2.epochs == epochs[1]
-    modern = name.endswith("-modern")
+    modern = "-modern" in name
     assert recipe.stage2.schedule == {"cifar10": "cosine" if modern else "steps", "imagenet": "cosine"}[dataset]
     assert recipe.stage2.weight_decay == (5e-4 if modern else 1e-4)
     assert recipe.data.batch_size == {"cifar10": 64, "imagenet": 256}[dataset]

@@ -36,6 +36,9 @@ MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "variants": (PARAMS, ACCURACY, BEST),
 }
 
+# Names of rows are worth more than a narrow table.
+TERMINAL_WIDTH = 130
+
 Runs = Mapping[str, Sequence[RunSummary]]
 
 
@@ -53,8 +56,9 @@ def compared(
     finished = finished_runs(outcomes)
     rows = {row.name: [finished[path] for path in row.recipes if path in finished] for row in planned}
     present = {name: runs for name, runs in rows.items() if runs}
-    lay_out = markdown_table if as_markdown else text_table
-    parts = [lay_out(comparison_columns(table, present))] if present else []
+    columns = comparison_columns(table, present)
+    lay_out = markdown_table if as_markdown else _terminal_table
+    parts = [lay_out(columns)] if present else []
     parts += _notes(table, planned, finished, failed_runs(outcomes))
     return "\n\n".join(parts), {
         "table": table,
@@ -63,28 +67,44 @@ def compared(
     }
 
 
-def comparison_columns(table: str, rows: Runs) -> list[Column]:
+def comparison_columns(table: str, rows: Runs, *, deviation: float | None = None) -> list[Column]:
     """Of a table: row, number of runs, and for every measure ours and the paper's.
 
     Args:
         table: such as `table1`.
         rows: by name, their finished runs.
+        deviation: of the accuracy of single runs, to tell noise by; None: that of these rows.
     """
+    deviation = row_deviation(rows) if deviation is None else deviation
     columns = [Column("row", list(rows), is_text=True), Column("n", [str(len(runs)) for runs in rows.values()])]
     for measure in MEASURES[table]:
         ours = [_of_runs(measure, runs) for runs in rows.values()]
         papers = [measure.paper(name) for name in rows]
         columns.append(Column(measure.title, [measure.text(number) for number in ours]))
         columns.append(Column("paper", [measure.text(number) for number in papers]))
+        if measure in (ACCURACY, BEST):
+            # The authors' code reports the best epoch.
+            columns.append(_difference_column(ours, [ACCURACY.paper(name) for name in rows], deviation))
         if measure is ACCURACY:
-            columns.append(_difference_column(ours, papers))
             columns.append(Column("over its base", [_gain_text(_gain(name, rows)) for name in rows]))
     return columns
 
 
-def _difference_column(ours: Sequence[Spread | None], papers: Sequence[Spread | None]) -> Column:
+def _terminal_table(columns: Sequence[Column]) -> str:
+    """Without MACs, which say the same as FLOPs, so that names have their place."""
+    return text_table([column for column in columns if column.title != MACS.title], max_width=TERMINAL_WIDTH)
+
+
+def row_deviation(rows: Runs) -> float | None:
+    """How far the accuracies of single runs scatter, in points; None if no row has several runs."""
+    accuracies = [_of_runs(ACCURACY, runs) for runs in rows.values()]
+    return pooled_deviation([number for number in accuracies if number is not None])
+
+
+def _difference_column(
+    ours: Sequence[Spread | None], papers: Sequence[Spread | None], deviation: float | None
+) -> Column:
     """How far we are from the paper, and whether that is more than chance."""
-    deviation = pooled_deviation([number for number in ours if number is not None])
     cells = []
     for mine, paper in zip(ours, papers, strict=True):
         if mine is None or paper is None:
@@ -118,7 +138,7 @@ def _notes(
     notes = [f"not finished: {path} ({run_state(path).words})" for path in failed]
     recipes = [recipe for row in planned for path, recipe in row.recipes.items() if path in finished]
     if recipes and MEASURES[table][-1] is BEST:
-        notes.append("top-1 is of the last epoch, in percent; n runs and their deviation, the paper's over ten.")
+        notes.append("top-1 is of the last epoch, in percent, over n runs; the paper's is of the best epoch, over ten.")
         notes.append("noise: no more than twice the error of the difference.")
     if any(recipe.name in PAPER_ROWS and not follows_paper(recipe) for recipe in recipes):
         notes.append("The recipes were changed, so the paper's numbers are of another protocol.")

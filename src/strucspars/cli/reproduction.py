@@ -22,12 +22,13 @@ ABLATED = ("cifar10-resnet56-60", "imagenet-resnet50-65", "imagenet-resnet101-65
 # Networks that are trained in other ways too, which no table of the paper has, and these ways.
 VARIED = {
     "cifar10-resnet20-dense": ("modern",),
-    "cifar10-resnet20-40": ("low-rate", "distilled", "modern", "paper-solver", "slimming"),
+    "cifar10-resnet20-40": ("low-rate", "distilled", "modern", "modern-distilled", "paper-solver", "slimming"),
     "cifar10-resnet56-dense": ("modern",),
-    "cifar10-resnet56-60": ("low-rate", "distilled", "modern", "slimming"),
+    "cifar10-resnet56-60": ("low-rate", "distilled", "modern", "modern-distilled", "slimming"),
 }
-# Of these ways, those that need the dense network, and those that have a first stage of their own.
+# Of these ways: with a dense teacher; with a teacher trained likewise; with a first stage of their own.
 DISTILLED = "distilled"
+MODERN = "modern"
 FROM_THE_START = ("paper-solver", "slimming")
 USUAL_ROWS = "cifar10-*"
 
@@ -146,13 +147,14 @@ def base_row(name: str) -> str | None:
 def teacher_row(name: str) -> str | None:
     """The dense network that a row is distilled from; None if it is not.
 
-    >>> teacher_row("cifar10-resnet20-40-distilled")
-    'cifar10-resnet20-dense'
+    >>> teacher_row("cifar10-resnet20-40-distilled"), teacher_row("cifar10-resnet20-40-modern-distilled")
+    ('cifar10-resnet20-dense', 'cifar10-resnet20-dense-modern')
     """
     if not name.endswith(f"-{DISTILLED}"):
         return None
     data, network, *_ = name.split("-")
-    return f"{data}-{network}-dense"
+    dense = f"{data}-{network}-dense"
+    return f"{dense}-{MODERN}" if name.endswith(f"-{MODERN}-{DISTILLED}") else dense
 
 
 def reproduced(planned: Sequence[PlannedRow], *, jobs: int, output: Output) -> Outcomes:

@@ -1,0 +1,112 @@
+"""Whether a finished network, converted, saved, loaded and exported, still says what the masked one says.
+
+    python benchmarks/deployed_accuracy.py ~/cifar10 results/cifar10/cifar10-resnet20-40
+
+Rebuilds the masked dense network of every run from its saved weights and its plan, converts that anew, writes and reads
+the file, exports it, runs the ONNX file in ONNX Runtime on all test images, and counts equal predictions. All of it in
+full precision on the CPU.
+"""
+
+import argparse
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from environment import ROOT, describe
+from torch import nn
+
+import strucspars as ss
+from strucspars.core.arrays import IntArray
+from strucspars.nn.grouped_weights import dense_weight
+from strucspars.runs.folder import RunFolder
+from strucspars.training.engine import Engine
+from strucspars.training.outcome import read_summary
+from strucspars.training.recipe import EngineRecipe
+from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.setting import Setting
+
+BATCH = 250
+
+
+def masked_network(setting: Setting, path: Path) -> nn.Module:
+    """The dense network with zeros that a file of group convolutions stands for."""
+    converted, dense = ss.load(path, setting.fresh_model()), setting.fresh_model()
+    plan = ss.model_plan(converted)
+    state = converted.state_dict()
+    for name, layer in plan.layers.items():
+        if layer.num_groups > 1:
+            state[f"{name}.weight"] = dense_weight(state[f"{name}.weight"], layer)
+    wanted = dense.state_dict()
+    dense.load_state_dict({name: state[name] for name in wanted})
+    return dense.eval()
+
+
+def test_images(setting: Setting) -> tuple[torch.Tensor, IntArray]:
+    """All test images, normalised, and their labels."""
+    batches = list(setting.test.epoch(0))
+    valid = torch.cat([batch.valid for batch in batches])
+    images = torch.cat([batch.images for batch in batches])[valid]
+    return images, torch.cat([batch.labels for batch in batches])[valid].numpy()
+
+
+@torch.inference_mode()
+def predictions(model: nn.Module, images: torch.Tensor) -> IntArray:
+    """The best guess for every image."""
+    return np.concatenate([model(part).argmax(dim=1).numpy() for part in torch.split(images, BATCH)])
+
+
+def deployed(run: Path, data: str) -> dict[str, Any]:
+    """One run's network on all test images: masked, converted and in ONNX Runtime."""
+    folder = RunFolder(run)
+    summary, plan = read_summary(folder), folder.load_plan()
+    if summary is None or plan is None:
+        raise ValueError(f"{run} is no finished run with a plan")
+    recipe = replace(read_recipe(folder.recipe_path, [f"data.root={data}"]), engine=EngineRecipe(device="cpu"))
+    setting = Setting(recipe, Engine(recipe.engine))
+    images, labels = test_images(setting)
+    masked = masked_network(setting, folder.model_path)
+    said = {"masked": predictions(masked, images)}
+    with tempfile.TemporaryDirectory() as place:
+        converted = ss.convert_(masked_network(setting, folder.model_path), plan)
+        ss.save(converted, f"{place}/network.safetensors", plan=plan)
+        loaded = ss.load(f"{place}/network.safetensors", setting.fresh_model()).eval()
+        said["converted"] = predictions(loaded, images)
+        report = ss.export_onnx(loaded, f"{place}/network.onnx", images[:2])
+        (scores,) = ss.OnnxRunner(report.path)(images.numpy())
+        said["onnxruntime"] = scores.argmax(axis=1)
+    return {
+        "run": run.name,
+        "images": len(images),
+        "params": summary.params.after,
+        "grouped_layers": sum(layer.num_groups > 1 for layer in plan.layers.values()),
+        "gathers": report.num_gathers,
+        "top1": {form: float((guesses == labels).mean()) for form, guesses in said.items()},
+        "recorded_top1": summary.converted_top1,
+        "equal_to_masked": {form: int((guesses == said["masked"]).sum()) for form, guesses in said.items()},
+    }
+
+
+def main() -> None:
+    """Parse, measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="where CIFAR-10 lies")
+    parser.add_argument("runs", type=Path, nargs="+", help="finished runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "cifar10_deployed.json")
+    options = parser.parse_args()
+    rows = []
+    for run in options.runs:
+        rows.append(deployed(run, options.data))
+        print(json.dumps(rows[-1]), flush=True)
+    environment = describe(("torch", "onnxruntime")) | {
+        "command": "python benchmarks/deployed_accuracy.py CIFAR10 RUNS"
+    }
+    options.out.write_text(json.dumps({"environment": environment, "rows": rows}, indent=2) + "\n")
+    print(f"written: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What a compressed network is worth without any finetuning: after compression, and with its statistics recomputed.
+
+    python benchmarks/recalibration.py ~/cifar10 results/cifar10/cifar10-resnet20-40*
+
+Takes the network after the first stage and the plan of recorded runs; recomputes the batch-norm statistics of the
+masked network over one epoch of training images. On the CPU, in full precision; a minute or two per ResNet-20.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from environment import ROOT, describe
+
+from strucspars.runs.checkpoint import load_named
+from strucspars.runs.folder import RunFolder
+from strucspars.training.compression import masked_form, recalibrate_
+from strucspars.training.engine import Engine
+from strucspars.training.evaluation import Evaluation
+from strucspars.training.outcome import read_summary
+from strucspars.training.pipeline import SPARSIFIED
+from strucspars.training.recipe import EngineRecipe
+from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.setting import Setting
+
+
+def without_finetuning(run: Path, data: str) -> dict[str, Any]:
+    """Accuracies of a run's network before and after compression, and recalibrated; and what finetuning made of it."""
+    folder = RunFolder(run)
+    summary, plan = read_summary(folder), folder.load_plan()
+    saved = load_named(folder.checkpoints, SPARSIFIED)
+    if summary is None or plan is None or saved is None:
+        raise ValueError(f"{run} is no finished run that kept its network after the first stage")
+    recipe = replace(read_recipe(folder.recipe_path, [f"data.root={data}"]), engine=EngineRecipe(device="cpu"))
+    engine = Engine(recipe.engine)
+    setting = Setting(recipe, engine)
+    model = setting.fresh_model()
+    model.load_state_dict(saved["model"])
+
+    def top1() -> float:
+        return Evaluation(engine, model, setting.test).accuracy().top1
+
+    row: dict[str, Any] = {"run": run.name, "row": summary.name, "seed": summary.seed, "before_top1": top1()}
+    masked_form(model, plan)
+    row["compressed_top1"] = top1()
+    recalibrate_(model, setting.train, engine)
+    row["recalibrated_top1"] = top1()
+    return row | {"finetuned_top1": summary.finetuned.last_top1}
+
+
+def main() -> None:
+    """Parse, measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="where CIFAR-10 lies")
+    parser.add_argument("runs", type=Path, nargs="+", help="finished runs with checkpoints/sparsified.pt")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "cifar10_recalibration.json")
+    options = parser.parse_args()
+    rows = []
+    for run in options.runs:
+        rows.append(without_finetuning(run, options.data))
+        print(json.dumps(rows[-1]), flush=True)
+    environment = describe(("torch",)) | {"command": "python benchmarks/recalibration.py CIFAR10 RUNS"}
+    options.out.write_text(json.dumps({"environment": environment, "rows": rows}, indent=2) + "\n")
+    print(f"written: {options.out}")
+
+
+if __name__ == "__main__":
+    main()
