@@ -133,7 +133,7 @@ def measured_rows(path: Path) -> list[Mapping[str, Any]]:
 
 def recalibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Accuracies without finetuning, by row."""
-    names = list(dict.fromkeys(row["row"] for row in rows))
+    names = sorted({row["row"] for row in rows}, key=_place)
 
     def cells(key: str) -> list[str]:
         values = [spread([100 * row[key] for row in rows if row["row"] == name]) for name in names]
@@ -145,6 +145,7 @@ def recalibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
             Column("row", names, is_text=True),
             Column("n", counts),
             Column("before compression", cells("before_top1")),
+            Column("recalibrated", cells("before_recalibrated_top1")),
             Column("compressed", cells("compressed_top1")),
             Column("recalibrated", cells("recalibrated_top1")),
             Column("finetuned", cells("finetuned_top1")),
