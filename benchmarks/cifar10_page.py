@@ -10,13 +10,13 @@ from typing import Any
 
 from environment import ROOT
 
-from strucspars.cli.paper_comparison import comparison_columns, row_deviation
-from strucspars.cli.reproduction import base_row, collected
-from strucspars.cli.row_measures import ACCURACY, spread
-from strucspars.cli.running import finished_runs
+from strucspars.cli.noise import spread
+from strucspars.cli.paper_comparison import MEASURES, Comparison
+from strucspars.cli.row_measures import ACCURACY, BEST, PARAMS
+from strucspars.cli.run_collection import Collection, FinishedRun, collected
+from strucspars.cli.table_rows import base_row, table_rows
 from strucspars.measure.text_table import Column, markdown_table
 from strucspars.runs.folder import RunFolder
-from strucspars.training.outcome import RunSummary
 
 RESULTS = ROOT / "results"
 FOLDER = RESULTS / "cifar10"
@@ -78,51 +78,65 @@ strucspars reproduce table1 --rows cifar10-resnet20-40 --seeds 0,1,2 --jobs 4 da
 The recipes are the paper's protocol (100 epochs with the penalty, 160 of finetuning, batch 64), computed in bfloat16
 mixed precision instead of full precision. "top-1" is the accuracy on the 10,000 test images after the last epoch, in
 percent, as mean and deviation of n runs, and it is what counts here. "best epoch" is chosen on the test images, which
-flatters; the authors' code reports it, so the paper's accuracies, means of ten runs, are best compared with that
-column. A difference of no more than twice its error is called noise; the error takes the deviation of single runs from
-all rows that have several.
-"""
+flatters; the authors' code reports it, so the paper's accuracies are best compared with that column. A difference is
+called noise if chance alone makes one as large in more than one of twenty comparisons (Student's t, with the deviation
+of single runs from all rows that have several, and the paper's over its ten runs)."""
 
 
-def runs_of(table: str) -> dict[str, list[RunSummary]]:
-    """The recorded runs of a table, by row."""
-    rows, outcomes = collected(table, patterns=None, out=FOLDER)
-    finished = finished_runs(outcomes)
-    return {row.name: [finished[path] for path in row.recipes] for row in rows}
+def recorded() -> Collection:
+    """All recorded runs.
+
+    Raises:
+        ValueError: a folder is not what it should be.
+    """
+    collection = collected(FOLDER)
+    if collection.unreadable:
+        raise ValueError("; ".join(collection.unreadable.values()))
+    return collection
 
 
-def recorded_counts() -> dict[str, int]:
-    """How many runs of every row are recorded, with the rows that are planned."""
-    names = [str(json.loads(path.read_text())["name"]) for path in FOLDER.glob("*/summary.json")]
-    return {name: names.count(name) for name in sorted({*PLANNED, *names}, key=_place)}
+def comparison(table: str, collection: Collection) -> Comparison | None:
+    """A table of what is recorded; None where there is nothing to compare."""
+    rows = {name: collection.comparable(name) for name in table_rows(table)}
+    present = [name for name, runs in rows.items() if runs]
+    if not present or (table in VARYING and not any(base_row(name) for name in present)):
+        return None
+    return Comparison(MEASURES[table], rows, collection)
 
 
 def _place(name: str) -> tuple[int, str]:
     return (list(PLANNED).index(name) if name in PLANNED else len(PLANNED), name)
 
 
-def missing() -> dict[str, int]:
+def missing(collection: Collection) -> dict[str, int]:
     """Planned runs that are not recorded yet, by row."""
-    counts = recorded_counts()
-    return {name: count - counts[name] for name, count in PLANNED.items() if counts[name] < count}
+    left = {name: count - len(collection.rows.get(name, ())) for name, count in PLANNED.items()}
+    return {name: count for name, count in left.items() if count > 0}
 
 
-def gpu_minutes(row: str) -> list[float]:
-    """The GPU minutes of every recorded run of a row."""
-    folders = [RunFolder(path) for path in sorted(FOLDER.iterdir())]
-    names = {folder.path: json.loads(folder.summary_json_path.read_text())["name"] for folder in folders}
-    return [
-        float(json.loads(folder.environment_path.read_text())["gpu_minutes"])
-        for folder in folders
-        if names[folder.path] == row
-    ]
+def environment(run: FinishedRun) -> dict[str, Any]:
+    """What a run has computed with; `record_run` has put its GPU minutes there."""
+    facts: dict[str, Any] = json.loads(RunFolder(run.path).environment_path.read_text())
+    if "gpu_minutes" not in facts:
+        raise ValueError(f"{run.path} does not say what it took: record it with benchmarks/record_run.py --gpu-minutes")
+    return facts
 
 
-def minutes_table() -> str:
-    """What every row took."""
-    rows = {name: gpu_minutes(name) for name, count in recorded_counts().items() if count}
-    cells = [", ".join(f"{minutes:.1f}" for minutes in values) for values in rows.values()]
-    return markdown_table([Column("row", list(rows), is_text=True), Column("GPU minutes of every run", cells)])
+def minutes_table(collection: Collection) -> str:
+    """What every row took, and on what."""
+    names = sorted(collection.rows, key=_place)
+    facts = {name: [environment(run) for run in collection.rows[name]] for name in names}
+    minutes = [", ".join(f"{each['gpu_minutes']:.1f}" for each in facts[name]) for name in names]
+    machines = [", ".join(sorted({each["device"] for each in facts[name]})) for name in names]
+    versions = [", ".join(sorted({each["versions"]["torch"] for each in facts[name]})) for name in names]
+    return markdown_table(
+        [
+            Column("row", names, is_text=True),
+            Column("GPU", machines, is_text=True),
+            Column("PyTorch", versions),
+            Column("minutes of every run", minutes),
+        ]
+    )
 
 
 def measured_rows(path: Path) -> list[Mapping[str, Any]]:
@@ -145,9 +159,9 @@ def recalibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
             Column("row", names, is_text=True),
             Column("n", counts),
             Column("before compression", cells("before_top1")),
-            Column("recalibrated", cells("before_recalibrated_top1")),
+            Column("that, recalibrated", cells("before_recalibrated_top1")),
             Column("compressed", cells("compressed_top1")),
-            Column("recalibrated", cells("recalibrated_top1")),
+            Column("compressed, recalibrated", cells("recalibrated_top1")),
             Column("finetuned", cells("finetuned_top1")),
         ]
     )
@@ -160,8 +174,9 @@ def deployed_table(rows: Sequence[Mapping[str, Any]]) -> str:
             Column("run", [row["run"] for row in rows], is_text=True),
             Column("grouped layers", [str(row["grouped_layers"]) for row in rows]),
             Column("gathers left", [str(row["gathers"]) for row in rows]),
-            Column("top-1 masked", [f"{100 * row['top1']['masked']:.2f}" for row in rows]),
-            Column("top-1 in ONNX Runtime", [f"{100 * row['top1']['onnxruntime']:.2f}" for row in rows]),
+            Column("top-1 recorded", [f"{100 * row['recorded_top1']:.2f}" for row in rows]),
+            Column("masked", [f"{100 * row['top1']['masked']:.2f}" for row in rows]),
+            Column("in ONNX Runtime", [f"{100 * row['top1']['onnxruntime']:.2f}" for row in rows]),
             Column(
                 "equal predictions", [f"{row['equal_to_masked']['onnxruntime']:,} of {row['images']:,}" for row in rows]
             ),
@@ -169,9 +184,9 @@ def deployed_table(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def missing_text() -> str:
+def missing_text(collection: Collection) -> str:
     """What is planned and not there."""
-    left = missing()
+    left = missing(collection)
     if not left:
         return "All planned runs are recorded."
     lines = [f"- {name}: {count} of {PLANNED[name]} runs" for name, count in left.items()]
@@ -179,31 +194,26 @@ def missing_text() -> str:
 
 
 def headline() -> str:
-    """What the README shows: the compressed networks and their dense ones, beside the paper."""
-    rows = runs_of("table1")
-    kept = {name: runs for name, runs in rows.items() if "-slimming" not in name}
-    deviation = row_deviation(rows)
-    columns = comparison_columns("table1", kept, deviation=deviation)
-    # All but the counts of operations.
-    places = [place for place, column in enumerate(columns) if column.title in ("MACs", "FLOPs")]
-    dropped = {*places, *(place + 1 for place in places)}
-    return markdown_table([column for place, column in enumerate(columns) if place not in dropped])
+    """What the README shows: Table 1 without the counts of operations."""
+    collection = recorded()
+    rows = {name: collection.comparable(name) for name in table_rows("table1")}
+    return markdown_table(Comparison((PARAMS, ACCURACY, BEST), rows, collection).columns())
 
 
 def page() -> str:
     """The whole page."""
-    tables = {table: runs_of(table) for table in TITLES}
-    deviation = row_deviation({name: runs for rows in tables.values() for name, runs in rows.items()})
-    parts = [HEADER, f"That deviation is {deviation:.2f} points."]
-    for table, rows in tables.items():
-        if any(base_row(name) for name in rows) or table not in VARYING:
-            columns = comparison_columns(table, rows, deviation=deviation)
-            parts += [f"\n## {TITLES[table]}\n", markdown_table(columns)]
+    collection = recorded()
+    parts = [HEADER]
+    for table, title in TITLES.items():
+        found = comparison(table, collection)
+        if found is not None:
+            parts += [f"\n## {title}\n", markdown_table(found.columns())]
     if recalibrated := measured_rows(RECALIBRATION):
         parts += [
             "\n## Without any finetuning\n",
-            "From the networks after the first stage: batch-norm statistics recomputed over one epoch of training "
-            f"images\n([{RECALIBRATION.name}]({RECALIBRATION.name})).\n",
+            "The networks after the first stage, dense and compressed: with the batch-norm statistics that training "
+            "left, and\nwith those of one epoch of training images "
+            f"([{RECALIBRATION.name}]({RECALIBRATION.name})).\n",
             recalibration_table(recalibrated),
         ]
     if deployed := measured_rows(DEPLOYED):
@@ -213,7 +223,13 @@ def page() -> str:
             f"network,\nboth in full precision ([{DEPLOYED.name}]({DEPLOYED.name})).\n",
             deployed_table(deployed),
         ]
-    parts += ["\n## What it took\n", minutes_table(), "\n## What is missing\n", missing_text()]
+    parts += [
+        "\n## What it took\n",
+        "A run's share of the GPU: where four ran side by side, a quarter of the time.\n",
+        minutes_table(collection),
+        "\n## What is missing\n",
+        missing_text(collection),
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -1,6 +1,6 @@
 """Keep a finished run as a result: what is needed to check and repeat it, and nothing of the machine it ran on.
 
-    python benchmarks/record_run.py runs/cifar10-resnet20-40 results/cifar10
+    python benchmarks/record_run.py runs/cifar10-resnet20-40 results/cifar10 --gpu-minutes 3.0
 
 Copies plan, metrics, summary and environment, the recipe without the place of the data, and where they are small the
 finished network and the one after the first stage, from which other finetunings can start.
@@ -20,7 +20,7 @@ NETWORKS = ("model.safetensors", "checkpoints/sparsified.pt")
 LARGEST_NETWORK_BYTES = 2_000_000
 
 
-def record(run: Path, results: Path, *, commit: str | None = None, gpu_minutes: float | None = None) -> Path:
+def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None = None) -> Path:
     """Copy a finished run into the results; returns its folder there."""
     source, target = RunFolder(run), RunFolder(results / run.name)
     if not source.summary_json_path.is_file():
@@ -34,8 +34,7 @@ def record(run: Path, results: Path, *, commit: str | None = None, gpu_minutes: 
     environment = json.loads(source.environment_path.read_text())
     if commit is not None:
         environment["commit"] = commit
-    if gpu_minutes is not None:
-        environment["gpu_minutes"] = gpu_minutes
+    environment["gpu_minutes"] = gpu_minutes
     target.write_json(target.environment_path, environment)
     return target.path
 
@@ -46,7 +45,9 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a finished run folder")
     parser.add_argument("results", type=Path, help="where to keep it")
     parser.add_argument("--commit", help="where the run could not know its commit, or was made from several")
-    parser.add_argument("--gpu-minutes", type=float, help="the run's share of the GPU, where several had it together")
+    parser.add_argument(
+        "--gpu-minutes", type=float, required=True, help="the run's share of the GPU, where several had it together"
+    )
     options = parser.parse_args()
     kept = record(options.run, options.results, commit=options.commit, gpu_minutes=options.gpu_minutes)
     print(f"recorded: {kept}")

@@ -129,16 +129,19 @@ def measured_in_processes(processes: int, arguments: list[str]) -> list[dict[str
 
 def summarised(depth: int, found: list[dict[str, Any]]) -> dict[str, Any]:
     """One network over all processes."""
-    report: dict[str, Any] = {"wanted_ms_alone": TARGETS.get(depth)}
+    report: dict[str, Any] = {}
     for way, counts in found[0][str(depth)].items():
-        rows: dict[str, Any] = {}
+        report[way] = {}
         for count in counts:
             values = [process[str(depth)][way][count] for process in found]
-            rows[count] = {"median_ms": statistics.median(values), "least_ms": min(values), "most_ms": max(values)}
-        for row in rows.values():
-            row["throughput_ratio"] = rows["1"]["median_ms"] / row["median_ms"]
-        report[way] = rows
-    return report
+            report[way][count] = {
+                "median_ms": statistics.median(values),
+                "least_ms": min(values),
+                "most_ms": max(values),
+            }
+    captured = {count: row["median_ms"] for count, row in report["captured"].items()}
+    ratios = {count: captured["1"] / milliseconds for count, milliseconds in captured.items()}
+    return report | {"throughput_ratio": ratios, "wanted_ms_alone": TARGETS.get(depth)}
 
 
 def main() -> None:

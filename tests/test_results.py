@@ -151,7 +151,9 @@ def test_the_page_of_cifar10_is_that_of_its_runs() -> None:
 
 
 def test_deployed_networks_say_what_the_masked_ones_say() -> None:
-    for row in measured("cifar10_deployed")["rows"]:
+    rows = measured("cifar10_deployed")["rows"]
+    assert rows
+    for row in rows:
         assert row["images"] == 10_000
         assert min(row["equal_to_masked"].values()) >= 9_999, row["run"]
         assert row["grouped_layers"] > 0
@@ -162,7 +164,9 @@ def test_deployed_networks_say_what_the_masked_ones_say() -> None:
 
 
 def test_what_was_measured_without_finetuning_belongs_to_the_recorded_runs() -> None:
-    for row in measured("cifar10_recalibration")["rows"]:
+    rows = measured("cifar10_recalibration")["rows"]
+    assert rows
+    for row in rows:
         summary = read_summary(RunFolder(ROOT / "results" / "cifar10" / row["run"]))
         assert summary is not None
         assert (row["row"], row["seed"], row["finetuned_top1"]) == (

@@ -3,16 +3,19 @@
 import dataclasses
 import json
 import math
+import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from strucspars.cli.noise import Noise, Spread, noise, spread
 from strucspars.cli.paper_comparison import MEASURES
 from strucspars.cli.reproduce import Table
-from strucspars.cli.reproduction import base_row, first_stage_source, planned_rows, selected_rows, table_rows
-from strucspars.cli.row_measures import Spread, pooled_deviation, spread, verdict
+from strucspars.cli.reproduction import planned_rows
+from strucspars.cli.table_rows import base_row, selected_rows, table_rows
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES
 from strucspars.training.recipe_reading import read_recipe, recipe_names
 
@@ -68,22 +71,37 @@ def test_distilled_rows_have_the_dense_run_of_the_same_seed_as_teacher() -> None
     assert {each.name for each in row.first.values()} == {"cifar10-resnet20-40", "cifar10-resnet20-dense"}
 
 
-def test_every_variant_differs_from_its_base_in_what_it_says() -> None:
-    for name in set(table_rows("variants")) | set(table_rows("table3")):
-        base, recipe = base_row(name), read_recipe(name)
-        if base is None:
-            continue
-        if recipe.kind == "slimming":
-            assert recipe.slimming.target == read_recipe(base).sparsify.target
-            assert recipe.stage1.epochs == read_recipe(base).stage1.epochs
-        if first_stage_source(name) is not None:
-            # What decides the first stage must be the same, or it could not be taken over.
-            assert (recipe.sparsify, recipe.stage1, recipe.model) == (
-                read_recipe(base).sparsify,
-                read_recipe(base).stage1,
-                read_recipe(base).model,
-            )
-        assert recipe != dataclasses.replace(read_recipe(base), name=recipe.name)
+MODERN = ("stage2.schedule=cosine", "stage2.weight_decay=5e-4")
+# What a variant changes of its base, and nothing else.
+CHANGES = {
+    "low-rate": ("stage2.lr=0.01",),
+    "distilled": ("finetune.teacher=runs/{network}-dense",),
+    "modern": MODERN,
+    "modern-distilled": (*MODERN, "finetune.teacher=runs/{network}-dense-modern"),
+    "paper-solver": ("sparsify.solver=paper",),
+    **{
+        ablation: (f"finetune.ablation={ablation}",)
+        for ablation in ("from-scratch", "shufflenet", "random", "no-shuffle")
+    },
+}
+
+
+@pytest.mark.parametrize("name", [name for name in (*table_rows("variants"), *table_rows("table3")) if base_row(name)])
+def test_variants_change_what_they_say_and_nothing_else(name: str) -> None:
+    base = str(base_row(name))
+    way, network = name.removeprefix(f"{base}-"), "-".join(name.split("-")[:2])
+    if way == "slimming":
+        recipe, its = read_recipe(name), read_recipe(base)
+        papers = read_recipe(f"{network}-slimming60")
+        assert recipe == dataclasses.replace(
+            papers,
+            name=name,
+            slimming=dataclasses.replace(papers.slimming, target=its.sparsify.target),
+            stage1=dataclasses.replace(papers.stage1, epochs=its.stage1.epochs),
+        )
+    else:
+        overrides = [change.format(network=network) for change in CHANGES[way]]
+        assert read_recipe(name) == dataclasses.replace(read_recipe(base, overrides), name=name)
 
 
 def test_variants_are_compared_with_their_base_seed_by_seed(call: Any, tiny_digits: tuple[str, ...]) -> None:
@@ -97,41 +115,110 @@ def test_variants_are_compared_with_their_base_seed_by_seed(call: Any, tiny_digi
         for seed in ("", "-seed1")
     }
     gains = [100 * (tops["cifar10-resnet20-40-distilled", s] - tops["cifar10-resnet20-40", s]) for s in ("", "-seed1")]
-    said = call("reproduce", "variants", "--collect", "--markdown")
+    # The base is found even where only the variant is asked for.
+    said = call("reproduce", "variants", "--collect", "--markdown", "--rows", "*-distilled")
     (line,) = (line for line in said.out.splitlines() if "-distilled" in line)
-    assert f"| {statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f} |" in line
+    assert f"| {statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f} (2) |" in line
+    (row,) = json.loads(call("reproduce", "variants", "--collect", "--json", "--rows", "*-distilled").out)["rows"]
+    assert row["over_base"] == {
+        "mean": pytest.approx(statistics.mean(gains)),
+        "deviation": pytest.approx(statistics.stdev(gains)),
+        "pairs": 2,
+    }
 
 
-def test_collecting_finds_all_seeds_and_runs_nothing(call: Any, tiny_digits: tuple[str, ...]) -> None:
-    assert call("reproduce", "table1", "--rows", "*20-dense", *tiny_digits, "--seeds", "0,12").status == 0
-    Path("runs/cifar10-resnet20-dense-seedling").mkdir()
-    Path("runs/cifar10-resnet20-40").mkdir()
+@pytest.fixture
+def two_runs(call: Any, tiny_digits: tuple[str, ...]) -> Path:
+    assert call("reproduce", "table1", "--rows", "*20-dense", *tiny_digits, "--seeds", "0,12", "--quiet").status == 0
+    return Path("runs")
+
+
+def test_collecting_finds_all_seeds_and_nothing_else(call: Any, two_runs: Path) -> None:
+    (two_runs / "cifar10-resnet20-dense-seedling").mkdir()
+    (two_runs / "cifar10-resnet20-40").mkdir()
+    (two_runs / "notes.txt").touch()
     said = call("reproduce", "table1", "--collect", "--json")
     (row,) = json.loads(said.out)["rows"]
     assert (row["row"], row["runs"]) == ("cifar10-resnet20-dense", 2)
-    assert not list(Path("runs/cifar10-resnet20-40").iterdir())
+    assert not list((two_runs / "cifar10-resnet20-40").iterdir())
+    assert row["best_top1"]["difference"] == pytest.approx(row["best_top1"]["mean"] - 91.70)
+    assert row["top1"]["verdict"] in ("below", "noise", "above")
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet20-40-seed7", "cifar10-resnet20-dense-seed0"])
+def test_a_run_under_a_wrong_name_is_not_counted(call: Any, two_runs: Path, name: str) -> None:
+    shutil.copytree(two_runs / "cifar10-resnet20-dense", two_runs / name)
+    said = call("reproduce", "table1", "--collect", "--json")
+    document = json.loads(said.out)
+    assert [(row["row"], row["runs"]) for row in document["rows"]] == [("cifar10-resnet20-dense", 2)]
+    (problem,) = document["failed"]
+    assert f"{name} should be called cifar10-resnet20-dense" in problem["error"]
+
+
+@pytest.mark.parametrize("text", ["null", "{", '{"version": 1}'])
+def test_a_damaged_run_is_named_and_the_others_shown(call: Any, two_runs: Path, text: str) -> None:
+    (two_runs / "cifar10-resnet20-dense-seed12" / "summary.json").write_text(text)
+    said = call("reproduce", "table1", "--collect")
+    assert "cifar10-resnet20-dense  1" in said.out
+    assert "not finished: runs/cifar10-resnet20-dense-seed12 (" in said.out
+    assert "repair, move or delete it" in said.out
+
+
+def test_runs_of_different_protocols_have_no_mean(call: Any, two_runs: Path) -> None:
+    recipe = two_runs / "cifar10-resnet20-dense-seed12" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("lr: 0.1", "lr: 0.001"))
+    said = call("reproduce", "table1", "--collect")
+    assert said.status == 2
+    assert "are called the same row, but differ in stage" in said.err
+    assert "in another folder" in said.err
 
 
 def test_collecting_says_when_there_is_nothing(call: Any) -> None:
-    said = call("reproduce", "table1", "--collect", "--out", "nowhere")
+    said = call("reproduce", "table1", "--collect", "--out", "nowhere", "--rows", "*56*")
     assert said.status == 2
-    assert "nowhere has no finished run of table1" in said.err
-    assert "takes no overrides" in call("reproduce", "table1", "--collect", "seed=3").err
+    assert "nowhere has no finished run of table1 that fits *56*" in said.err
+    assert "leave out overrides" in call("reproduce", "table1", "--collect", "seed=3").err
+    assert "leave out --list" in call("reproduce", "table1", "--list", "--markdown").err
 
 
-def test_a_difference_is_noise_up_to_two_of_its_errors() -> None:
-    ours, paper = Spread(91.0, None, runs=4), Spread(91.0, 0.1, runs=10)
-    error = math.sqrt(0.3**2 / 4 + 0.1**2 / 10)
-    for shift, expected in ((1.99, "noise"), (2.01, "above"), (-1.99, "noise"), (-2.01, "below")):
-        assert verdict(Spread(91 + shift * error, None, runs=ours.runs), paper, 0.3) == expected
+@pytest.mark.parametrize("override", ["name=mine", "seed=3", "sparsify.from_run=there", "finetune.teacher=there"])
+def test_what_every_row_has_of_its_own_cannot_be_overridden(call: Any, override: str) -> None:
+    said = call("reproduce", "variants", override)
+    assert said.status == 2
+    assert f"every row has its own {override.split('=')[0]}; leave it out" in said.err
 
 
-def test_the_deviation_of_all_rows_weighs_them_by_their_runs() -> None:
+def test_a_difference_is_noise_as_often_as_it_should_be() -> None:
+    """Both means of the same distribution: one verdict in twenty is wrong."""
+    generator = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(2000):
+        rows = generator.normal(91, 0.2, size=(3, 3))
+        papers = generator.normal(91, 0.2, size=10)
+        scatter = noise(rows.tolist())
+        ours, paper = spread(rows[0].tolist()), spread(papers.tolist())
+        assert scatter is not None
+        assert ours is not None
+        assert paper is not None
+        wrong += scatter.verdict(ours, paper) != "noise"
+    assert wrong / 2000 == pytest.approx(0.05, abs=0.015)
+
+
+def test_a_single_run_of_the_paper_is_as_uncertain_as_ours() -> None:
+    scatter = Noise(deviation=0.3, degrees=1000)
+    error = math.sqrt(0.3**2 / 4 + 0.3**2)
+    for shift, expected in ((1.95, "noise"), (1.98, "above"), (-1.95, "noise"), (-1.98, "below")):
+        assert scatter.verdict(Spread(91 + shift * error, runs=4), Spread(91.0)) == expected
+
+
+def test_rows_with_one_run_do_not_tell_the_noise() -> None:
+    assert noise([[1.0], [2.0]]) is None
     values = [[1.0, 2.0, 4.0], [7.0, 7.5], [3.0]]
-    spreads = [each for each in map(spread, values) if each is not None]
     squares = [(value - statistics.mean(row)) ** 2 for row in values for value in row]
-    assert pooled_deviation(spreads) == pytest.approx(math.sqrt(sum(squares) / 3))
-    assert pooled_deviation(spreads[2:]) is None
+    scatter = noise(values)
+    assert scatter is not None
+    assert scatter.deviation == pytest.approx(math.sqrt(sum(squares) / 3))
+    assert scatter.degrees == 3
 
 
 def test_the_list_has_all_rows_and_runs_none(call: Any) -> None:
@@ -178,7 +265,7 @@ def test_failed_rows_are_named_and_the_others_shown(call: Any, tiny_digits: tupl
     Path("runs/cifar10-resnet20-40/holiday.jpg").touch()
     said = call("reproduce", "table1", "--rows", "cifar10-resnet20-dense,cifar10-resnet20-40", *tiny_digits)
     assert said.status == 1
-    assert "not finished: runs/cifar10-resnet20-40 (not begun)" in said.out
+    assert "not finished: runs/cifar10-resnet20-40 (runs/cifar10-resnet20-40 holds holiday.jpg" in said.out
     assert "cifar10-resnet20-dense  " in said.out
     assert "1 of 2 runs failed: runs/cifar10-resnet20-40: " in said.err
 

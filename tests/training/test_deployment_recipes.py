@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import strucspars as ss
-from strucspars.cli.reproduction import table_rows
+from strucspars.cli.table_rows import table_rows
 from strucspars.models.catalogue import build_model
 from strucspars.nn.selection import LayerRules, select_layers
 from strucspars.training.outcome_text import follows_paper

@@ -31,6 +31,29 @@ def test_casting_all_weights_at_once_computes_what_autocast_does() -> None:
     assert_close(gradients, expected)
 
 
+def test_a_compiled_cast_trains_as_the_plain_one() -> None:
+    """Step by step: a graph that had kept the first copies would fall behind."""
+    images = torch.randn(4, 3, 16, 16)
+    losses: dict[bool, list[torch.Tensor]] = {}
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = PreactivationResNet(20)
+        cast = CastAtOnce(model, torch.bfloat16)
+        forward = torch.compile(cast, backend="aot_eager") if compiled else cast
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses[compiled] = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = forward(images).float().logsumexp(dim=1).mean()
+            torch.autograd.backward(loss)
+            cast.collect_gradients_()
+            optimizer.step()
+            losses[compiled].append(loss.detach())
+    assert losses[False][0] != losses[False][2]
+    assert_close(losses[True], losses[False], rtol=1e-2, atol=0)
+
+
 def test_cast_weights_follow_the_weights_they_are_copies_of() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.LazyLinear(2))
     images = torch.randn(2, 3, 4, 4)

@@ -227,10 +227,14 @@ def test_half_precision_trains_nearly_as_full_precision(
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch.compile on a GPU needs triton")
 # Torch warns of deprecated calls of its own.
 @pytest.mark.filterwarnings("default")
-def test_a_compiled_network_trains_as_the_plain_one(small_recipe: Recipes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "rel"), [("32", 1e-2), ("bf16", 5e-2)])
+def test_a_compiled_network_trains_as_the_plain_one(
+    small_recipe: Recipes, tmp_path: Path, precision: str, rel: float
+) -> None:
     for compiled in ("true", "false"):
-        run_pipeline(small_recipe(*GPU, "kind=dense", f"engine.compile={compiled}"), tmp_path / compiled)
-    assert_close_runs(tmp_path / "true", tmp_path / "false", rel=1e-2)
+        options = ("kind=dense", f"engine.compile={compiled}", f"engine.precision={precision}")
+        run_pipeline(small_recipe(*GPU, *options), tmp_path / compiled)
+    assert_close_runs(tmp_path / "true", tmp_path / "false", rel=rel)
 
 
 def test_the_faster_form_is_measured_on_the_gpu(small_recipe: Recipes, tmp_path: Path) -> None:

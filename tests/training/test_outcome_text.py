@@ -9,7 +9,7 @@ from strucspars.measure.layers import BeforeAfter
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, StageAccuracy
 from strucspars.training.outcome_text import OPTIMISM, duration, follows_paper, outcome_text, outcomes_text
-from strucspars.training.recipe import Recipe
+from strucspars.training.recipe import EngineRecipe, Recipe
 from strucspars.training.recipe_reading import read_recipe
 
 SUMMARY = RunSummary(
@@ -110,7 +110,11 @@ def test_a_row_of_the_paper_stands_beside_the_papers_numbers() -> None:
     assert "params 1,000 400 60.00% 131,000" in lines
     assert "paper FLOPs 6,000 4,000 33.33% 25,800,000" in lines
     assert "finetuned, last epoch 97.00% 99.00% 91.42% ± 0.04" in lines
-    assert not any("was changed" in line for line in lines)
+    assert not any("another protocol" in line for line in lines)
+    changed = lines_of(
+        replace(SUMMARY, name="cifar10-resnet20-40"), replace(recipe, engine=EngineRecipe(precision="bf16"))
+    )
+    assert "paper its numbers are of another protocol: changed here engine.precision" in changed
 
 
 def test_the_papers_accuracies_of_every_stage_stand_beside() -> None:

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from strucspars.cli.reproduction import base_row, table_rows
+from strucspars.cli.table_rows import base_row, table_rows
 from strucspars.measure.counting import NetworkCount, count_macs
 from strucspars.models.catalogue import build_model
 from strucspars.training.paper_rows import PAPER_ROWS

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strucspars.cli.reproduction import PlannedRow, base_row
+from strucspars.cli.noise import Noise, Spread, noise, spread
 from strucspars.cli.row_measures import (
     ACCURACY,
     AFTER,
@@ -12,82 +12,160 @@ from strucspars.cli.row_measures import (
     BEST,
     FLOPS,
     MACS,
+    PAPER_RUNS,
     PARAMS,
     THRESHOLD,
     TOP5,
     Measure,
-    Spread,
-    pooled_deviation,
-    spread,
-    verdict,
 )
-from strucspars.cli.run_state import run_state
-from strucspars.cli.running import Outcomes, failed_runs, finished_runs
+from strucspars.cli.run_collection import Collection, FinishedRun
+from strucspars.cli.table_rows import base_row
 from strucspars.measure.text_table import Column, markdown_table, text_table
-from strucspars.training.outcome import RunSummary
-from strucspars.training.outcome_text import follows_paper
-from strucspars.training.paper_rows import PAPER_ROWS
+from strucspars.training.outcome_text import changes_of_paper, some_of
+from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_identity import protocol
 
 MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "table1": (PARAMS, MACS, FLOPS, ACCURACY, BEST),
     "table2": (PARAMS, MACS, FLOPS, ACCURACY, BEST),
-    "table3": (PARAMS, ACCURACY, TOP5),
-    "table5": (BEFORE, AFTER, ACCURACY, THRESHOLD),
+    "table3": (PARAMS, ACCURACY, BEST, TOP5),
+    "table5": (BEFORE, AFTER, ACCURACY, BEST, THRESHOLD),
     "variants": (PARAMS, ACCURACY, BEST),
 }
-
+# Of these it is said whether they differ from the paper's.
+JUDGED = (ACCURACY, BEST)
 # Names of rows are worth more than a narrow table.
-TERMINAL_WIDTH = 130
+TERMINAL_WIDTH = 140
 
-Runs = Mapping[str, Sequence[RunSummary]]
+Rows = Mapping[str, Sequence[FinishedRun]]
+
+
+class Comparison:
+    """The rows of a table beside the paper.
+
+    Args:
+        measures: the columns.
+        rows: by name, their finished runs.
+        collection: all runs there are: how far runs scatter, and what a row is a variant of, is seen from them.
+    """
+
+    def __init__(self, measures: Sequence[Measure], rows: Rows, collection: Collection) -> None:
+        self._measures = measures
+        self._rows = {name: runs for name, runs in rows.items() if runs}
+        self._collection = collection
+        self._noise = {measure.key: _noise(measure, collection) for measure in JUDGED}
+
+    def columns(self) -> list[Column]:
+        """Row, number of runs, and for every measure ours and the paper's."""
+        names = list(self._rows)
+        columns = [
+            Column("row", names, is_text=True),
+            Column("n", [str(len(runs)) for runs in self._rows.values()]),
+        ]
+        for measure in self._measures:
+            columns.append(Column(measure.title, [measure.text(self._ours(measure, name)) for name in names]))
+            if measure is not BEST:  # the same as of the last epoch
+                columns.append(Column("paper", [measure.text(measure.paper(name)) for name in names]))
+            if measure in JUDGED:
+                columns.append(Column("differ", [self._difference_text(measure, name) for name in names]))
+            if measure is ACCURACY:
+                columns.append(Column("over its base", [_gain_text(self._gain(name)) for name in names]))
+        return columns
+
+    def notes(self) -> list[str]:
+        """What one must know to read the columns."""
+        if not self._rows:
+            return []
+        said = []
+        papers = [ACCURACY.paper(name) for name in self._rows]
+        if BEST in self._measures:
+            said.append("top-1 is of the last epoch, in percent; the best epoch is chosen on the test images.")
+        if BEST in self._measures and any(papers):
+            over = f", over {PAPER_RUNS} runs" if any(paper and paper.deviation for paper in papers) else ""
+            said.append(f"The paper's is, by the authors' code, of the best epoch{over}.")
+        if any(self._verdict(measure, name) for measure in self._measures for name in self._rows):
+            said.append("noise: chance alone makes such a difference in more than one of twenty comparisons.")
+        if any(self._gain(name) for name in self._rows):
+            said.append("over its base: the mean over pairs of runs of the same seed, their number in brackets.")
+        changes = {key: None for runs in self._rows.values() for run in runs for key in changes_of_paper(run.recipe)}
+        if changes:
+            said.append(f"Changed against the paper's protocol: {some_of(list(changes))}.")
+        return said
+
+    def document(self) -> list[dict[str, Any]]:
+        """The same for a program."""
+        return [self._row_document(name) for name in self._rows]
+
+    def _ours(self, measure: Measure, name: str) -> Spread | None:
+        numbers = [measure.ours(run.summary) for run in self._rows[name]]
+        return spread([number for number in numbers if number is not None])
+
+    def _difference(self, measure: Measure, name: str) -> float | None:
+        ours, paper = self._ours(measure, name), measure.paper(name)
+        return None if ours is None or paper is None else ours.mean - paper.mean
+
+    def _verdict(self, measure: Measure, name: str) -> str | None:
+        ours, paper, scatter = self._ours(measure, name), measure.paper(name), self._noise.get(measure.key)
+        if ours is None or paper is None or scatter is None:
+            return None
+        return scatter.verdict(ours, paper)
+
+    def _difference_text(self, measure: Measure, name: str) -> str:
+        difference, verdict = self._difference(measure, name), self._verdict(measure, name)
+        return "" if difference is None else f"{difference:+.2f} {verdict or ''}".rstrip()
+
+    def _gain(self, name: str) -> Spread | None:
+        """How much better a row is than the one it varies, seed by seed."""
+        base = base_row(name)
+        if base is None:
+            return None
+        accuracies = {run.recipe.seed: ACCURACY.ours(run.summary) for run in self._collection.comparable(base)}
+        pairs = [(ACCURACY.ours(run.summary), accuracies.get(run.recipe.seed)) for run in self._rows[name]]
+        return spread([mine - its for mine, its in pairs if mine is not None and its is not None])
+
+    def _row_document(self, name: str) -> dict[str, Any]:
+        document: dict[str, Any] = {"row": name, "runs": len(self._rows[name])}
+        for measure in self._measures:
+            ours, paper = self._ours(measure, name), measure.paper(name)
+            document[measure.key] = {
+                "mean": None if ours is None else ours.mean,
+                "deviation": None if ours is None else ours.deviation,
+                "paper": None if paper is None else paper.mean,
+                "paper_deviation": None if paper is None else paper.deviation,
+                "difference": self._difference(measure, name),
+            }
+            if measure in JUDGED:
+                document[measure.key]["verdict"] = self._verdict(measure, name)
+        gain = self._gain(name)
+        if gain is not None:
+            document["over_base"] = {"mean": gain.mean, "deviation": gain.deviation, "pairs": gain.runs}
+        return document
 
 
 def compared(
-    table: str, planned: Sequence[PlannedRow], outcomes: Outcomes, *, as_markdown: bool = False
+    table: str, rows: Rows, collection: Collection, *, failed: Mapping[Path, str], as_markdown: bool = False
 ) -> tuple[str, dict[str, Any]]:
     """The finished runs of a table beside the paper's numbers, as a text and as a document.
 
     Args:
         table: such as `table1`.
-        planned: its rows.
-        outcomes: of their runs.
+        rows: by name, their finished runs.
+        collection: all runs there are.
+        failed: run folders that should be among them and are not, and why.
         as_markdown: the text for a page instead of a terminal.
     """
-    finished = finished_runs(outcomes)
-    rows = {row.name: [finished[path] for path in row.recipes if path in finished] for row in planned}
-    present = {name: runs for name, runs in rows.items() if runs}
-    columns = comparison_columns(table, present)
-    lay_out = markdown_table if as_markdown else _terminal_table
-    parts = [lay_out(columns)] if present else []
-    parts += _notes(table, planned, finished, failed_runs(outcomes))
+    comparison = Comparison(MEASURES[table], rows, collection)
+    columns = comparison.columns()
+    parts = [markdown_table(columns) if as_markdown else _terminal_table(columns)] if any(rows.values()) else []
+    if failed:
+        parts.append("\n".join(f"not finished: {path} ({reason})" for path, reason in failed.items()))
+    if notes := comparison.notes():
+        parts.append("\n".join(notes))
     return "\n\n".join(parts), {
         "table": table,
-        "rows": [_row_document(name, runs, MEASURES[table]) for name, runs in present.items()],
-        "failed": [{"folder": str(path), "error": reason} for path, reason in failed_runs(outcomes).items()],
+        "rows": comparison.document(),
+        "failed": [{"folder": str(path), "error": reason} for path, reason in failed.items()],
     }
-
-
-def comparison_columns(table: str, rows: Runs, *, deviation: float | None = None) -> list[Column]:
-    """Of a table: row, number of runs, and for every measure ours and the paper's.
-
-    Args:
-        table: such as `table1`.
-        rows: by name, their finished runs.
-        deviation: of the accuracy of single runs, to tell noise by; None: that of these rows.
-    """
-    deviation = row_deviation(rows) if deviation is None else deviation
-    columns = [Column("row", list(rows), is_text=True), Column("n", [str(len(runs)) for runs in rows.values()])]
-    for measure in MEASURES[table]:
-        ours = [_of_runs(measure, runs) for runs in rows.values()]
-        papers = [measure.paper(name) for name in rows]
-        columns.append(Column(measure.title, [measure.text(number) for number in ours]))
-        columns.append(Column("paper", [measure.text(number) for number in papers]))
-        if measure in (ACCURACY, BEST):
-            # The authors' code reports the best epoch.
-            columns.append(_difference_column(ours, [ACCURACY.paper(name) for name in rows], deviation))
-        if measure is ACCURACY:
-            columns.append(Column("over its base", [_gain_text(_gain(name, rows)) for name in rows]))
-    return columns
 
 
 def _terminal_table(columns: Sequence[Column]) -> str:
@@ -95,65 +173,19 @@ def _terminal_table(columns: Sequence[Column]) -> str:
     return text_table([column for column in columns if column.title != MACS.title], max_width=TERMINAL_WIDTH)
 
 
-def row_deviation(rows: Runs) -> float | None:
-    """How far the accuracies of single runs scatter, in points; None if no row has several runs."""
-    accuracies = [_of_runs(ACCURACY, runs) for runs in rows.values()]
-    return pooled_deviation([number for number in accuracies if number is not None])
-
-
-def _difference_column(
-    ours: Sequence[Spread | None], papers: Sequence[Spread | None], deviation: float | None
-) -> Column:
-    """How far we are from the paper, and whether that is more than chance."""
-    cells = []
-    for mine, paper in zip(ours, papers, strict=True):
-        if mine is None or paper is None:
-            cells.append("")
-            continue
-        word = "" if deviation is None else f" {verdict(mine, paper, deviation)}"
-        cells.append(f"{mine.mean - paper.mean:+.2f}{word}")
-    return Column("differ", cells)
-
-
-def _gain(name: str, rows: Runs) -> Spread | None:
-    """How much better a row is than the one it varies, seed by seed."""
-    base = {run.seed: run for run in rows.get(base_row(name) or "", ())}
-    pairs = [(ACCURACY.ours(run), ACCURACY.ours(base[run.seed])) for run in rows[name] if run.seed in base]
-    return spread([mine - its for mine, its in pairs if mine is not None and its is not None])
-
-
 def _gain_text(gain: Spread | None) -> str:
     if gain is None:
         return ""
-    return f"{gain.mean:+.2f}" if gain.deviation is None else f"{gain.mean:+.2f} ± {gain.deviation:.2f}"
+    deviation = "" if gain.deviation is None else f" ± {gain.deviation:.2f}"
+    return f"{gain.mean:+.2f}{deviation} ({gain.runs})"
 
 
-def _of_runs(measure: Measure, runs: Sequence[RunSummary]) -> Spread | None:
-    return spread([number for number in map(measure.ours, runs) if number is not None])
-
-
-def _notes(
-    table: str, planned: Sequence[PlannedRow], finished: Mapping[Path, RunSummary], failed: Mapping[Path, str]
-) -> list[str]:
-    notes = [f"not finished: {path} ({run_state(path).words})" for path in failed]
-    recipes = [recipe for row in planned for path, recipe in row.recipes.items() if path in finished]
-    if recipes and MEASURES[table][-1] is BEST:
-        notes.append("top-1 is of the last epoch, in percent, over n runs; the paper's is of the best epoch, over ten.")
-        notes.append("noise: no more than twice the error of the difference.")
-    if any(recipe.name in PAPER_ROWS and not follows_paper(recipe) for recipe in recipes):
-        notes.append("The recipes were changed, so the paper's numbers are of another protocol.")
-    return ["\n".join(notes)] if notes else []
-
-
-def _row_document(name: str, runs: Sequence[RunSummary], measures: Sequence[Measure]) -> dict[str, Any]:
-    document: dict[str, Any] = {"row": name, "runs": len(runs)}
-    for measure in measures:
-        ours, paper = _of_runs(measure, runs), measure.paper(name)
-        document[measure.key] = {
-            "mean": None if ours is None else ours.mean,
-            "deviation": None if ours is None else ours.deviation,
-            "paper": None if paper is None else paper.mean,
-            "paper_deviation": None if paper is None else paper.deviation,
-            "difference": None if ours is None or paper is None else ours.mean - paper.mean,
-        }
-    return document
+def _noise(measure: Measure, collection: Collection) -> Noise | None:
+    """Of single runs, from all rows; runs of one name and different protocols are different rows."""
+    groups: dict[tuple[str, Recipe], list[float]] = {}
+    for name, runs in collection.rows.items():
+        for run in runs:
+            number = measure.ours(run.summary)
+            if number is not None:
+                groups.setdefault((name, protocol(run.recipe)), []).append(number)
+    return noise(list(groups.values()))

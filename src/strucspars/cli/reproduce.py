@@ -1,13 +1,18 @@
 """`strucspars reproduce`: a table of the paper, ours beside theirs."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
 from strucspars.cli.output import Output
+
+if TYPE_CHECKING:
+    from strucspars.cli.reproduction import PlannedRow
+    from strucspars.cli.running import Outcomes
 
 EXAMPLES = examples(
     "strucspars reproduce table1 --list",
@@ -53,23 +58,22 @@ def reproduce(
     debug: Debug = False,
 ) -> None:
     """Run the recipes of a table of the paper, or go on with them, and print ours beside the paper's numbers."""
-    from strucspars.cli.paper_comparison import compared
-    from strucspars.cli.reproduction import collected, listed, planned_rows, reproduced
+    from strucspars.cli.reproduction import listed, planned_rows, reproduced
     from strucspars.cli.running import raise_failures
 
     output = Output(as_json=as_json, quiet=quiet)
+    if collect and (overrides or seeds is not None or only_list):
+        raise ValueError("--collect shows what is there: leave out overrides, --seeds and --list")
+    if only_list and markdown:
+        raise ValueError("--markdown is for a table of results: leave out --list")
+    # To see what there is, everything; to run, the usual ones.
+    patterns = [pattern.strip() for pattern in rows.split(",")] if rows else ["*"] if only_list or collect else None
     if collect:
-        if overrides or seeds is not None or only_list:
-            raise ValueError("--collect shows what is there; it takes no overrides, no --seeds and no --list")
-        patterns = None if rows is None else _patterns(rows, only_list=False)
-        found = collected(table.value, patterns=patterns, out=out)
-        if not found[0]:
-            raise ValueError(f"{out} has no finished run of {table.value}; --out names the folder of the run folders")
-        output.outcome(*compared(table.value, *found, as_markdown=markdown))
+        output.outcome(*_collected(table.value, patterns or ["*"], out, as_markdown=markdown))
         return
     planned = planned_rows(
         table.value,
-        patterns=_patterns(rows, only_list=only_list),
+        patterns=patterns,
         seeds=[0] if seeds is None else parsed_seeds(seeds),
         overrides=overrides or [],
         out=out,
@@ -78,12 +82,40 @@ def reproduce(
         output.outcome(*listed(planned))
         return
     outcomes = reproduced(planned, jobs=jobs, output=output)
-    output.outcome(*compared(table.value, planned, outcomes, as_markdown=markdown))
+    output.outcome(*_compared(table.value, planned, outcomes, out, as_markdown=markdown))
     raise_failures(outcomes)
 
 
-def _patterns(rows: str | None, *, only_list: bool) -> list[str] | None:
-    """Of the rows; None for the usual ones, but a list shows all."""
-    if rows is not None:
-        return [pattern.strip() for pattern in rows.split(",")]
-    return ["*"] if only_list else None
+def _collected(table: str, patterns: Sequence[str], out: Path, *, as_markdown: bool) -> tuple[str, dict[str, Any]]:
+    """What is finished in a folder."""
+    from strucspars.cli.paper_comparison import compared
+    from strucspars.cli.run_collection import collected
+    from strucspars.cli.table_rows import selected_rows
+
+    collection = collected(out)
+    rows = {name: collection.comparable(name) for name in selected_rows(table, patterns)}
+    if not any(rows.values()):
+        raise ValueError(
+            f"{out} has no finished run of {table} that fits {', '.join(patterns)}; --out names the folder of the run "
+            "folders, --list tells how far they are"
+        )
+    return compared(table, rows, collection, failed=collection.unreadable, as_markdown=as_markdown)
+
+
+def _compared(
+    table: str, planned: "Sequence[PlannedRow]", outcomes: "Outcomes", out: Path, *, as_markdown: bool
+) -> tuple[str, dict[str, Any]]:
+    """What was run, and what had been."""
+    from strucspars.cli.paper_comparison import compared
+    from strucspars.cli.run_collection import FinishedRun, collected
+    from strucspars.cli.running import failed_runs, finished_runs
+
+    finished = finished_runs(outcomes)
+    runs = {
+        path: FinishedRun(path, recipe, finished[path])
+        for row in planned
+        for path, recipe in row.recipes.items()
+        if path in finished
+    }
+    rows = {row.name: [runs[path] for path in row.recipes if path in runs] for row in planned}
+    return compared(table, rows, collected(out), failed=failed_runs(outcomes), as_markdown=as_markdown)

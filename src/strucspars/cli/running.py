@@ -34,18 +34,6 @@ def run_name(recipe: Recipe) -> str:
     return recipe.name if recipe.seed == 0 else f"{recipe.name}-seed{recipe.seed}"
 
 
-def run_seed(folder: str, name: str) -> int | None:
-    """The seed that `run_name` has put into a folder's name; None if the folder is not of that recipe.
-
-    >>> run_seed("demo", "demo"), run_seed("demo-seed2", "demo"), run_seed("demo-dense", "demo")
-    (0, 2, None)
-    """
-    seed = folder.removeprefix(name).removeprefix("-seed")
-    if folder == name:
-        return 0
-    return int(seed) if folder.startswith(f"{name}-seed") and seed.isdecimal() else None
-
-
 def seeded_recipes(source: str, overrides: Sequence[str], seeds: Sequence[int] | None) -> list[Recipe]:
     """The recipe once per seed; with its own seed if none is given."""
     if seeds is None:

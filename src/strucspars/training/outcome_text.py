@@ -1,8 +1,7 @@
 """A finished run as text: what it came to, what the paper has for it, and where everything lies."""
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from strucspars.measure.layers import BeforeAfter
@@ -10,9 +9,11 @@ from strucspars.measure.text_table import Column, text_table
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, StageAccuracy
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow
-from strucspars.training.recipe import EngineRecipe, Recipe
+from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_identity import changed_keys
 from strucspars.training.recipe_reading import read_recipe
 
+MOST_NAMES = 4
 OPTIMISM = "The best epoch is chosen on the test images: an optimist's number."
 
 
@@ -66,15 +67,16 @@ def follows_paper(recipe: Recipe) -> bool:
     >>> follows_paper(read_recipe("cifar10-resnet20-40", ["stage1.epochs=1"]))
     False
     """
-    if recipe.name not in PAPER_ROWS:
-        return False
-    papers = read_recipe(recipe.name)
-    data = replace(recipe.data, root=papers.data.root, download=papers.data.download, workers=papers.data.workers)
-    sparsify = replace(recipe.sparsify, from_run=None)
-    finetune = replace(recipe.finetune, form=papers.finetune.form)
-    precision = recipe.engine.precision == papers.engine.precision
-    same = replace(recipe, seed=papers.seed, data=data, sparsify=sparsify, finetune=finetune, engine=EngineRecipe())
-    return precision and same == replace(papers, engine=EngineRecipe())
+    return recipe.name in PAPER_ROWS and not changes_of_paper(recipe)
+
+
+def changes_of_paper(recipe: Recipe) -> list[str]:
+    """The options in which a recipe differs from that of the paper's row of the same name.
+
+    >>> changes_of_paper(read_recipe("cifar10-resnet20-40", ["engine.precision=bf16", "seed=3"]))
+    ['engine.precision']
+    """
+    return changed_keys(recipe, read_recipe(recipe.name)) if recipe.name in PAPER_ROWS else []
 
 
 def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
@@ -202,9 +204,14 @@ def _facts(summary: RunSummary, recipe: Recipe) -> list[str]:
         )
     times = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in summary.seconds.items())
     facts.append(f"time        {times}")
-    if summary.name in PAPER_ROWS and not follows_paper(recipe):
-        facts.append("paper       this recipe was changed, so the paper's numbers are of another protocol")
+    if changes := changes_of_paper(recipe):
+        facts.append(f"paper       its numbers are of another protocol: changed here {some_of(changes)}")
     return facts
+
+
+def some_of(names: Sequence[str]) -> str:
+    """A list that fits a line."""
+    return ", ".join(names[:MOST_NAMES]) + (f" and {len(names) - MOST_NAMES} more" if names[MOST_NAMES:] else "")
 
 
 def _places(summary: RunSummary, folder: RunFolder) -> str:

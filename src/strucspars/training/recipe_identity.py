@@ -1,6 +1,10 @@
-"""Whether two recipes describe the same run: where it happens does not count."""
+"""Whether two recipes describe the same run, or two runs of the same thing: where they happen does not count."""
 
-from dataclasses import replace
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe
@@ -25,6 +29,44 @@ def without_place(recipe: Recipe) -> Recipe:
             solver_workers=anything.solver_workers,
         ),
     )
+
+
+def protocol(recipe: Recipe) -> Recipe:
+    """What runs of one row have in common: all but seed, place, names of folders, and what computes, precision aside.
+
+    >>> protocol(Recipe(name="mine", seed=3)) == protocol(Recipe(name="mine", engine=EngineRecipe(compile=True)))
+    True
+    """
+    teacher = recipe.finetune.teacher
+    return replace(
+        without_place(recipe),
+        seed=0,
+        sparsify=replace(recipe.sparsify, from_run=None),
+        finetune=replace(recipe.finetune, form="auto", teacher=teacher and _without_seed(Path(teacher).name)),
+        engine=EngineRecipe(precision=recipe.engine.precision),
+    )
+
+
+def changed_keys(recipe: Recipe, other: Recipe) -> list[str]:
+    """The options in which the protocols of two recipes differ, whatever they are called.
+
+    >>> changed_keys(Recipe(name="mine"), Recipe(name="other", seed=2, engine=EngineRecipe(precision="bf16")))
+    ['engine.precision']
+    """
+    mine, its = (dict(_options(asdict(protocol(each)), "")) for each in (recipe, other))
+    return [key for key, value in mine.items() if value != its[key] and key != "name"]
+
+
+def _options(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _options(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _without_seed(folder: str) -> str:
+    return re.sub(r"-seed[0-9]+$", "", folder)
 
 
 def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
