@@ -64,11 +64,11 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="finished runs with checkpoints/sparsified.pt")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "cifar10_recalibration.json")
     options = parser.parse_args()
+    environment = describe(("torch",)) | {"command": "python benchmarks/recalibration.py CIFAR10 RUNS"}
     rows = []
     for run in options.runs:
         rows.append(without_finetuning(run, options.data))
         print(json.dumps(rows[-1]), flush=True)
-    environment = describe(("torch",)) | {"command": "python benchmarks/recalibration.py CIFAR10 RUNS"}
     options.out.write_text(json.dumps({"environment": environment, "rows": rows}, indent=2) + "\n")
     print(f"written: {options.out}")
 
