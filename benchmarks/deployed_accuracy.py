@@ -7,8 +7,6 @@ the file, exports it, runs the ONNX file in ONNX Runtime on all test images, and
 full precision on the CPU.
 """
 
-import argparse
-import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from environment import ROOT, describe
+from environment import ROOT
+from over_runs import measure_runs
 from torch import nn
 
 import strucspars as ss
@@ -90,23 +89,7 @@ def deployed(run: Path, data: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Parse, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="where CIFAR-10 lies")
-    parser.add_argument("runs", type=Path, nargs="+", help="finished runs")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "cifar10_deployed.json")
-    options = parser.parse_args()
-    rows = []
-    for run in options.runs:
-        rows.append(deployed(run, options.data))
-        print(json.dumps(rows[-1]), flush=True)
-    environment = describe(("torch", "onnxruntime")) | {
-        "command": "python benchmarks/deployed_accuracy.py CIFAR10 RUNS"
-    }
-    options.out.write_text(json.dumps({"environment": environment, "rows": rows}, indent=2) + "\n")
-    print(f"written: {options.out}")
-
-
 if __name__ == "__main__":
-    main()
+    measure_runs(
+        deployed, text=__doc__, packages=("torch", "onnxruntime"), out=ROOT / "results" / "cifar10_deployed.json"
+    )

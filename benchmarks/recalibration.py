@@ -6,14 +6,13 @@ Takes the network after the first stage and the plan of recorded runs; recompute
 dense and of the masked network over one epoch of training images. On the CPU, in full precision; some minutes per run.
 """
 
-import argparse
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from environment import ROOT, describe
+from environment import ROOT
+from over_runs import measure_runs
 from torch import nn
 
 from strucspars.runs.checkpoint import load_named
@@ -57,21 +56,7 @@ def without_finetuning(run: Path, data: str) -> dict[str, Any]:
     return row | {"finetuned_top1": summary.finetuned.last_top1}
 
 
-def main() -> None:
-    """Parse, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="where CIFAR-10 lies")
-    parser.add_argument("runs", type=Path, nargs="+", help="finished runs with checkpoints/sparsified.pt")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "cifar10_recalibration.json")
-    options = parser.parse_args()
-    environment = describe(("torch",)) | {"command": "python benchmarks/recalibration.py CIFAR10 RUNS"}
-    rows = []
-    for run in options.runs:
-        rows.append(without_finetuning(run, options.data))
-        print(json.dumps(rows[-1]), flush=True)
-    options.out.write_text(json.dumps({"environment": environment, "rows": rows}, indent=2) + "\n")
-    print(f"written: {options.out}")
-
-
 if __name__ == "__main__":
-    main()
+    measure_runs(
+        without_finetuning, text=__doc__, packages=("torch",), out=ROOT / "results" / "cifar10_recalibration.json"
+    )
