@@ -11,9 +11,6 @@ from strucspars.data.folder import FolderSplit
 
 COUNT = 7
 
-# Python 3.12 warns of every fork of a process with threads, torch's own among them.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:

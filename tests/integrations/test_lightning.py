@@ -18,12 +18,10 @@ import strucspars as ss
 from strucspars.integrations.lightning import SparsifyCallback
 
 pytestmark = [
-    # Lightning 2.6 uses a class that torch 2.15 deprecates; neither is ours.
+    # Lightning 2.6 uses a class that torch deprecates; neither is ours.
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
     # Advice for real training: workers for the data, a shuffled loader, an empty checkpoint folder.
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    # On resuming in the midst of an epoch: the loader cannot be resumed. Ours gives the same batches every time.
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
     # A resumed fit need not write checkpoints itself.
     pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create the checkpoint"),
 ]

@@ -216,7 +216,6 @@ def test_a_weight_that_is_no_plain_tensor_is_left_alone() -> None:
     assert reason(selection, "0") == "its weight is a OtherTensor, not a plain tensor"
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # torch on a layer of another class: OwnLayer
 def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
     class OwnLayer(nn.TransformerEncoderLayer):
         pass

@@ -131,7 +131,8 @@ def test_a_scaled_loss_gives_the_unscaled_gradient_after_unscaling() -> None:
         torch.testing.assert_close(weight.grad, weight.detach().sign() * strength)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch 2.11's own compiler
+# Torch 2.11 says so of its own compiler, seen on a machine with a GPU.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_the_compiled_value_has_the_same_gradient() -> None:
     weights, penalty, _ = weights_and_penalty()
     compiled = torch.compile(penalty.value, backend="aot_eager", fullgraph=True)

@@ -33,9 +33,6 @@ Recipes = Callable[..., Recipe]
 Comparison = Callable[[Path, Path], None]
 Stops = Callable[[int], Callable[[], bool]]
 
-# Python 3.12 warns of every fork of a process with threads, torch's own among them.
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -225,7 +225,7 @@ def test_half_precision_trains_nearly_as_full_precision(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="torch.compile on a GPU needs triton")
-# Torch warns of deprecated calls of its own.
+# Inductor calls what torch itself deprecates; not seen without a GPU.
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("precision", "rel"), [("32", 1e-2), ("bf16", 5e-2)])
 def test_a_compiled_network_trains_as_the_plain_one(

@@ -171,8 +171,6 @@ def test_channels_last_is_the_layout_of_images_and_weights_and_changes_no_result
     torch.testing.assert_close(dict(outcome.model.state_dict()), dict(plain.model.state_dict()), rtol=1e-3, atol=1e-5)
 
 
-# Torch warns of deprecated calls of its own.
-@pytest.mark.filterwarnings("default")
 def test_a_compiled_network_trains_as_the_plain_one(
     plain: OneStep, one_step: Callable[..., OneStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:

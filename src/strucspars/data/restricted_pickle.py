@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+# By kind, not one to a line.
 # fmt: off
 SAFE_OPCODES = frozenset({
     "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK",
