@@ -10,12 +10,12 @@ from typing import Any
 
 from environment import ROOT
 
-from strucspars.cli.noise import spread
 from strucspars.cli.paper_comparison import MEASURES, Comparison
 from strucspars.cli.row_measures import ACCURACY, BEST, PARAMS
 from strucspars.cli.run_collection import Collection, FinishedRun, collected
 from strucspars.cli.table_rows import base_row, table_rows
 from strucspars.measure.text_table import Column, markdown_table
+from strucspars.report.measured import sample_of
 from strucspars.runs.folder import RunFolder
 
 RESULTS = ROOT / "results"
@@ -79,8 +79,8 @@ The recipes are the paper's protocol (100 epochs with the penalty, 160 of finetu
 mixed precision instead of full precision. "top-1" is the accuracy on the 10,000 test images after the last epoch, in
 percent, as mean and deviation of n runs, and it is what counts here. "best epoch" is chosen on the test images, which
 flatters; the authors' code reports it, so the paper's accuracies are best compared with that column. A difference is
-called noise if chance alone makes one as large in more than one of twenty comparisons (Student's t, with the deviation
-of single runs from all rows that have several, and the paper's over its ten runs)."""
+called noise up to two standard errors, by the same rule as in `strucspars report`: the deviation of either side by its
+number of runs, and the sampling error of 10,000 test images once."""
 
 
 def recorded() -> Collection:
@@ -150,7 +150,7 @@ def recalibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = sorted({row["row"] for row in rows}, key=_place)
 
     def cells(key: str) -> list[str]:
-        values = [spread([100 * row[key] for row in rows if row["row"] == name]) for name in names]
+        values = [sample_of([100 * row[key] for row in rows if row["row"] == name]) for name in names]
         return [ACCURACY.text(value) for value in values]
 
     counts = [str(sum(row["row"] == name for row in rows)) for name in names]

@@ -2,20 +2,19 @@
 
 import dataclasses
 import json
-import math
 import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from strucspars.cli.noise import Noise, Spread, noise, spread
 from strucspars.cli.paper_comparison import MEASURES
 from strucspars.cli.reproduce import Table
 from strucspars.cli.reproduction import planned_rows
 from strucspars.cli.table_rows import base_row, selected_rows, table_rows
+from strucspars.report.experiments import NUM_TEST_IMAGES, is_within_noise, paper_accuracy
+from strucspars.report.measured import Sample
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES
 from strucspars.training.recipe_reading import read_recipe, recipe_names
 
@@ -169,7 +168,7 @@ def test_runs_of_different_protocols_have_no_mean(call: Any, two_runs: Path) -> 
     recipe.write_text(recipe.read_text().replace("lr: 0.1", "lr: 0.001"))
     said = call("reproduce", "table1", "--collect")
     assert said.status == 2
-    assert "are called the same row, but differ in stage" in said.err
+    assert "are called the same row, but the latter has stage" in said.err
     assert "in another folder" in said.err
 
 
@@ -188,37 +187,15 @@ def test_what_every_row_has_of_its_own_cannot_be_overridden(call: Any, override:
     assert f"every row has its own {override.split('=')[0]}; leave it out" in said.err
 
 
-def test_a_difference_is_noise_as_often_as_it_should_be() -> None:
-    """Both means of the same distribution: one verdict in twenty is wrong."""
-    generator = np.random.default_rng(0)
-    wrong = 0
-    for _ in range(2000):
-        rows = generator.normal(91, 0.2, size=(3, 3))
-        papers = generator.normal(91, 0.2, size=10)
-        scatter = noise(rows.tolist())
-        ours, paper = spread(rows[0].tolist()), spread(papers.tolist())
-        assert scatter is not None
-        assert ours is not None
-        assert paper is not None
-        wrong += scatter.verdict(ours, paper) != "noise"
-    assert wrong / 2000 == pytest.approx(0.05, abs=0.015)
-
-
-def test_a_single_run_of_the_paper_is_as_uncertain_as_ours() -> None:
-    scatter = Noise(deviation=0.3, degrees=1000)
-    error = math.sqrt(0.3**2 / 4 + 0.3**2)
-    for shift, expected in ((1.95, "noise"), (1.98, "above"), (-1.95, "noise"), (-1.98, "below")):
-        assert scatter.verdict(Spread(91 + shift * error, runs=4), Spread(91.0)) == expected
-
-
-def test_rows_with_one_run_do_not_tell_the_noise() -> None:
-    assert noise([[1.0], [2.0]]) is None
-    values = [[1.0, 2.0, 4.0], [7.0, 7.5], [3.0]]
-    squares = [(value - statistics.mean(row)) ** 2 for row in values for value in row]
-    scatter = noise(values)
-    assert scatter is not None
-    assert scatter.deviation == pytest.approx(math.sqrt(sum(squares) / 3))
-    assert scatter.degrees == 3
+def test_differences_are_judged_as_in_the_report(call: Any, two_runs: Path) -> None:
+    (row,) = json.loads(call("reproduce", "table1", "--collect", "--json").out)["rows"]
+    paper = paper_accuracy(PAPER_ROWS["cifar10-resnet20-dense"])
+    assert paper is not None
+    for key in ("top1", "best_top1"):
+        ours = Sample(mean=row[key]["mean"] / 100, deviation=row[key]["deviation"] / 100, count=2)
+        is_noise = is_within_noise(ours, paper, test_images=NUM_TEST_IMAGES["digits"])
+        assert (row[key]["verdict"] == "noise") == is_noise
+        assert is_noise or (row[key]["verdict"] == "above") == (ours.mean > paper.mean)
 
 
 def test_the_list_has_all_rows_and_runs_none(call: Any) -> None:
@@ -275,13 +252,6 @@ def test_data_that_all_rows_miss_are_one_error(call: Any) -> None:
     assert said.status == 2
     assert said.err.count("\n") == 1
     assert "needs a root" in said.err
-
-
-def test_a_single_run_has_no_deviation() -> None:
-    alone = spread([3.0])
-    assert alone is not None
-    assert (alone.mean, alone.deviation) == (3.0, None)
-    assert spread([]) is None
 
 
 def test_every_table_has_its_measures() -> None:

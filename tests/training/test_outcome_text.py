@@ -114,7 +114,7 @@ def test_a_row_of_the_paper_stands_beside_the_papers_numbers() -> None:
     changed = lines_of(
         replace(SUMMARY, name="cifar10-resnet20-40"), replace(recipe, engine=EngineRecipe(precision="bf16"))
     )
-    assert "paper its numbers are of another protocol: changed here engine.precision" in changed
+    assert "paper its numbers are of another protocol, here with engine.precision=bf16" in changed
 
 
 def test_the_papers_accuracies_of_every_stage_stand_beside() -> None:

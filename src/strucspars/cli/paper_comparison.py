@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strucspars.cli.noise import Noise, Spread, noise, spread
 from strucspars.cli.row_measures import (
     ACCURACY,
     AFTER,
@@ -12,7 +11,6 @@ from strucspars.cli.row_measures import (
     BEST,
     FLOPS,
     MACS,
-    PAPER_RUNS,
     PARAMS,
     THRESHOLD,
     TOP5,
@@ -21,9 +19,9 @@ from strucspars.cli.row_measures import (
 from strucspars.cli.run_collection import Collection, FinishedRun
 from strucspars.cli.table_rows import base_row
 from strucspars.measure.text_table import Column, markdown_table, text_table
-from strucspars.training.outcome_text import changes_of_paper, some_of
-from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import protocol
+from strucspars.report.experiments import NOISE, NUM_TEST_IMAGES, is_within_noise
+from strucspars.report.measured import Sample, sample_of
+from strucspars.training.outcome_text import OPTIMISM, changes_from_paper, some_of
 
 MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "table1": (PARAMS, MACS, FLOPS, ACCURACY, BEST),
@@ -46,14 +44,13 @@ class Comparison:
     Args:
         measures: the columns.
         rows: by name, their finished runs.
-        collection: all runs there are: how far runs scatter, and what a row is a variant of, is seen from them.
+        collection: all runs there are, those among them that a row is a variant of.
     """
 
     def __init__(self, measures: Sequence[Measure], rows: Rows, collection: Collection) -> None:
         self._measures = measures
         self._rows = {name: runs for name, runs in rows.items() if runs}
         self._collection = collection
-        self._noise = {measure.key: _noise(measure, collection) for measure in JUDGED}
 
     def columns(self) -> list[Column]:
         """Row, number of runs, and for every measure ours and the paper's."""
@@ -77,51 +74,52 @@ class Comparison:
         if not self._rows:
             return []
         said = []
-        papers = [ACCURACY.paper(name) for name in self._rows]
         if BEST in self._measures:
-            said.append("top-1 is of the last epoch, in percent; the best epoch is chosen on the test images.")
-        if BEST in self._measures and any(papers):
-            over = f", over {PAPER_RUNS} runs" if any(paper and paper.deviation for paper in papers) else ""
-            said.append(f"The paper's is, by the authors' code, of the best epoch{over}.")
-        if any(self._verdict(measure, name) for measure in self._measures for name in self._rows):
-            said.append("noise: chance alone makes such a difference in more than one of twenty comparisons.")
+            said.append(f"top-1 is of the last epoch, in percent. {OPTIMISM}")
+            if any(ACCURACY.paper(name) for name in self._rows):
+                said.append("The paper's is, by the authors' code, of the best epoch.")
+        if any(self._verdict(measure, name) for measure in JUDGED for name in self._rows):
+            said.append(NOISE)
         if any(self._gain(name) for name in self._rows):
             said.append("over its base: the mean over pairs of runs of the same seed, their number in brackets.")
-        changes = {key: None for runs in self._rows.values() for run in runs for key in changes_of_paper(run.recipe)}
-        if changes:
-            said.append(f"Changed against the paper's protocol: {some_of(list(changes))}.")
+        changed = {change: None for runs in self._rows.values() for change in changes_from_paper(runs[0].recipe)}
+        if changed:
+            said.append(f"Not quite the paper's protocol: {some_of(list(changed))}.")
         return said
 
     def document(self) -> list[dict[str, Any]]:
         """The same for a program."""
         return [self._row_document(name) for name in self._rows]
 
-    def _ours(self, measure: Measure, name: str) -> Spread | None:
+    def _ours(self, measure: Measure, name: str) -> Sample | None:
         numbers = [measure.ours(run.summary) for run in self._rows[name]]
-        return spread([number for number in numbers if number is not None])
+        return sample_of([number for number in numbers if number is not None])
 
     def _difference(self, measure: Measure, name: str) -> float | None:
         ours, paper = self._ours(measure, name), measure.paper(name)
         return None if ours is None or paper is None else ours.mean - paper.mean
 
     def _verdict(self, measure: Measure, name: str) -> str | None:
-        ours, paper, scatter = self._ours(measure, name), measure.paper(name), self._noise.get(measure.key)
-        if ours is None or paper is None or scatter is None:
+        ours, paper = self._ours(measure, name), measure.paper(name)
+        if ours is None or paper is None:
             return None
-        return scatter.verdict(ours, paper)
+        test_images = NUM_TEST_IMAGES.get(self._rows[name][0].summary.data)
+        if is_within_noise(_as_fraction(ours), _as_fraction(paper), test_images=test_images):
+            return "noise"
+        return "above" if ours.mean > paper.mean else "below"
 
     def _difference_text(self, measure: Measure, name: str) -> str:
         difference, verdict = self._difference(measure, name), self._verdict(measure, name)
         return "" if difference is None else f"{difference:+.2f} {verdict or ''}".rstrip()
 
-    def _gain(self, name: str) -> Spread | None:
+    def _gain(self, name: str) -> Sample | None:
         """How much better a row is than the one it varies, seed by seed."""
         base = base_row(name)
         if base is None:
             return None
         accuracies = {run.recipe.seed: ACCURACY.ours(run.summary) for run in self._collection.comparable(base)}
         pairs = [(ACCURACY.ours(run.summary), accuracies.get(run.recipe.seed)) for run in self._rows[name]]
-        return spread([mine - its for mine, its in pairs if mine is not None and its is not None])
+        return sample_of([mine - its for mine, its in pairs if mine is not None and its is not None])
 
     def _row_document(self, name: str) -> dict[str, Any]:
         document: dict[str, Any] = {"row": name, "runs": len(self._rows[name])}
@@ -138,7 +136,7 @@ class Comparison:
                 document[measure.key]["verdict"] = self._verdict(measure, name)
         gain = self._gain(name)
         if gain is not None:
-            document["over_base"] = {"mean": gain.mean, "deviation": gain.deviation, "pairs": gain.runs}
+            document["over_base"] = {"mean": gain.mean, "deviation": gain.deviation, "pairs": gain.count}
         return document
 
 
@@ -173,19 +171,13 @@ def _terminal_table(columns: Sequence[Column]) -> str:
     return text_table([column for column in columns if column.title != MACS.title], max_width=TERMINAL_WIDTH)
 
 
-def _gain_text(gain: Spread | None) -> str:
+def _gain_text(gain: Sample | None) -> str:
     if gain is None:
         return ""
     deviation = "" if gain.deviation is None else f" ± {gain.deviation:.2f}"
-    return f"{gain.mean:+.2f}{deviation} ({gain.runs})"
+    return f"{gain.mean:+.2f}{deviation} ({gain.count})"
 
 
-def _noise(measure: Measure, collection: Collection) -> Noise | None:
-    """Of single runs, from all rows; runs of one name and different protocols are different rows."""
-    groups: dict[tuple[str, Recipe], list[float]] = {}
-    for name, runs in collection.rows.items():
-        for run in runs:
-            number = measure.ours(run.summary)
-            if number is not None:
-                groups.setdefault((name, protocol(run.recipe)), []).append(number)
-    return noise(list(groups.values()))
+def _as_fraction(percent: Sample) -> Sample:
+    deviation = None if percent.deviation is None else percent.deviation / 100
+    return Sample(mean=percent.mean / 100, deviation=deviation, count=percent.count)

@@ -1,18 +1,13 @@
 """`strucspars reproduce`: a table of the paper, ours beside theirs."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
 from strucspars.cli.output import Output
-
-if TYPE_CHECKING:
-    from strucspars.cli.reproduction import PlannedRow
-    from strucspars.cli.running import Outcomes
 
 EXAMPLES = examples(
     "strucspars reproduce table1 --list",
@@ -58,7 +53,7 @@ def reproduce(
     debug: Debug = False,
 ) -> None:
     """Run the recipes of a table of the paper, or go on with them, and print ours beside the paper's numbers."""
-    from strucspars.cli.reproduction import listed, planned_rows, reproduced
+    from strucspars.cli.reproduction import collected_table, listed, planned_rows, reproduced, reproduced_table
     from strucspars.cli.running import raise_failures
 
     output = Output(as_json=as_json, quiet=quiet)
@@ -69,7 +64,7 @@ def reproduce(
     # To see what there is, everything; to run, the usual ones.
     patterns = [pattern.strip() for pattern in rows.split(",")] if rows else ["*"] if only_list or collect else None
     if collect:
-        output.outcome(*_collected(table.value, patterns or ["*"], out, as_markdown=markdown))
+        output.outcome(*collected_table(table.value, patterns or ["*"], out, as_markdown=markdown))
         return
     planned = planned_rows(
         table.value,
@@ -82,40 +77,5 @@ def reproduce(
         output.outcome(*listed(planned))
         return
     outcomes = reproduced(planned, jobs=jobs, output=output)
-    output.outcome(*_compared(table.value, planned, outcomes, out, as_markdown=markdown))
+    output.outcome(*reproduced_table(table.value, planned, outcomes, out, as_markdown=markdown))
     raise_failures(outcomes)
-
-
-def _collected(table: str, patterns: Sequence[str], out: Path, *, as_markdown: bool) -> tuple[str, dict[str, Any]]:
-    """What is finished in a folder."""
-    from strucspars.cli.paper_comparison import compared
-    from strucspars.cli.run_collection import collected
-    from strucspars.cli.table_rows import selected_rows
-
-    collection = collected(out)
-    rows = {name: collection.comparable(name) for name in selected_rows(table, patterns)}
-    if not any(rows.values()):
-        raise ValueError(
-            f"{out} has no finished run of {table} that fits {', '.join(patterns)}; --out names the folder of the run "
-            "folders, --list tells how far they are"
-        )
-    return compared(table, rows, collection, failed=collection.unreadable, as_markdown=as_markdown)
-
-
-def _compared(
-    table: str, planned: "Sequence[PlannedRow]", outcomes: "Outcomes", out: Path, *, as_markdown: bool
-) -> tuple[str, dict[str, Any]]:
-    """What was run, and what had been."""
-    from strucspars.cli.paper_comparison import compared
-    from strucspars.cli.run_collection import FinishedRun, collected
-    from strucspars.cli.running import failed_runs, finished_runs
-
-    finished = finished_runs(outcomes)
-    runs = {
-        path: FinishedRun(path, recipe, finished[path])
-        for row in planned
-        for path, recipe in row.recipes.items()
-        if path in finished
-    }
-    rows = {row.name: [runs[path] for path in row.recipes if path in runs] for row in planned}
-    return compared(table, rows, collected(out), failed=failed_runs(outcomes), as_markdown=as_markdown)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.cli.output import Output
+from strucspars.cli.paper_comparison import compared
+from strucspars.cli.run_collection import FinishedRun, collected
 from strucspars.cli.run_state import run_state
-from strucspars.cli.running import Outcomes, run_all, run_name
+from strucspars.cli.running import Outcomes, failed_runs, finished_runs, run_all, run_name
 from strucspars.cli.table_rows import first_stage_source, selected_rows, teacher_row
 from strucspars.measure.text_table import Column, text_table
 from strucspars.training.recipe import Recipe
@@ -95,6 +97,37 @@ def reproduced(planned: Sequence[PlannedRow], *, jobs: int, output: Output) -> O
         (then if row.first else first).update(row.recipes)
     outcomes = dict(run_all(first, jobs=jobs, output=output))
     return outcomes | dict(run_all(then, jobs=jobs, output=output))
+
+
+def reproduced_table(
+    table: str, planned: Sequence[PlannedRow], outcomes: Outcomes, out: Path, *, as_markdown: bool
+) -> tuple[str, dict[str, Any]]:
+    """What was run, beside the paper, as a text and as a document."""
+    finished = finished_runs(outcomes)
+    runs = {
+        path: FinishedRun(path, recipe, finished[path])
+        for row in planned
+        for path, recipe in row.recipes.items()
+        if path in finished
+    }
+    rows = {row.name: [runs[path] for path in row.recipes if path in runs] for row in planned}
+    return compared(table, rows, collected(out), failed=failed_runs(outcomes), as_markdown=as_markdown)
+
+
+def collected_table(table: str, patterns: Sequence[str], out: Path, *, as_markdown: bool) -> tuple[str, dict[str, Any]]:
+    """What is finished in a folder, beside the paper, as a text and as a document; runs nothing.
+
+    Raises:
+        ValueError: nothing of that table is finished there, or runs of one row follow different protocols.
+    """
+    collection = collected(out)
+    rows = {name: collection.comparable(name) for name in selected_rows(table, patterns)}
+    if not any(rows.values()):
+        raise ValueError(
+            f"{out} has no finished run of {table} that fits {', '.join(patterns)}; --out names the folder of the run "
+            "folders, --list tells how far they are"
+        )
+    return compared(table, rows, collection, failed=collection.unreadable, as_markdown=as_markdown)
 
 
 def listed(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:

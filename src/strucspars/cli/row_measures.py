@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strucspars.cli.noise import Spread
+from strucspars.report.experiments import paper_accuracy
+from strucspars.report.measured import Sample
 from strucspars.training.outcome import RunSummary
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow, PaperTimeline
-
-# Where the paper has a deviation, it is over so many runs.
-PAPER_RUNS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,24 +26,24 @@ class Measure:
     key: str
     title: str
     ours: Callable[[RunSummary], float | None]
-    papers: Callable[[PaperRow], Spread | None] = lambda row: None
-    timelines: Callable[[PaperTimeline], Spread | None] = lambda timeline: None
+    papers: Callable[[PaperRow], Sample | None] = lambda row: None
+    timelines: Callable[[PaperTimeline], Sample | None] = lambda timeline: None
     written: Callable[[float], str] = "{:.2f}".format
     shows_deviation: bool = True
 
-    def paper(self, name: str) -> Spread | None:
+    def paper(self, name: str) -> Sample | None:
         """What the paper has for a row."""
         row, timeline = PAPER_ROWS.get(name), PAPER_TIMELINES.get(name)
         found = None if row is None else self.papers(row)
         return self.timelines(timeline) if found is None and timeline is not None else found
 
-    def text(self, spread: Spread | None) -> str:
+    def text(self, sample: Sample | None) -> str:
         """A number and its deviation."""
-        if spread is None:
+        if sample is None:
             return ""
-        if spread.deviation is None or not self.shows_deviation:
-            return self.written(spread.mean)
-        return f"{self.written(spread.mean)} ± {self.written(spread.deviation)}"
+        if sample.deviation is None or not self.shows_deviation:
+            return self.written(sample.mean)
+        return f"{self.written(sample.mean)} ± {self.written(sample.deviation)}"
 
 
 def scaled(count: float) -> str:
@@ -64,17 +62,23 @@ def _percentage(fraction: float | None) -> float | None:
     return None if fraction is None else 100 * fraction
 
 
-def _known(number: float | None, deviation: float | None = None) -> Spread | None:
-    if number is None:
+def _single(number: float | None) -> Sample | None:
+    return None if number is None else Sample(mean=number, deviation=None, count=1)
+
+
+def _in_percent(fraction: Sample | None) -> Sample | None:
+    """The same in percent."""
+    if fraction is None:
         return None
-    return Spread(number) if deviation is None else Spread(number, deviation, PAPER_RUNS)
+    deviation = None if fraction.deviation is None else 100 * fraction.deviation
+    return Sample(mean=100 * fraction.mean, deviation=deviation, count=fraction.count)
 
 
 PARAMS = Measure(
     key="params",
     title="params",
     ours=lambda run: run.params.after,
-    papers=lambda row: Spread(row.params),
+    papers=lambda row: _single(row.params),
     written=scaled,
     shows_deviation=False,
 )
@@ -83,7 +87,7 @@ FLOPS = Measure(
     key="paper_flops",
     title="FLOPs",
     ours=lambda run: run.paper_flops.after,
-    papers=lambda row: Spread(row.flops),
+    papers=lambda row: _single(row.flops),
     written=scaled,
     shows_deviation=False,
 )
@@ -91,14 +95,14 @@ ACCURACY = Measure(
     key="top1",
     title="top-1",
     ours=lambda run: _percentage(run.finetuned.last_top1),
-    papers=lambda row: _known(row.accuracy, row.accuracy_deviation),
-    timelines=lambda timeline: Spread(timeline.finetuned),
+    papers=lambda row: _in_percent(paper_accuracy(row)),
+    timelines=lambda timeline: _single(timeline.finetuned),
 )
 TOP5 = Measure(
     key="top5",
     title="top-5",
     ours=lambda run: _percentage(run.finetuned.last_top5),
-    papers=lambda row: _known(row.top5_accuracy),
+    papers=lambda row: _single(row.top5_accuracy),
 )
 # The authors' code reports the best epoch, so the paper's accuracies are to be held against both.
 BEST = Measure(
@@ -112,18 +116,18 @@ BEFORE = Measure(
     key="before_compression",
     title="before",
     ours=lambda run: _percentage(run.before_compression_top1),
-    timelines=lambda timeline: Spread(timeline.before_compression),
+    timelines=lambda timeline: _single(timeline.before_compression),
 )
 AFTER = Measure(
     key="after_compression",
     title="after",
     ours=lambda run: _percentage(run.compressed_top1),
-    timelines=lambda timeline: Spread(timeline.after_compression),
+    timelines=lambda timeline: _single(timeline.after_compression),
 )
 THRESHOLD = Measure(
     key="min_kept_norm",
     title="kept norm",
     ours=lambda run: run.min_kept_norm,
-    timelines=lambda timeline: Spread(timeline.min_kept_norm),
+    timelines=lambda timeline: _single(timeline.min_kept_norm),
     written="{:.3f}".format,
 )

@@ -8,7 +8,7 @@ from strucspars.cli.running import run_name
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, read_summary
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changed_keys
+from strucspars.training.recipe_identity import changes
 from strucspars.training.recipe_reading import read_recipe
 
 
@@ -41,9 +41,9 @@ class Collection:
         """
         runs = self.rows.get(name, ())
         for run in runs:
-            if changes := changed_keys(runs[0].recipe, run.recipe):
+            if changed := changes(run.recipe, runs[0].recipe):
                 raise ValueError(
-                    f"{runs[0].path} and {run.path} are called the same row, but differ in {', '.join(changes)}; "
+                    f"{runs[0].path} and {run.path} are called the same row, but the latter has {', '.join(changed)}; "
                     "keep runs of another protocol in another folder"
                 )
         return runs

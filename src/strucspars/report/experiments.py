@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from strucspars.data.digits import TEST_IMAGES
 from strucspars.report.measured import Sample, sample_of
 from strucspars.report.run_reading import RunData
 from strucspars.training.outcome import RunSummary
+from strucspars.training.outcome_text import changes_from_paper
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow, PaperTimeline
-from strucspars.training.recipe import EngineRecipe, Recipe
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_identity import changes, protocol
 
 # Of the data sets whose test images are always the same ones.
 NUM_TEST_IMAGES: Mapping[str, int] = {"digits": TEST_IMAGES, "cifar10": 10_000, "cifar100": 10_000, "imagenet": 50_000}
@@ -131,49 +132,15 @@ def _same_key(run: RunData, summary: RunSummary) -> Any:
     """What runs of one experiment have in common."""
     if run.recipe is None:
         return summary.name, summary.kind, summary.model, summary.data, summary.target
-    return _without_places(run.recipe)
-
-
-def _without_places(recipe: Recipe) -> Recipe:
-    return replace(
-        recipe,
-        seed=0,
-        data=replace(recipe.data, root=None, download=False, workers=0),
-        sparsify=replace(recipe.sparsify, from_run=None),
-        finetune=replace(recipe.finetune, form="auto", teacher=None if recipe.finetune.teacher is None else "teacher"),
-        engine=EngineRecipe(precision=recipe.engine.precision),
-    )
+    return protocol(run.recipe)
 
 
 def _label(name: str, recipe: Recipe | None, first: Recipe | None) -> str:
     """The name, and what is different from the first recipe of that name."""
     if recipe is None or first is None:
         return name
-    changes = _changes(recipe, first)
-    return f"{name} ({', '.join(changes)})" if changes else name
-
-
-def changes_from_paper(recipe: Recipe | None) -> tuple[str, ...]:
-    """Where a recipe differs from that of the paper's row of its name, seed, places and devices aside; else empty.
-
-    >>> changes_from_paper(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.epochs=40"]))
-    ('stage2.epochs=40',)
-    """
-    if recipe is None or recipe.name not in PAPER_ROWS:
-        return ()
-    return _changes(recipe, read_recipe(recipe.name))
-
-
-def _changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
-    own, others = (_flat(asdict(_without_places(each))) for each in (recipe, other))
-    return tuple(f"{key}={value}" for key, value in own.items() if value != others.get(key))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+    changed = changes(recipe, first)
+    return f"{name} ({', '.join(changed)})" if changed else name
 
 
 def dense_counterpart(experiment: Experiment, experiments: Sequence[Experiment]) -> Experiment | None:

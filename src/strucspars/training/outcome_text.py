@@ -10,7 +10,7 @@ from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, StageAccuracy
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changed_keys
+from strucspars.training.recipe_identity import changes
 from strucspars.training.recipe_reading import read_recipe
 
 MOST_NAMES = 4
@@ -67,16 +67,18 @@ def follows_paper(recipe: Recipe) -> bool:
     >>> follows_paper(read_recipe("cifar10-resnet20-40", ["stage1.epochs=1"]))
     False
     """
-    return recipe.name in PAPER_ROWS and not changes_of_paper(recipe)
+    return recipe.name in PAPER_ROWS and not changes_from_paper(recipe)
 
 
-def changes_of_paper(recipe: Recipe) -> list[str]:
-    """The options in which a recipe differs from that of the paper's row of the same name.
+def changes_from_paper(recipe: Recipe | None) -> tuple[str, ...]:
+    """Where a recipe differs from that of the paper's row of its name, seed, places and devices aside; else empty.
 
-    >>> changes_of_paper(read_recipe("cifar10-resnet20-40", ["engine.precision=bf16", "seed=3"]))
-    ['engine.precision']
+    >>> changes_from_paper(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.epochs=40"]))
+    ('stage2.epochs=40',)
     """
-    return changed_keys(recipe, read_recipe(recipe.name)) if recipe.name in PAPER_ROWS else []
+    if recipe is None or recipe.name not in PAPER_ROWS:
+        return ()
+    return changes(recipe, read_recipe(recipe.name))
 
 
 def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
@@ -204,8 +206,8 @@ def _facts(summary: RunSummary, recipe: Recipe) -> list[str]:
         )
     times = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in summary.seconds.items())
     facts.append(f"time        {times}")
-    if changes := changes_of_paper(recipe):
-        facts.append(f"paper       its numbers are of another protocol: changed here {some_of(changes)}")
+    if changed := changes_from_paper(recipe):
+        facts.append(f"paper       its numbers are of another protocol, here with {some_of(changed)}")
     return facts
 
 

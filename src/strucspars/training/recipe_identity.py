@@ -1,7 +1,7 @@
 """Whether two recipes describe the same run, or two runs of the same thing: where they happen does not count."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -47,19 +47,19 @@ def protocol(recipe: Recipe) -> Recipe:
     )
 
 
-def changed_keys(recipe: Recipe, other: Recipe) -> list[str]:
-    """The options in which the protocols of two recipes differ, whatever they are called.
+def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
+    """What the protocol of a recipe has otherwise than that of another, whatever they are called.
 
-    >>> changed_keys(Recipe(name="mine"), Recipe(name="other", seed=2, engine=EngineRecipe(precision="bf16")))
-    ['engine.precision']
+    >>> changes(Recipe(name="mine", engine=EngineRecipe(precision="bf16")), Recipe(name="other", seed=2))
+    ('engine.precision=bf16',)
     """
-    mine, its = (dict(_options(asdict(protocol(each)), "")) for each in (recipe, other))
-    return [key for key, value in mine.items() if value != its[key] and key != "name"]
+    mine, its = (dict(_options(asdict(replace(protocol(each), name="any")), "")) for each in (recipe, other))
+    return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
 
 
-def _options(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _options(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             yield from _options(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
