@@ -30,6 +30,8 @@ def network() -> BenchNetwork:
     return random_networks("cifar-resnet8", [0.6], image_shape=SHAPE, num_classes=5)[1]
 
 
+# Torch 2.11's compiler calls what torch itself deprecates.
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 # Compiling takes long: once is enough.
 @pytest.mark.parametrize(
     ("name", "batch"), [(name, batch) for name in RUNTIMES for batch in (1, 3) if (name, batch) != ("torch-compile", 3)]

@@ -112,14 +112,15 @@ def _named(folder: Path, name: str) -> Path:
     return folder / f"{name}.pt"
 
 
-def _pieces(state: dict[str, Any]) -> tuple[bytes, memoryview]:
+def _pieces(state: dict[str, Any]) -> tuple[bytes, bytes]:
     """Header and payload, made in memory: torch's own writer hides a full disk behind an error of its zip code."""
     if type(state) is not dict:
         raise ValueError(f"a checkpoint's state must be a dict, got {type(state).__name__}")
     _check_loadable(state, "state")
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    payload = buffer.getbuffer()
+    # Not its buffer: Python 3.12 crashes where a failing write leaves one behind.
+    payload = buffer.getvalue()
     return _MARK + hashlib.sha256(payload).digest(), payload
 
 
@@ -140,7 +141,7 @@ def _check_loadable(value: object, where: str) -> None:
         )
 
 
-def _write(path: Path, pieces: tuple[bytes, memoryview]) -> None:
+def _write(path: Path, pieces: tuple[bytes, bytes]) -> None:
     with path.open("wb") as file:
         for piece in pieces:
             file.write(piece)
