@@ -1,3 +1,6 @@
+import itertools
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +67,24 @@ def test_after_a_stop_nothing_new_is_begun(small_recipe: Recipes, tmp_path: Path
     assert str(outcomes[tmp_path / "second"]) == "not begun"
     assert (tmp_path / "first" / "checkpoints" / "last.pt").exists()
     assert not (tmp_path / "second").exists()
+
+
+def test_a_signal_that_another_thread_receives_is_heard(small_recipe: Recipes, tmp_path: Path) -> None:
+    heard, asked = threading.Event(), itertools.count()
+
+    def should_stop() -> bool:
+        # Well after the main thread has begun to wait, to the thread of a run: that waiting is not interrupted by it.
+        if next(asked) == 20:
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        return heard.is_set()
+
+    former = signal.signal(signal.SIGUSR1, lambda number, frame: heard.set())
+    try:
+        recipes = {tmp_path / name: small_recipe("stage1.epochs=100") for name in ("first", "second")}
+        outcomes = run_side_by_side(recipes, jobs=2, should_stop=should_stop)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert all(isinstance(outcome, RunInterrupted) for outcome in outcomes.values()), outcomes
 
 
 def test_one_of_several_processes_does_not_go_on_to_another_run(

@@ -5,7 +5,7 @@ excepted), so its outcome does not depend on its neighbours.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from strucspars.training.engine import is_one_of_several_processes
@@ -14,6 +14,8 @@ from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
 from strucspars.training.stage import RunInterrupted
+
+SECONDS_BETWEEN_SIGNAL_CHECKS = 0.5
 
 
 def run_side_by_side(
@@ -45,4 +47,9 @@ def run_side_by_side(
         # In the main thread, which some libraries that a network may use insist on.
         return {path: outcome(path) for path in recipes}
     with ThreadPoolExecutor(jobs) as threads:
-        return dict(zip(recipes, threads.map(outcome, recipes), strict=True))
+        futures = {path: threads.submit(outcome, path) for path in recipes}
+        # Python handles signals in the main thread only, and one that the system gave to another thread does not wake
+        # it: it wakes by itself.
+        while wait(futures.values(), timeout=SECONDS_BETWEEN_SIGNAL_CHECKS).not_done:
+            pass
+    return {path: future.result() for path, future in futures.items()}
