@@ -144,6 +144,18 @@ def summarised(depth: int, found: list[dict[str, Any]]) -> dict[str, Any]:
     return report | {"throughput_ratio": ratios, "wanted_ms_alone": TARGETS.get(depth)}
 
 
+def markdown(report: dict[str, Any]) -> str:
+    """The medians as a table."""
+    rows = [
+        "| network | captured | compiled | four side by side, captured | compiled |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for network, row in report["networks"].items():
+        medians = [row[way][count]["median_ms"] for count in ("1", "4") for way in WAYS]
+        rows.append(f"| {network} | " + " | ".join(f"{median:.2f}" for median in medians) + " |")
+    return "\n".join(rows) + "\n"
+
+
 def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -10,6 +10,7 @@ import inference_page
 import pytest
 import table2_recipes
 import torch
+import training_step
 from permutations import markdown, summary_table
 
 from strucspars.baselines.channel_selection import ChannelSelection
@@ -67,7 +68,13 @@ def test_the_penalty_and_the_epoch_step_cost_what_they_may() -> None:
         assert row["added_fraction"]["regularize_"] <= 0.05, network
     for network, row in measured("training_step")["networks"].items():
         assert row["throughput_ratio"]["4"] >= 1.7, network
+        assert row["compiled"]["1"]["most_ms"] <= row["wanted_ms_alone"], network
     assert measured("epoch_step")["resnet50"]["end_epoch_seconds"]["most"] < 1
+
+
+def test_the_guide_to_the_pipeline_has_the_measured_steps() -> None:
+    table = training_step.markdown(measured("training_step"))
+    assert table in (ROOT / "docs" / "how-to" / "pipeline.md").read_text()
 
 
 def test_the_page_of_the_imagenet_recipes_is_that_of_its_json() -> None:
