@@ -13,8 +13,9 @@ from strucspars.cli.paper_comparison import MEASURES
 from strucspars.cli.reproduce import Table
 from strucspars.cli.reproduction import planned_rows
 from strucspars.cli.table_rows import base_row, selected_rows, table_rows
-from strucspars.report.experiments import NUM_TEST_IMAGES, is_within_noise, paper_accuracy
+from strucspars.report.experiments import NUM_TEST_IMAGES, paper_accuracy
 from strucspars.report.measured import Sample
+from strucspars.report.noise import is_within_noise
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES
 from strucspars.training.recipe_reading import read_recipe, recipe_names
 

@@ -1,6 +1,5 @@
 """Several runs: which belong together, what they come to, and what the paper has beside them."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +12,7 @@ from strucspars.report.comparison_tables import accuracy_table, comparison_table
 from strucspars.report.contents import comparison_contents
 from strucspars.report.experiments import (
     experiments_of,
-    is_within_noise,
     paper_accuracy,
-    standard_error,
 )
 from strucspars.report.figures.trade_off import plotted_costs, trade_off_figure
 from strucspars.report.headlines import headlines
@@ -96,27 +93,6 @@ def test_a_sample_has_the_deviation_of_a_sample() -> None:
     assert sample.deviation == pytest.approx(np.std([0.90, 0.91, 0.95], ddof=1))
 
 
-def test_the_standard_error_adds_both_spreads_and_the_test_images_once() -> None:
-    ours, paper = Sample(mean=0.91, deviation=0.003, count=3), Sample(mean=0.93, deviation=0.002, count=10)
-    expected = math.sqrt(0.003**2 / 3 + 0.002**2 / 10 + 0.92 * 0.08 / 10_000)
-    assert standard_error(ours, paper, test_images=10_000) == pytest.approx(expected)
-    assert standard_error(ours, paper, test_images=None) == pytest.approx(math.sqrt(0.003**2 / 3 + 0.002**2 / 10))
-
-
-def test_a_single_run_is_believed_to_spread_like_the_other_side() -> None:
-    single, many = Sample(mean=0.9, deviation=None, count=1), Sample(mean=0.9, deviation=0.004, count=4)
-    assert standard_error(single, many, test_images=None) == pytest.approx(math.sqrt(0.004**2 + 0.004**2 / 4))
-
-
-def test_noise_ends_at_two_standard_errors() -> None:
-    def sample(mean: float) -> Sample:
-        return Sample(mean=mean, deviation=0.01, count=2)
-
-    # A standard error is 0.01 here.
-    assert is_within_noise(sample(0.5), sample(0.5199), test_images=None)
-    assert not is_within_noise(sample(0.5), sample(0.5201), test_images=None)
-
-
 def test_the_accuracy_table_compares_with_the_paper_and_with_our_dense_network(template: RunData) -> None:
     runs = [
         finished(template, "cifar10-resnet20-dense", 0.9170),
@@ -136,7 +112,7 @@ def test_the_accuracy_table_compares_with_the_paper_and_with_our_dense_network(t
     assert cell(table, 0, "to dense") is None
     written = dict(zip((column.title for column in table.columns), table.written_rows()[1], strict=True))
     assert (written["params"], written["top-1"], written["to dense"]) == ("130K", "91.40 ± 0.14% (2)", "-0.30, noise")
-    assert any("two standard errors" in note for note in table.notes)
+    assert any("t-test" in note for note in table.notes)
 
 
 def test_changed_recipes_are_named_below_the_table(template: RunData) -> None:

@@ -19,8 +19,9 @@ from strucspars.cli.row_measures import (
 from strucspars.cli.run_collection import Collection, FinishedRun
 from strucspars.cli.table_rows import base_row
 from strucspars.measure.text_table import Column, markdown_table, text_table
-from strucspars.report.experiments import NOISE, NUM_TEST_IMAGES, is_within_noise
+from strucspars.report.experiments import NUM_TEST_IMAGES
 from strucspars.report.measured import Sample, sample_of
+from strucspars.report.noise import NOISE, is_within_noise
 from strucspars.training.outcome_text import OPTIMISM, changes_from_paper, some_of
 
 MEASURES: Mapping[str, tuple[Measure, ...]] = {

@@ -2,15 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from strucspars.report.experiments import (
-    NOISE,
-    Experiment,
-    dense_counterpart,
-    is_within_noise,
-    paper_accuracy,
-)
+from strucspars.report.experiments import Experiment, dense_counterpart, paper_accuracy
 from strucspars.report.measured import Difference, Sample, sample_of
 from strucspars.report.named_table import Cell, Form, NamedTable, TableColumn
+from strucspars.report.noise import NOISE, is_within_noise
 from strucspars.training.outcome import RunSummary
 from strucspars.training.outcome_text import OPTIMISM
 

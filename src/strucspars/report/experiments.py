@@ -1,6 +1,5 @@
-"""Runs of one recipe with several seeds, taken together; and when two of them differ by more than noise."""
+"""Runs of one recipe with several seeds, taken together."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,6 @@ from strucspars.training.recipe_identity import changes, protocol
 # Of the data sets whose test images are always the same ones.
 NUM_TEST_IMAGES: Mapping[str, int] = {"digits": TEST_IMAGES, "cifar10": 10_000, "cifar100": 10_000, "imagenet": 50_000}
 PAPER_RUNS = 10
-STANDARD_ERRORS = 2.0
-NOISE = (
-    "Differences are in percent points. Noise: at most two standard errors. The square of one adds the squared "
-    "deviation by the number of runs of either side (ten of the paper's) and, once, p (1 - p) by the number of test "
-    "images, on which both were tested. A side without a known deviation gets that of the other."
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -61,37 +54,6 @@ class Experiment:
     def sample(self, number: Callable[[RunSummary], float | None]) -> Sample | None:
         """A number of every run; None where no run has it."""
         return sample_of([value for value in map(number, self.summaries) if value is not None])
-
-
-def standard_error(one: Sample, other: Sample, *, test_images: int | None) -> float:
-    """Standard error of the difference of two accuracies on the same test images; see `NOISE`.
-
-    >>> same = Sample(mean=0.5, deviation=None, count=1)
-    >>> standard_error(same, same, test_images=10_000)
-    0.005
-    """
-    deviations = [sample.deviation for sample in (one, other)]
-    known = [deviation for deviation in deviations if deviation is not None]
-    variance = 0.0
-    for sample, deviation in zip((one, other), deviations, strict=True):
-        believed = deviation if deviation is not None else max(known, default=0.0)
-        variance += believed**2 / sample.count
-    mean = (one.mean + other.mean) / 2
-    if test_images is not None:
-        variance += mean * (1 - mean) / test_images
-    return math.sqrt(variance)
-
-
-def is_within_noise(one: Sample, other: Sample, *, test_images: int | None) -> bool:
-    """Whether two accuracies differ by no more than `NOISE` explains.
-
-    >>> one, other = (Sample(mean=mean, deviation=0.002, count=3) for mean in (0.915, 0.917))
-    >>> is_within_noise(one, other, test_images=10_000)
-    True
-    """
-    # Rounding must not decide: equal to the limit is within.
-    limit = STANDARD_ERRORS * standard_error(one, other, test_images=test_images)
-    return abs(one.mean - other.mean) <= limit * (1 + 1e-9)
 
 
 def paper_accuracy(row: PaperRow | None) -> Sample | None:

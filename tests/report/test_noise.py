@@ -1,0 +1,48 @@
+"""Whether a difference is noise, against SciPy's t-test on the runs themselves."""
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy.stats import ttest_ind
+
+from strucspars.report.measured import Sample, sample_of
+from strucspars.report.noise import is_within_noise, noise_limit
+
+ACCURACIES = st.lists(st.floats(0.1, 0.99), min_size=1, max_size=12)
+
+
+def sampled(values: list[float]) -> Sample:
+    sample = sample_of(values)
+    assert sample is not None
+    return sample
+
+
+@given(ACCURACIES, ACCURACIES)
+def test_noise_is_what_a_t_test_does_not_reject(ours: list[float], theirs: list[float]) -> None:
+    assume(len(ours) + len(theirs) > 2)
+    # Where all runs of a side are alike, SciPy warns of cancellation.
+    assume(all(len(side) == 1 or max(side) - min(side) > 1e-6 for side in (ours, theirs)))
+    p_value = float(ttest_ind(ours, theirs).pvalue)
+    assume(abs(p_value - 0.05) > 1e-9)
+    assert is_within_noise(sampled(ours), sampled(theirs), test_images=10_000) == (p_value > 0.05)
+
+
+def test_single_runs_are_judged_by_the_test_images() -> None:
+    one, other = (Sample(mean=mean, deviation=None, count=1) for mean in (0.90, 0.92))
+    assert noise_limit(one, other, test_images=10_000) == pytest.approx(1.95996 * math.sqrt(0.91 * 0.09 / 10_000), 1e-5)
+    assert not is_within_noise(one, other, test_images=10_000)
+    assert is_within_noise(one, other, test_images=500)
+
+
+def test_single_runs_on_unknown_images_are_noise_only_if_equal() -> None:
+    one, other = (Sample(mean=mean, deviation=None, count=1) for mean in (0.90, 0.9001))
+    assert is_within_noise(one, one, test_images=None)
+    assert not is_within_noise(one, other, test_images=None)
+
+
+def test_runs_that_are_all_alike_make_every_difference_count() -> None:
+    one, other = (Sample(mean=mean, deviation=0.0, count=3) for mean in (0.90, 0.901))
+    assert is_within_noise(one, one, test_images=10_000)
+    assert not is_within_noise(one, other, test_images=10_000)
