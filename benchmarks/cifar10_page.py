@@ -79,8 +79,8 @@ The recipes are the paper's protocol (100 epochs with the penalty, 160 of finetu
 mixed precision instead of full precision. "top-1" is the accuracy on the 10,000 test images after the last epoch, in
 percent, as mean and deviation of n runs, and it is what counts here. "best epoch" is chosen on the test images, which
 flatters; the authors' code reports it, so the paper's accuracies are best compared with that column. A difference is
-called noise up to two standard errors, by the same rule as in `strucspars report`: the deviation of either side by its
-number of runs, and the sampling error of 10,000 test images once."""
+called noise where a t-test at 5 % does not reject it, by the same rule as in `strucspars report`: the deviations of
+both sides are pooled, ours and that of the paper's ten runs."""
 
 
 def recorded() -> Collection:
