@@ -1,12 +1,14 @@
 import copy
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import strucspars as ss
 from strucspars.convert.conversion import convert_, mask_
@@ -454,3 +456,84 @@ def test_a_planned_layer_of_another_kind_is_named_with_its_type() -> None:
     plan = random_plan(nn.Sequential(nn.Conv2d(4, 8, 1)))
     with pytest.raises(ValueError, match="layer '0' is a BatchNorm2d, only Conv1d, Conv2d, Conv3d, Linear can be"):
         convert_(nn.Sequential(nn.BatchNorm2d(8)), plan)
+
+
+def plan_for(model: nn.Module, *layers: str) -> ss.GroupingPlan:
+    """Two groups in random orders for each of these layers."""
+    generator = np.random.default_rng(3)
+    shapes = {name: tuple(model.get_submodule(name).get_parameter("weight").shape) for name in layers}
+    return ss.GroupingPlan(
+        {
+            name: ss.LayerPlan(
+                group_level=2,
+                out_perm=generator.permutation(shape[0]),
+                in_perm=generator.permutation(shape[1]),
+                weight_shape=shape,
+            )
+            for name, shape in shapes.items()
+        }
+    )
+
+
+def biases_shared(model: nn.Sequential) -> None:
+    model[1].bias = model[0].bias
+
+
+def bias_pruned(model: nn.Sequential) -> None:
+    prune.l1_unstructured(model[1], "bias", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def bias_as_buffer(model: nn.Sequential) -> None:
+    bias = model[1].get_parameter("bias").detach()
+    del model[1].bias
+    model[1].register_buffer("bias", bias)
+
+
+@pytest.mark.parametrize("change", [biases_shared, bias_pruned, bias_as_buffer])
+def test_a_bias_that_cannot_change_its_order_is_refused_before_anything_changes(
+    change: Callable[[nn.Sequential], None],
+) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    change(model)
+    plan, images = plan_for(model, "0", "1"), torch.randn(1, 8, 3, 3)
+    before = model(images)
+    with pytest.raises(ValueError, match=r"layer '[01]': its bias is .*; take it off the plan, or keep it dense"):
+        convert_(model, plan)
+    assert torch.equal(model(images), before)
+    # A masked layer keeps the order of its outputs, and with it its bias.
+    assert mask_(model, plan)(images).shape == before.shape
+
+
+class ByKeyword(nn.Module):
+    """Calls its layers as their signatures have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 16, 1), nn.Linear(16, 8)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.second(input=self.first(input=images).mean((2, 3)))
+        return scores
+
+
+def test_layers_may_be_called_by_keyword_as_before() -> None:
+    model, images = ByKeyword(), torch.randn(2, 8, 3, 3)
+    plan = plan_for(model, "first", "second")
+    masked, converted = mask_(copy.deepcopy(model), plan), convert_(copy.deepcopy(model), plan)
+    assert torch.allclose(masked(images), converted(images), atol=1e-6)
+
+
+def test_a_converted_layer_takes_the_same_plan_again_and_no_other() -> None:
+    model, images = ByKeyword(), torch.randn(2, 8, 3, 3)
+    plan = plan_for(model, "first")
+    outputs = convert_(model, plan)(images)
+    assert torch.equal(convert_(model, plan)(images), outputs)
+    layer = plan.layers["first"]
+    for other in (
+        replace(layer, group_level=3),
+        replace(layer, group_level=1),
+        replace(layer, in_perm=np.roll(layer.in_perm, 1)),
+    ):
+        with pytest.raises(ValueError, match="layer 'first' is grouped already, and otherwise than the plan has it"):
+            convert_(model, ss.GroupingPlan({"first": other}))
+    assert torch.equal(model(images), outputs)

@@ -247,3 +247,45 @@ def test_the_check_of_the_graph_notices_a_shuffle_that_is_no_gather(
     first.op_type = "GatherND"
     with pytest.raises(ValueError, match="wrote 1 shuffles of 8 channels as 0 Gather operations"):
         check_one_gather_per_shuffle(written.graph, program.exported)
+
+
+class WithUnusedHead(nn.Module):
+    """Computes something that nobody reads, and selects from a constant table."""
+
+    def __init__(self, shuffled: Shuffled) -> None:
+        super().__init__()
+        self.layer, self.unused = shuffled(), shuffled()
+        self.register_buffer("table", torch.randn(5, 8))
+        self.register_buffer("rows", torch.tensor([3]))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(images)
+        self.unused(features)
+        row = self.get_buffer("table").index_select(0, self.get_buffer("rows"))
+        return features + row.reshape(1, 8, 1, 1)
+
+
+def test_what_no_output_needs_and_what_is_constant_need_no_gather(shuffled: Shuffled, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = WithUnusedHead(shuffled).eval()
+    ss.export_onnx(model, tmp_path / "model.onnx", IMAGES)
+    (outputs,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": IMAGES.numpy()})
+    assert torch.allclose(torch.tensor(outputs), model(IMAGES), atol=1e-5)
+
+
+class Detector(nn.Module):
+    """Lists of tensors under keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(8, 4, 1)
+
+    def forward(self, images: torch.Tensor) -> dict[str, Any]:
+        features = self.layer(images)
+        return {"classes": [features, features + 1], "boxes": {"small": features - 1}}
+
+
+def test_outputs_below_keys_are_called_after_them(tmp_path: Path) -> None:
+    ss.export_onnx(Detector(), tmp_path / "model.onnx", IMAGES)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    assert [output.name for output in session.get_outputs()] == ["classes_0", "classes_1", "boxes_small"]

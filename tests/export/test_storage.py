@@ -2,6 +2,7 @@ import copy
 import json
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,33 @@ def test_a_state_that_is_no_tensor_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="'_extra_state' of the model's state is a dict"):
         ss.save(Extra(2, 2), tmp_path / "extra.safetensors")
+
+
+def test_a_model_that_is_itself_a_grouped_layer_is_saved_and_loaded(tmp_path: Path) -> None:
+    layer = nn.Conv2d(4, 8, 3)
+    ss.convert_(layer, ss.one_shot_plan(layer, target=0.4))
+    ss.save(layer, tmp_path / "layer.safetensors")
+    restored = ss.load(tmp_path / "layer.safetensors", nn.Conv2d(4, 8, 3))
+    assert torch.equal(restored(IMAGES[:, :1].expand(2, 4, 8, 8)), layer(IMAGES[:, :1].expand(2, 4, 8, 8)))
+
+
+def test_a_plan_may_name_a_shared_module_by_its_second_name(tmp_path: Path) -> None:
+    def shared() -> nn.Sequential:
+        layer = nn.Conv2d(8, 8, 1)
+        return nn.Sequential(layer, nn.ReLU(), layer)
+
+    model = shared()
+    found = ss.one_shot_plan(model, target=0.4)
+    plan = replace(found, layers={"2": found.layers["0"]})
+    ss.convert_(model, plan)
+    ss.save(model, tmp_path / "shared.safetensors", plan=plan)
+    images = torch.randn(1, 8, 3, 3)
+    assert torch.equal(ss.load(tmp_path / "shared.safetensors", shared())(images), model(images))
+    both = replace(found, layers={"0": found.layers["0"], "2": found.layers["0"]})
+    with pytest.raises(ValueError, match="layers '0' and '2' of the plan are one shared module; keep one"):
+        ss.save(model, tmp_path / "shared.safetensors", plan=both)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*x\.safetensors: there is no folder .*missing; make"):
+        ss.save(network(), tmp_path / "missing" / "x.safetensors")

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import LayerCount, count_macs
+from strucspars.measure.summary import summary
 from strucspars.nn.masked import mask_module_
 from strucspars.nn.shuffled import group_module_
 
@@ -247,3 +248,29 @@ def test_a_plan_of_another_network_is_refused() -> None:
     plan = GroupingPlan({"0": random_plan(8, 8, 1, 1, level=2)})
     with pytest.raises(ValueError, match=r"layer '0': its weight is \(8, 8, 3, 3\), but the plan was made for"):
         count_macs(model, torch.zeros(1, 8, 4, 4), plan)
+
+
+class Transposed(nn.Module):
+    """Gives its input by keyword, and last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ConvTranspose2d(8, 8, 3, stride=2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        upsampled: torch.Tensor = self.layer(output_size=(10, 10), input=images)
+        return upsampled
+
+
+def test_the_input_is_found_whichever_way_it_is_given() -> None:
+    assert count_macs(Transposed(), torch.zeros(1, 8, 4, 4)).layers["layer"].macs == 8 * 8 * 9 * 16
+
+
+def test_a_plan_may_name_a_shared_module_by_its_second_name() -> None:
+    layer = nn.Conv2d(8, 8, 1, bias=False)
+    model, images = nn.Sequential(layer, layer), torch.zeros(1, 8, 2, 2)
+    plan = GroupingPlan({"1": random_plan(8, 8, 1, 1, level=2)})
+    assert count_macs(model, images, plan=plan).layers["0"] == LayerCount(params=32, macs=256)
+    described = summary(model, images, plan=plan)
+    assert [row.groups.after for row in described.rows] == [2]
+    assert len(described.gathers or ()) == 4

@@ -79,7 +79,7 @@ def test_a_layer_that_is_called_by_keyword_counts() -> None:
             self.layer = ss.ShuffledGroupConv2d(4, 4, 1, groups=2)
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            output: torch.Tensor = self.layer(features=images)
+            output: torch.Tensor = self.layer(input=images)
             return output
 
     assert len(sides(ss.summary(ByKeyword(), torch.zeros(1, 4, 3, 3)))) == 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 from strucspars.nn.selection import LayerRules, Selection, select_layers
 from strucspars.nn.shuffled import ShuffledGroupConv2d
@@ -237,3 +237,21 @@ def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
         assert reason(selection, f"own.{layer}").startswith("OwnLayer reads its weight")
     assert "is a subclass" in reason(selection, "encoder.layers.0.self_attn.out_proj")
     assert reason(selection, "attention.out_proj").startswith("MultiheadAttention reads its weight")
+
+
+def test_a_bias_that_another_module_holds_keeps_a_layer_whole() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1))
+    model[2].bias = model[0].bias
+    selection = select_layers(model)
+    assert names(selection) == []
+    assert reason(selection, "2") == "its bias is shared: '0', '2' hold the same one"
+    with pytest.raises(ValueError, match="no layer of the model can be grouped: its bias is shared"):
+        selection.check_not_empty()
+
+
+def test_a_bias_that_is_no_parameter_keeps_a_layer_whole() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, bias=False))
+    prune.l1_unstructured(model[0], "bias", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
+    selection = select_layers(model)
+    assert names(selection) == ["1"]
+    assert "its bias is no parameter" in reason(selection, "0")

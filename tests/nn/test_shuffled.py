@@ -8,7 +8,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.nn.grouped_weights import dense_weight, grouped_weight, kept_connections
 from strucspars.nn.masked import mask_module_, unmask_module_
-from strucspars.nn.shuffled import ShuffledGroupConv2d, dense_shape, group_module_
+from strucspars.nn.shuffled import ShuffledGroupConv2d, ShuffledGroupConv3d, dense_shape, group_module_
 
 LAYERS_AND_INPUTS = [
     (nn.Conv2d(8, 16, 3), (2, 8, 7, 7)),
@@ -102,3 +102,21 @@ def test_a_grouped_linear_layer_takes_an_empty_batch_and_autocast() -> None:
     assert module(torch.zeros(0, 8)).shape == (0, 16)
     with torch.autocast("cpu", torch.bfloat16):
         assert module(torch.randn(2, 8)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "layout"),
+    [
+        (ss.ShuffledGroupConv2d(8, 16, 3, groups=2), (2, 8, 7, 7), torch.channels_last),
+        (ShuffledGroupConv3d(8, 16, 3, groups=2), (2, 8, 5, 5, 5), torch.channels_last_3d),
+    ],
+)
+def test_shuffles_keep_channels_last(layer: nn.Module, shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    layer.get_buffer("in_perm").copy_(torch.randperm(8))
+    layer.get_buffer("out_inverse").copy_(torch.randperm(16))
+    images = torch.randn(shape)
+    plain = layer(images)
+    assert plain.is_contiguous()
+    last = layer.to(memory_format=layout)(images.contiguous(memory_format=layout))
+    assert last.is_contiguous(memory_format=layout)
+    assert torch.allclose(last, plain, atol=1e-5)

@@ -310,7 +310,7 @@ def test_a_nan_weight_is_named_with_its_layer() -> None:
     [
         ({"target": 1.0}, "target is a removed fraction"),
         ({"epochs": 0}, "epochs must be a whole number from 1 on"),
-        ({"lambda_warmup_epochs": 8}, "lambda_warmup_epochs must be fewer than the 8 epochs"),
+        ({"lambda_warmup_epochs": 7}, "lambda_warmup_epochs must be at most 6 of 8 epochs, got 7"),
         ({"budget": "flops"}, "budget must be one of params, macs"),
         ({"norm": "l3"}, "norm must be one of l1, l2"),
         ({"method": "slow"}, "method must be one of fast, paper, paper-pot"),
@@ -400,3 +400,46 @@ def test_a_coarse_network_says_how_much_more_is_removed_than_asked(caplog: pytes
     for target in (0.25, 0.495, 0.5):
         ss.one_shot_plan(two_layers(), target=target)
     assert "asked for" not in caplog.text
+
+
+def test_numbers_of_numpy_are_as_good_as_plain_ones() -> None:
+    numbers: dict[str, Any] = {"target": np.float64(0.4), "epochs": np.int64(20), "lambda_step": np.float32(1e-3)}
+    levels: dict[str, Any] = {"2": np.int64(2)}
+    config, rules = ss.SparsifyConfig(**numbers), ss.LayerRules(fixed_levels=levels)
+    sparsifier = ss.Sparsifier(network(), config, rules=rules)
+    file = io.BytesIO()
+    torch.save(sparsifier.state_dict(), file)
+    file.seek(0)
+    again = ss.Sparsifier(network(), config, rules=rules)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    assert again.state_dict()["config"] == sparsifier.state_dict()["config"]
+
+
+@pytest.mark.parametrize("key", ["config", "controller", "layers"])
+def test_a_state_that_lacks_something_says_what(key: str) -> None:
+    sparsifier = ss.Sparsifier(network(), CONFIG)
+    state = {name: value for name, value in sparsifier.state_dict().items() if name != key}
+    with pytest.raises(ValueError, match=f"the sparsifier state lacks {key}; give what state_dict"):
+        sparsifier.load_state_dict(state)
+
+
+def test_a_controller_that_lacks_something_is_refused() -> None:
+    sparsifier = ss.Sparsifier(network(), CONFIG)
+    state = sparsifier.state_dict() | {"controller": {"epoch": 1}}
+    with pytest.raises(ValueError, match="must hold epoch, lambda_value, removed_fraction; it has epoch"):
+        sparsifier.load_state_dict(state)
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+def test_a_sparsifier_says_that_its_model_has_been_converted(use: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    ss.convert_(model, sparsifier.plan())
+    model(torch.zeros(1, 3, 4, 4)).sum().backward()
+    with pytest.raises(ValueError, match=r"layer '\d' has been converted: sparse training ends with plan"):
+        getattr(sparsifier, use)()
+
+
+def test_a_one_shot_plan_says_why_nothing_can_be_grouped() -> None:
+    with pytest.raises(ValueError, match="no layer of the model can be grouped: 3 x 3 channels"):
+        ss.one_shot_plan(nn.Sequential(nn.Conv2d(3, 3, 1)), target=0.3)

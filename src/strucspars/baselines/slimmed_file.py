@@ -1,6 +1,5 @@
 """One safetensors file per slimmed network, the channel selection in its metadata. Nothing in it is ever executed."""
 
-import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from strucspars._version import __version__
 from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.baselines.narrowing import check_slimmed, slim_
 from strucspars.export.storage import VERSION_KEY, write_tensors
+from strucspars.nn.copying import copied
 
 SELECTION_KEY = "strucspars.channel_selection"
 
@@ -66,7 +66,7 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
     selection, tensors = _read(path)
     try:
         # A copy goes first: what does not fit shows there, and the caller's model stays whole.
-        trial = slim_(copy.deepcopy(model), selection)
+        trial = slim_(copied(model), selection)
     except ValueError as error:
         raise ValueError(f"cannot load {path}: {error}") from error
     _check_tensors(path, tensors, trial.state_dict())

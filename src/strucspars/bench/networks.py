@@ -4,7 +4,6 @@ Speed does not depend on the weights' values, so that nothing has to be trained:
 and channel orders are random. Random orders are the hardest case for folding.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -18,6 +17,7 @@ from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import undisturbed
 from strucspars.models.catalogue import build_model
+from strucspars.nn.copying import copied
 from strucspars.nn.selection import select_layers
 from strucspars.nn.shuffled import is_grouped
 
@@ -83,7 +83,7 @@ def random_networks(
         for rate in rates
     ]
     compressed = [
-        with_random_norms(convert_(copy.deepcopy(dense), _random_plan(dense, levels, seed)), image_shape, seed=seed)
+        with_random_norms(convert_(copied(dense), _random_plan(dense, levels, seed)), image_shape, seed=seed)
         for levels in all_levels
     ]
     networks = [_dense_network(with_random_norms(dense, image_shape, seed=seed))]
@@ -120,12 +120,12 @@ def without_shuffles(model: Model) -> Model:
     >>> without_shuffles(layer).in_perm
     tensor([0, 1, 2, 3])
     """
-    copied = copy.deepcopy(model)
-    for module in copied.modules():
+    twin = copied(model)
+    for module in twin.modules():
         if is_grouped(module):
             for order in (module.get_buffer("in_perm"), module.get_buffer("out_inverse")):
                 order.copy_(torch.arange(len(order)))
-    return copied
+    return twin
 
 
 def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Model:

@@ -8,13 +8,14 @@ from strucspars.convert.optimizer_state import change_optimizer_state_, check_op
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
-from strucspars.nn.selection import is_plain, owners_of_parameters, readers_of_weights
+from strucspars.nn.selection import is_plain, owners_of_parameters, readers_of_weights, reason_in_the_bias
 from strucspars.nn.shuffled import (
     GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
     dense_shape,
     group_module_,
     is_grouped,
+    is_grouped_as,
     like_memory_format,
 )
 
@@ -23,9 +24,9 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     """Turn the planned layers of a model into group convolutions, in place; returns the model.
 
     What the plan prunes is dropped, so the tensors really shrink. Names, devices, precisions, memory formats, modes,
-    hooks and the parameters' identity stay. Layers of one group and layers that are grouped already stay as they are,
-    masked ones are converted like dense ones. Nothing changes if the plan does not fit the model. A model wrapped for
-    distributed training must be wrapped again afterwards: the wrapper knows the old shapes.
+    hooks and the parameters' identity stay. Layers of one group and layers that this plan grouped already stay as they
+    are, masked ones are converted like dense ones. Nothing changes if the plan does not fit the model. A model wrapped
+    for distributed training must be wrapped again afterwards: the wrapper knows the old shapes.
 
     Args:
         model: any module; no graph is traced.
@@ -93,13 +94,16 @@ def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
 def _layers_to_convert(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
     """The layers to change, none of which has to keep its shape."""
     changes = _layers_to_change(model, plan)
-    readers = readers_of_weights(model)
+    readers, owners = readers_of_weights(model), owners_of_parameters(model)
     for name, (module, _) in changes.items():
         if module in readers:
             raise ValueError(
                 f"layer {name!r}: {readers[module]} reads its weight itself, and cannot do with a smaller one; "
                 "take it off the plan, or keep it dense with mask_"
             )
+        reason = reason_in_the_bias(module, owners)
+        if reason is not None:
+            raise ValueError(f"layer {name!r}: {reason}; take it off the plan, or keep it dense with mask_")
     return changes
 
 
@@ -122,7 +126,10 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[n
     changes: dict[str, tuple[nn.Module, LayerPlan]] = {}
     seen = set()
     for name, module in planned_modules(model, plan).items():
-        if plan.layers[name].group_level == 1 or is_grouped(module):
+        if is_grouped(module):
+            _check_grouped_alike(name, module, plan.layers[name])
+            continue
+        if plan.layers[name].group_level == 1:
             continue
         _check_groupable(name, module)
         if module in seen or len(owners[id(module.get_parameter("weight"))]) > 1:
@@ -130,6 +137,14 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[n
         seen.add(module)
         changes[name] = module, plan.layers[name]
     return changes
+
+
+def _check_grouped_alike(name: str, module: nn.Module, layer: LayerPlan) -> None:
+    if not is_grouped_as(module, layer):
+        raise ValueError(
+            f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network anew and "
+            "convert that, or take the layer off the plan"
+        )
 
 
 def _check_weight(name: str, module: nn.Module) -> None:

@@ -1,8 +1,12 @@
 """What counts as a whole number, a number and a fraction; and the errors that say so."""
 
-from typing import TypeGuard
+import dataclasses
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:
@@ -34,3 +38,11 @@ def checked_target(value: float) -> float:
     if not is_number(value) or not 0 <= value < 1:
         raise ValueError(f"target is a removed fraction and must lie in [0, 1), got {value!r}")
     return float(value)
+
+
+def make_plain_(options: "DataclassInstance") -> None:
+    """Turn numpy's numbers among the options into Python's, which every file format and every comparison knows."""
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, np.generic):
+            object.__setattr__(options, field.name, value.item())

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from strucspars.core.checks import checked_at_least, checked_fraction, checked_target, is_number
+from strucspars.core.checks import checked_at_least, checked_fraction, checked_target, is_number, make_plain_
 
 # The paper's step, for its CIFAR-10 schedule of 100 epochs of 782 steps at learning rate 0.1.
 PAPER_LAMBDA_STEP = 2e-6
@@ -34,15 +34,25 @@ class LambdaSchedule:
     raise_above_target: bool = False
 
     def __post_init__(self) -> None:
+        make_plain_(self)
         checked_target(self.target)
         checked_at_least("epochs", self.epochs, 1)
         if not is_number(self.lambda_step) or not 0 < self.lambda_step < math.inf:
             raise ValueError(f"lambda_step must be positive and finite, got {self.lambda_step!r}")
-        if checked_at_least("warmup_epochs", self.warmup_epochs, 0) >= self.epochs:
+        if checked_at_least("warmup_epochs", self.warmup_epochs, 0) > longest_warmup(self.epochs):
             raise ValueError(
-                f"warmup_epochs must be fewer than the {self.epochs} epochs, got {self.warmup_epochs}: "
-                "lambda would stay 0 throughout"
+                f"warmup_epochs must be at most {longest_warmup(self.epochs)} of {self.epochs} epochs, got "
+                f"{self.warmup_epochs}: lambda would stay 0 throughout"
             )
+
+
+def longest_warmup(epochs: int) -> int:
+    """The longest warm-up that leaves lambda an epoch to act in: it rises after the next one, for the one after that.
+
+    >>> longest_warmup(100), longest_warmup(1)
+    (98, 0)
+    """
+    return max(0, epochs - 2)
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class LambdaState:
     removed_fraction: float = 0.0
 
     def __post_init__(self) -> None:
+        make_plain_(self)
         checked_at_least("epoch", self.epoch, 0)
         if not is_number(self.lambda_value) or not 0 <= self.lambda_value < math.inf:
             raise ValueError(f"lambda_value must be finite and not negative, got {self.lambda_value!r}")

@@ -39,9 +39,7 @@ def importance_matrix(weight: npt.ArrayLike, norm: Norm = "l1") -> FloatArray:
     kernels = np.abs(values.reshape(*values.shape[:2], -1))
     largest = float(kernels.max())
     if not np.isfinite(largest * kernels.size):
-        raise ValueError(
-            f"weight of shape {values.shape} holds NaN, infinite or overflowing values; check the training"
-        )
+        raise ValueError("weight holds NaN, infinite or overflowing values; check the training")
     if norm == "l1" or largest == 0:
         return np.asarray(kernels.sum(axis=2))
     # Squares of tiny or huge weights would leave the range of numbers; those of ratios to the largest do not.

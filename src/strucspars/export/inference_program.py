@@ -1,6 +1,5 @@
 """What every export starts from: the folded network as a program of torch.export, and all that its check needs."""
 
-import copy
 import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from strucspars.export.value_names import chosen_input_names, chosen_output_name
 from strucspars.measure.counting import ExampleInputs, undisturbed
 from strucspars.measure.folded import gathers_in_folded_pass, is_folded
 from strucspars.measure.gathers import RemainingGather
+from strucspars.nn.copying import copied
 
 VERSION_KEY = "strucspars.version"
 PLAN_HASH_KEY = "strucspars.plan_sha256"
@@ -74,7 +74,7 @@ def inference_program(
     _check_names(model)
     batch = example_batch(example_inputs, dynamic_batch=dynamic_batch)
     chosen_inputs = chosen_input_names(model, len(batch.arguments), input_names)
-    reference = copy.deepcopy(model).cpu()
+    reference = copied(model).cpu()
     with undisturbed(reference):
         outputs = reference(*(tensor.clone() for tensor in batch.arguments))
     chosen_outputs = chosen_output_names(outputs, output_names, input_names=chosen_inputs)

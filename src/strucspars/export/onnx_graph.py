@@ -74,7 +74,8 @@ def count_axes_from_the_end_(graph: onnx.GraphProto) -> None:
 def check_one_gather_per_shuffle(graph: onnx.GraphProto, exported: torch.export.ExportedProgram) -> None:
     """Raise a `ValueError` unless every `index_select` by a constant order became one Gather by that order.
 
-    The exporter may merge two that are the same; other ways to write them are several times slower.
+    The exporter may merge two that are the same, and drops what no output needs; other ways to write them are several
+    times slower.
     """
     wanted, found = selected_orders(exported), gathered_orders(graph)
     for order, number in wanted.items():
@@ -86,11 +87,11 @@ def check_one_gather_per_shuffle(graph: onnx.GraphProto, exported: torch.export.
 
 
 def selected_orders(exported: torch.export.ExportedProgram) -> Counter[Order]:
-    """How often a program selects by each constant order."""
+    """How often a program selects by each constant order on the way from its inputs to its outputs."""
     signature = exported.graph_signature
     constants = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
     orders: Counter[Order] = Counter()
-    for node in exported.graph.nodes:
+    for node in _on_the_way(exported):
         index = node.args[2] if node.target is torch.ops.aten.index_select.default else None
         if isinstance(index, torch.fx.Node) and index.name in constants:
             name = constants[index.name]
@@ -98,6 +99,19 @@ def selected_orders(exported: torch.export.ExportedProgram) -> Counter[Order]:
             assert isinstance(tensor, torch.Tensor)
             orders[tuple(tensor.tolist())] += 1
     return orders
+
+
+def _on_the_way(exported: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes that depend on an input, and that an output depends on: neither constant nor unused."""
+    varying, needed = set(exported.graph_signature.user_inputs), set()
+    nodes = list(exported.graph.nodes)
+    for node in nodes:
+        if any(source.name in varying for source in node.all_input_nodes):
+            varying.add(node.name)
+    for node in reversed(nodes):
+        if node.op == "output" or node in needed:
+            needed.update(node.all_input_nodes)
+    return [node for node in nodes if node.name in varying and node in needed]
 
 
 def gathered_orders(graph: onnx.GraphProto) -> Counter[Order]:

@@ -19,6 +19,7 @@ from strucspars._version import __version__
 from strucspars.convert.conversion import check_fits, convert_
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.plan import GroupingPlan
+from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import DENSE_TYPES
 from strucspars.nn.shuffled import is_grouped, order_buffers
 
@@ -50,9 +51,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     """
     path = Path(path)
     present = model_plan(model)
-    if plan is None:
-        plan = present
-    elif {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
+    plan = present if plan is None else under_first_names(model, plan)
+    if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
         raise ValueError(
             "the plan is not the one that the model was converted with; leave it out or give the right one"
         )
@@ -73,6 +73,8 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
             file.write(serialised(separate, metadata))
             os.fsync(file.fileno())
         unfinished.replace(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; make it first") from error
     except SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
@@ -150,10 +152,15 @@ def _expected_tensors(model: nn.Module, plan: GroupingPlan) -> dict[str, torch.T
         out_channels, in_channels, *kernel = layer.weight_shape
         # A shared module stands in the state under each of its names.
         for alias in names[model.get_submodule(name)] if layer.group_level > 1 else ():
-            weight = expected[f"{alias}.weight"]
-            expected[f"{alias}.weight"] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
-            expected |= {f"{alias}.{order}": perm.to("meta") for order, perm in order_buffers(layer).items()}
+            weight = expected[_key(alias, "weight")]
+            expected[_key(alias, "weight")] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
+            expected |= {_key(alias, order): perm.to("meta") for order, perm in order_buffers(layer).items()}
     return expected
+
+
+def _key(module: str, tensor: str) -> str:
+    """The name of a module's tensor in the state; the model itself has no name."""
+    return f"{module}.{tensor}" if module else tensor
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
@@ -173,5 +180,5 @@ def _check_orders(path: Path, tensors: Mapping[str, torch.Tensor], plan: Groupin
     """The stored orders must be the plan's: an index out of range would read foreign memory on some devices."""
     for name, layer in plan.layers.items():
         for order, perm in order_buffers(layer).items() if layer.group_level > 1 else ():
-            if not torch.equal(tensors[f"{name}.{order}"], perm):
+            if not torch.equal(tensors[_key(name, order)], perm):
                 raise ValueError(f"{path}: {name!r} has an {order} that contradicts the plan; the file is damaged")

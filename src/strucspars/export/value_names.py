@@ -37,7 +37,12 @@ def chosen_input_names(model: nn.Module, num_inputs: int, given: Sequence[str] |
 
 
 def chosen_output_names(outputs: object, given: Sequence[str] | None, *, input_names: Sequence[str]) -> tuple[str, ...]:
-    """The names that were given, or the keys of a dictionary of tensors, or "output", "output_1" and so on."""
+    """The names that were given, or the keys of a dictionary, or "output", "output_1" and so on.
+
+    >>> one = torch.zeros(1)
+    >>> chosen_output_names({"boxes": [one, one], "mask": one}, None, input_names=["images"])
+    ('boxes_0', 'boxes_1', 'mask')
+    """
     num_outputs = len(output_tensors(outputs))
     if not num_outputs:
         raise ValueError("the network puts out no tensor; there is nothing to export")
@@ -47,14 +52,23 @@ def chosen_output_names(outputs: object, given: Sequence[str] | None, *, input_n
         if both:
             raise ValueError(f"{both[0]!r} names an input and an output; give them different names")
         return names
-    if isinstance(outputs, Mapping) and all(isinstance(part, torch.Tensor) for part in outputs.values()):
-        keys = tuple(str(key) for key in outputs)
-        if all(keys) and len(set(keys) - set(input_names)) == num_outputs:
+    if isinstance(outputs, Mapping) and all(map(str, outputs)):
+        keys = tuple(key for key, part in outputs.items() for key in _names_below(str(key), part))
+        if len(set(keys) - set(input_names)) == num_outputs:
             return keys
     stem = "output"
     while any(name == stem or name.startswith(f"{stem}_") for name in input_names):
         stem = f"network_{stem}"
     return (stem, *(f"{stem}_{place}" for place in range(1, num_outputs)))
+
+
+def _names_below(key: str, part: object) -> list[str]:
+    """Names of the tensors of one entry: its key, followed by the keys and places on the way to each tensor."""
+    if isinstance(part, torch.Tensor):
+        return [key]
+    assert isinstance(part, Mapping | list | tuple), "output_tensors has seen to it"
+    entries = part.items() if isinstance(part, Mapping) else enumerate(part)
+    return [name for below, entry in entries for name in _names_below(f"{key}_{below}", entry)]
 
 
 def _checked(argument: str, names: Sequence[str], wanted: int) -> tuple[str, ...]:

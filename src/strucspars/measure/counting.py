@@ -127,7 +127,7 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
     uses: Counter[nn.Module] = Counter()
 
     def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
-        uses[module] += _uses_of_each_weight(module, (*args, *kwargs.values()), outputs)
+        uses[module] += _uses_of_each_weight(module, args[0] if args else kwargs["input"], outputs)
 
     with ExitStack() as hooks:
         for module in (*layers, *batch_norms):
@@ -138,13 +138,13 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
     return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
 
 
-def _uses_of_each_weight(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: torch.Tensor) -> int:
+def _uses_of_each_weight(module: nn.Module, inputs: torch.Tensor, outputs: torch.Tensor) -> int:
     """Positions of the output in one call, of the input if the layer is transposed; all elements of a batch norm."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return outputs.numel()
     out_channels, in_channels = channels(module)
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return inputs[0].numel() // in_channels
+        return inputs.numel() // in_channels
     # A linear layer may have no outputs at all.
     return outputs.numel() // max(out_channels, 1)
 

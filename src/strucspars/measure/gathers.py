@@ -63,7 +63,7 @@ def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = N
     noted: list[RemainingGather] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
-        inputs = (*args, *kwargs.values())[0]
+        inputs = args[0] if args else kwargs["input"]
         noted.extend(_two_shuffles(names[module], orders[module], inputs.nbytes, outputs.nbytes))
 
     with ExitStack() as hooks:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import MASKED_TYPES
 from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, GroupLinear, dense_shape, is_grouped
 
@@ -53,8 +54,8 @@ class LayerForm:
 def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerForm]:
     """Every convolution and linear layer by name; shared modules once, under their first name.
 
-    A layer that the plan names is described as the grouped layer it would become, be it dense or masked. One that is
-    grouped already stays as it is.
+    A layer that the plan names, by whichever of its names, is described as the grouped layer it would become, be it
+    dense or masked. One that is grouped already stays as it is.
 
     Raises:
         ValueError: a layer is lazy, or the plan belongs to another network.
@@ -64,6 +65,7 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     """
     _refuse_lazy_modules(model)
     modules = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS_WITH_CHANNELS)}
+    plan = None if plan is None else under_first_names(model, plan)
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
     _check_types(planned, modules)
     forms = {name: _layer_form(module, planned.get(name)) for name, module in modules.items()}

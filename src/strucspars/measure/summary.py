@@ -21,6 +21,7 @@ from strucspars.measure.folded import gathers_in_folded_pass, is_folded
 from strucspars.measure.gathers import RemainingGather, noted_shuffles
 from strucspars.measure.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
 from strucspars.measure.text_table import Column, text_table
+from strucspars.nn.first_names import under_first_names
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import SkippedLayer, is_plain, select_layers
 from strucspars.nn.shuffled import is_grouped
@@ -116,7 +117,7 @@ def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan:
     MACs         16,992
     paper FLOPs  16,992
     """
-    planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
+    planned: Mapping[str, LayerPlan] = {} if plan is None else under_first_names(model, plan).layers
     with undisturbed(model), noted_shuffles(model, planned) as shuffles:
         forms = layer_forms(model, plan)
         trace = None if example_inputs is None else trace_forward(model, forms, example_inputs)

@@ -18,8 +18,8 @@ from strucspars.nn.grouped_weights import kept_connections
 class _MaskedConv(nn.modules.conv._ConvNd):
     mask: torch.Tensor
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        convolved: torch.Tensor = self._conv_forward(features, self.weight * self.mask, self.bias)
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        convolved: torch.Tensor = self._conv_forward(input, self.weight * self.mask, self.bias)
         return convolved
 
 
@@ -40,9 +40,9 @@ class MaskedLinear(nn.Linear):
 
     mask: torch.Tensor
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The dense layer with the pruned connections cut."""
-        return functional.linear(features, self.weight * self.mask, self.bias)
+        return functional.linear(input, self.weight * self.mask, self.bias)
 
 
 MASKED_TYPES: dict[type[nn.Module], type[nn.Module]] = {

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from strucspars.core.checks import checked_at_least
+from strucspars.core.checks import checked_at_least, make_plain_
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.nn.masked import MASKED_TYPES
 from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, is_grouped
@@ -52,10 +52,12 @@ class LayerRules:
             if layer_type not in GROUPED_TYPES:
                 known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
                 raise ValueError(f"layer_types may hold {known}; got {layer_type!r}")
+        make_plain_(self)
         checked_at_least("min_channels_per_group", self.min_channels_per_group, 1)
         for option in ("fixed_levels", "largest_levels"):
-            for pattern, level in getattr(self, option).items():
-                checked_at_least(f"{option}[{pattern!r}]", level, 1)
+            levels = getattr(self, option).items()
+            plain = {pattern: checked_at_least(f"{option}[{pattern!r}]", level, 1) for pattern, level in levels}
+            object.__setattr__(self, option, plain)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,12 @@ class Selection:
 
     layers: tuple[SelectedLayer, ...]
     skipped: tuple[SkippedLayer, ...]
+
+    def check_not_empty(self) -> None:
+        """Raise a `ValueError` with all reasons if nothing may be grouped."""
+        if not self.layers:
+            reasons = {skipped.reason for skipped in self.skipped}
+            raise ValueError(f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}")
 
 
 def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_fn: FilterFn | None = None) -> Selection:
@@ -188,7 +196,25 @@ def _reason_in_the_weight(
         limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
         return f"{out_channels} x {in_channels} channels: {limit} one group only"
     others = [owner for owner in owners[id(layer.weight)] if owner != name]
-    return f"its weight is shared with {others[0]!r}" if others else None
+    return f"its weight is shared with {others[0]!r}" if others else reason_in_the_bias(module, owners)
+
+
+def reason_in_the_bias(module: nn.Module, owners: Mapping[int, list[str]]) -> str | None:
+    """Why the outputs of a layer cannot change their order, or None. Its bias has to change with them.
+
+    Args:
+        module: a convolution or linear layer.
+        owners: of all parameters of the network, see `owners_of_parameters`.
+    """
+    if module.bias is None:
+        return None
+    if "bias" not in module._parameters:
+        return "its bias is no parameter, or recomputed before every call (pruning): make it one first"
+    bias = module.get_parameter("bias")
+    if not is_plain(bias):
+        return f"its bias is a {type(bias).__name__}, not a plain tensor"
+    holders = owners[id(bias)]
+    return f"its bias is shared: {', '.join(map(repr, holders))} hold the same one" if len(holders) > 1 else None
 
 
 def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:

@@ -33,11 +33,11 @@ class _Shuffled(nn.Module):
         self.register_buffer("in_perm", torch.arange(in_channels, device=device))
         self.register_buffer("out_inverse", torch.arange(out_channels, device=device))
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shuffle, compute by groups, shuffle back."""
-        shuffled = features.index_select(self.channel_dim, self.in_perm)
+        shuffled = select_channels(input, self.channel_dim, self.in_perm)
         computed: torch.Tensor = super().forward(shuffled)
-        return computed.index_select(self.channel_dim, self.out_inverse)
+        return select_channels(computed, self.channel_dim, self.out_inverse)
 
 
 class ShuffledGroupConv1d(_Shuffled, nn.Conv1d):
@@ -73,10 +73,10 @@ class GroupLinear(nn.Linear):
         super().__init__(in_features // groups, out_features, bias)
         self.in_features, self.groups = in_features, groups
 
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Every group of the inputs times its own block of the weight."""
         in_width = self.in_features // self.groups
-        by_group = features.reshape(*features.shape[:-1], self.groups, in_width)
+        by_group = input.reshape(*input.shape[:-1], self.groups, in_width)
         weight = self.weight.view(self.groups, -1, in_width)
         outputs = torch.einsum("...gi,goi->...go", by_group, weight).flatten(-2)
         return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
@@ -104,6 +104,19 @@ GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
 LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
 
 
+def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
+    """The channels in this order, laid out in memory as they were: selecting alone would forget channels last.
+
+    >>> features = torch.zeros(1, 4, 5, 5).contiguous(memory_format=torch.channels_last)
+    >>> select_channels(features, -3, torch.arange(4)).is_contiguous(memory_format=torch.channels_last)
+    True
+    """
+    channels_last = features.movedim(dim, -1)
+    if channels_last.is_contiguous() and not features.is_contiguous():
+        return channels_last.index_select(-1, order).movedim(-1, dim)
+    return features.index_select(dim, order)
+
+
 def is_grouped(module: nn.Module) -> bool:
     """Whether the layer is one of ours, grouped already."""
     return isinstance(module, _Shuffled)
@@ -125,6 +138,13 @@ def dense_shape(module: nn.Module) -> tuple[int, ...]:
 def order_buffers(layer: LayerPlan) -> dict[str, torch.Tensor]:
     """The buffers of a grouped layer by name: how inputs are read, and how outputs are brought back."""
     return {"in_perm": torch.tensor(layer.in_perm), "out_inverse": torch.tensor(inverse(layer.out_perm))}
+
+
+def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
+    """Whether a grouped layer is the one that the plan makes. On the meta device its orders cannot be looked at."""
+    pairs = [(module.get_buffer(name), order) for name, order in order_buffers(layer).items()]
+    same_orders = all(present.is_meta or torch.equal(present.cpu(), order) for present, order in pairs)
+    return same_orders and cast(nn.Conv2d, module).groups == layer.num_groups
 
 
 def group_module_(module: nn.Module, layer: LayerPlan) -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import get_args
 
 from strucspars.core.budget import Budget
-from strucspars.core.checks import checked_at_least, checked_fraction
-from strucspars.core.controller import LambdaSchedule, default_lambda_step
+from strucspars.core.checks import checked_at_least, checked_fraction, make_plain_
+from strucspars.core.controller import LambdaSchedule, default_lambda_step, longest_warmup
 from strucspars.core.hierarchy import group_penalty
 from strucspars.core.importance import Norm
 from strucspars.core.learning import Method
@@ -50,6 +50,7 @@ class SparsifyConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        make_plain_(self)
         for name, value, choices in (
             ("budget", self.budget, get_args(Budget)),
             ("norm", self.norm, get_args(Norm)),
@@ -62,10 +63,10 @@ class SparsifyConfig:
         checked_at_least("seed", self.seed, 0)
         group_penalty(0, decay=self.decay)
         checked_at_least("epochs", self.epochs, 1)
-        if checked_at_least("lambda_warmup_epochs", self.lambda_warmup_epochs, 0) >= self.epochs:
+        if checked_at_least("lambda_warmup_epochs", self.lambda_warmup_epochs, 0) > longest_warmup(self.epochs):
             raise ValueError(
-                f"lambda_warmup_epochs must be fewer than the {self.epochs} epochs, got {self.lambda_warmup_epochs}: "
-                "nothing would be penalised"
+                f"lambda_warmup_epochs must be at most {longest_warmup(self.epochs)} of {self.epochs} epochs, got "
+                f"{self.lambda_warmup_epochs}: nothing would be penalised"
             )
         _ = self.schedule  # checks the rest
 

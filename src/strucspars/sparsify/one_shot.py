@@ -58,6 +58,8 @@ def one_shot_plan(
     )
     config, rules = with_one_width(config, rules or LayerRules())
     selection = select_layers(model, rules, filter_fn=filter_fn)
+    if target > 0:
+        selection.check_not_empty()
     size = network_size(model, example_inputs, budget)
 
     def decide() -> GroupingPlan:

@@ -17,6 +17,7 @@ from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.measure.counting import ExampleInputs
 from strucspars.nn.selection import FilterFn, LayerRules, Selection, select_layers
+from strucspars.nn.shuffled import is_grouped
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.group_width import threshold_for_target, with_one_width
@@ -68,9 +69,7 @@ class Sparsifier:
         self.config = config
         self._executor = executor
         self.selection: Selection = select_layers(model, rules, filter_fn=filter_fn)
-        if not self.selection.layers:
-            reasons = {skipped.reason for skipped in self.selection.skipped}
-            raise ValueError(f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}")
+        self.selection.check_not_empty()
         self._size = network_size(model, example_inputs, config.budget)
         self._penalty = StructuredPenalty([layer.weight for layer in self.selection.layers], config.norm)
         self._controller = LambdaState()
@@ -86,18 +85,27 @@ class Sparsifier:
 
     def penalty(self) -> torch.Tensor:
         """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3)."""
-        return self._penalty.value()
+        try:
+            return self._penalty.value()
+        except RuntimeError:
+            self._check_dense()
+            raise
 
     def regularize_(self) -> None:
         """Add the penalty's gradient to the gradients instead: once per optimizer step, after `backward()`.
 
         With a `GradScaler` call it after `scaler.unscale_(optimizer)`: the penalty is not scaled.
         """
-        self._penalty.add_gradient_()
+        try:
+            self._penalty.add_gradient_()
+        except RuntimeError:
+            self._check_dense()
+            raise
 
     def end_epoch(self) -> EpochReport:
         """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7)."""
         begin = time.perf_counter()
+        self._check_dense()
         before = self._states
         # Lambda's state comes along: a rank that resumed from elsewhere is brought back into step.
         self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
@@ -117,6 +125,7 @@ class Sparsifier:
         Raises:
             ValueError: the target cannot be reached; the message names what can.
         """
+        self._check_dense()
 
         def decide() -> GroupingPlan:
             return plan_for_target(self.selection.layers, self._learned_states(self._states), self._size, self.config)
@@ -149,6 +158,9 @@ class Sparsifier:
             raise ValueError(
                 f"cannot read sparsifier state of version {version!r}; this one reads up to {STATE_VERSION}"
             )
+        missing = sorted({"config", "controller", "layers"} - set(state))
+        if missing:
+            raise ValueError(f"the sparsifier state lacks {', '.join(missing)}; give what state_dict() returned")
         if state["config"] != asdict(self.config):
             different = sorted(
                 name for name, value in asdict(self.config).items() if state["config"].get(name) != value
@@ -157,7 +169,7 @@ class Sparsifier:
         names = [layer.name for layer in self.selection.layers]
         if list(state["layers"]) != names:
             raise ValueError(f"the state belongs to the layers {list(state['layers'])}, the model has {names}")
-        controller = LambdaState(**state["controller"])
+        controller = _restored_controller(state["controller"])
         self._states = [self._restored_state(index, state["layers"][name]) for index, name in enumerate(names)]
         self._controller = controller
         self._set_strengths_()
@@ -174,6 +186,15 @@ class Sparsifier:
             group_level=checked_group_level(saved["group_level"], out_channels, in_channels),
         )
 
+    def _check_dense(self) -> None:
+        """Raise a `ValueError` where the model has been converted: what is grouped has nothing left to penalise."""
+        for layer in self.selection.layers:
+            if is_grouped(layer.module):
+                raise ValueError(
+                    f"layer {layer.name!r} has been converted: sparse training ends with plan(); leave the Sparsifier "
+                    "out of finetuning"
+                )
+
     def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
         return learned_states(self.selection.layers, self.config, previous, self._executor)
 
@@ -188,3 +209,11 @@ class Sparsifier:
         for index, (layer, state) in enumerate(zip(self.selection.layers, self._states, strict=True)):
             strength = penalty_strength(layer, state, decay=self.config.decay, lambda_value=self.lambda_value)
             self._penalty.set_strength_(index, strength)
+
+
+def _restored_controller(saved: Mapping[str, Any]) -> LambdaState:
+    wanted = asdict(LambdaState())
+    if set(saved) != set(wanted):
+        present = ", ".join(saved) or "nothing"
+        raise ValueError(f"the state's controller must hold {', '.join(wanted)}; it has {present}")
+    return LambdaState(**saved)

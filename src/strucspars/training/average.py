@@ -1,9 +1,9 @@
 """An exponential moving average of a network's weights (EMA)."""
 
-import copy
-
 import torch
 from torch import nn
+
+from strucspars.nn.copying import copied
 
 
 class AveragedModel:
@@ -13,7 +13,7 @@ class AveragedModel:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.model = copied(model).requires_grad_(False).eval()
         self._decay = decay
         sources, averages = list(model.state_dict().values()), list(self.model.state_dict().values())
         pairs = list(zip(averages, sources, strict=True))

@@ -473,3 +473,24 @@ def test_the_report_is_a_table_with_a_total() -> None:
 def test_a_graph_of_someone_else_has_no_report() -> None:
     with pytest.raises(ValueError, match="no report of fold"):
         ss.fold_report(fx.symbolic_trace(nn.Sequential(dense())))
+
+
+class ByKeyword(nn.Module):
+    """Calls its layers by keyword."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            images = layer(input=images)
+        return images
+
+
+def test_calls_by_keyword_fold_like_others() -> None:
+    model = randomised(ByKeyword(dense(), shuffled(), nn.BatchNorm2d(CHANNELS), nn.ReLU(), dense()))
+    folded = ss.fold(model, IMAGES)
+    assert torch.allclose(folded(IMAGES), model(IMAGES), atol=1e-4)
+    report = ss.fold_report(folded)
+    assert (len(report.gathers), report.num_kept_batch_norms) == (0, 0)

@@ -22,6 +22,7 @@ from strucspars.measure.counting import ExampleInputs, as_arguments, undisturbed
 from strucspars.measure.folded import PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded
 from strucspars.measure.gathers import shuffles_in_pass
 from strucspars.measure.random_inputs import random_arguments
+from strucspars.nn.copying import copied
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +106,11 @@ def _wrong_in_double(model: nn.Module, arguments: tuple[Any, ...], min_width: in
 
 def _inference_copy(model: nn.Module) -> nn.Module:
     """A copy in eval mode with tensors of its own, masked layers as the dense ones they stand for."""
-    copied = copy.deepcopy(model)
-    unmask_(copied)
-    for module in copied.modules():
+    twin = copied(model)
+    unmask_(twin)
+    for module in twin.modules():
         module.training = False
-    return copied
+    return twin
 
 
 def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
@@ -142,18 +143,18 @@ def _widened_copy(
     model: nn.Module, arguments: tuple[Any, ...], expected: object, min_width: int
 ) -> tuple[nn.Module, tuple[WidenedLayer, ...]]:
     """A copy with wide groups and its widened layers; the model itself if it does not compute the same then."""
-    copied = copy.deepcopy(model)
+    twin = copied(model)
     try:
-        names = [name for name, _ in copied.named_modules()]
-        widened = widen_groups_(copied, names, widen_groups_below=min_width)
-        wrong = difference(copied(*_fresh(arguments)), expected) if widened else ""
+        names = [name for name, _ in twin.named_modules()]
+        widened = widen_groups_(twin, names, widen_groups_below=min_width)
+        wrong = difference(twin(*_fresh(arguments)), expected) if widened else ""
     # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
     except Exception as error:
         wrong = _first_line(error)
     if wrong:
         logger.warning("the groups stay as narrow as they are, since the network looks at them: %s", wrong)
         return model, ()
-    return copied, widened
+    return twin, widened
 
 
 def _first_line(error: Exception) -> str:

@@ -50,6 +50,7 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     graph = tracer.trace(root, _fixed_arguments(root, arguments))
     graph_module = FoldedGraph(root, graph, type(model).__name__)
     _separate_calls_(graph_module)
+    _name_no_inputs_(graph_module)
     ShapeProp(graph_module).propagate(*arguments)
     return graph_module
 
@@ -117,6 +118,17 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
         if calls[id(module)] > 1 or any(owners[id(tensor)] > 1 or id(tensor) in read for tensor in tensors):
             node.target = free_name(graph_module, node.target)
             graph_module.add_submodule(node.target, copy.deepcopy(module))
+
+
+def _name_no_inputs_(graph_module: fx.GraphModule) -> None:
+    """Write `layer(input=x)` as `layer(x)`, which is what everything else here looks for."""
+    for node in graph_module.graph.nodes:
+        if node.op != "call_module" or node.args or "input" not in node.kwargs:
+            continue
+        module = graph_module.get_submodule(node.target)
+        if has_plain_forward(module) and next(iter(inspect.signature(module.forward).parameters)) == "input":
+            node.args = (node.kwargs["input"],)
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "input"}
 
 
 def attribute(graph_module: fx.GraphModule, name: str) -> Any:

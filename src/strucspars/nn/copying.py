@@ -1,0 +1,37 @@
+"""Copies of networks that have been used."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def copied(model: Model) -> Model:
+    """A deep copy with tensors of its own.
+
+    A module may keep what it computed last: features, an auxiliary loss, a weight-normed weight. PyTorch refuses to
+    copy tensors with a history, so those are copied without it.
+
+    >>> model = nn.Conv2d(2, 2, 1)
+    >>> model.last = model(torch.zeros(1, 2, 1, 1))
+    >>> copied(model).last.requires_grad
+    False
+    """
+    kept = (tensor for module in model.modules() for tensor in _tensors_in(vars(module)))
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf})
+
+
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in containers of any depth; modules are looked at one by one."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors_in(part)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            yield from _tensors_in(part)
