@@ -276,6 +276,23 @@ def test_latencies_of_other_hardware_are_not_plotted(template: RunData) -> None:
     assert "batch 1, 1 thread" in figure.caption
 
 
+def test_latencies_of_another_batch_are_not_plotted(template: RunData) -> None:
+    runs = [
+        benched(finished(template, "demo", 0.9), bench_row(form="compressed", ms=5.0)),
+        benched(finished(template, "demo-dense", 0.9), bench_row(form="dense", ms=300.0, batch=64)),
+    ]
+    points = points_of(experiments_of(runs))
+    assert [point.costs.get("latency_ms") for point in points] == [5.0, None]
+
+
+def test_a_point_has_the_mean_cost_of_its_runs(template: RunData) -> None:
+    runs = [finished(template, "demo", 0.9, seed=seed) for seed in (0, 1)]
+    assert runs[1].summary is not None
+    other = replace(runs[1].summary, params=BeforeAfter(219_482, 120_394))
+    (point,) = points_of(experiments_of([runs[0], replace(runs[1], summary=other)]))
+    assert point.costs["params"] == (130_394 + 120_394) / 2
+
+
 def test_times_that_are_no_numbers_are_left_out(template: RunData) -> None:
     row = bench_row(form="compressed", ms=5.0)
     assert row.timing is not None

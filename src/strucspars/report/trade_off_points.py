@@ -1,5 +1,6 @@
 """Accuracy and cost of experiments, and of what the paper has to compare them with, as points (Fig. 3)."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,8 @@ from strucspars.training.paper_rows import PAPER_ROWS
 
 Source = Literal["ours", "paper"]
 Cost = Literal["params", "macs", "paper_flops", "latency_ms"]
+# Machine, batch and threads: times stand on one axis only if they were measured alike.
+Conditions = tuple[Mapping[str, object], int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +43,8 @@ class Point:
 
 def points_of(experiments: Sequence[Experiment]) -> tuple[Point, ...]:
     """Our experiments, and the paper's points of the same networks."""
-    hardware = _common_hardware(experiments)
-    ours = [_own_point(experiment, hardware) for experiment in experiments]
+    conditions = _common_conditions(experiments)
+    ours = [_own_point(experiment, conditions) for experiment in experiments]
     networks = dict.fromkeys(_paper_network(experiment.first.name) for experiment in experiments)
     papers = [point for network in networks if network for point in (*_paper_points(network), *_other_points(network))]
     return (*ours, *papers)
@@ -61,23 +64,27 @@ def _latencies(experiments: Sequence[Experiment]) -> list[Latency]:
     return [latency for latency in found if latency is not None]
 
 
-def _common_hardware(experiments: Sequence[Experiment]) -> Mapping[str, object] | None:
-    """That of the first timing: times of other machines do not stand on the same axis."""
+def _conditions(latency: Latency) -> Conditions:
+    return latency.hardware, latency.batch, latency.threads
+
+
+def _common_conditions(experiments: Sequence[Experiment]) -> Conditions | None:
+    """Those of the first timing."""
     measured = _latencies(experiments)
-    return measured[0].hardware if measured else None
+    return _conditions(measured[0]) if measured else None
 
 
-def _own_point(experiment: Experiment, hardware: Mapping[str, object] | None) -> Point:
+def _own_point(experiment: Experiment, conditions: Conditions | None) -> Point:
     first, accuracy = experiment.first, experiment.sample(lambda run: run.finetuned.last_top1)
     assert accuracy is not None
     costs: dict[Cost, float] = {
-        "params": first.params.after,
-        "macs": first.macs.after,
-        "paper_flops": first.paper_flops.after,
+        "params": statistics.fmean(run.params.after for run in experiment.summaries),
+        "macs": statistics.fmean(run.macs.after for run in experiment.summaries),
+        "paper_flops": statistics.fmean(run.paper_flops.after for run in experiment.summaries),
     }
-    times = [latency.ms for latency in _latencies([experiment]) if latency.hardware == hardware]
+    times = [latency.ms for latency in _latencies([experiment]) if _conditions(latency) == conditions]
     if times:
-        costs["latency_ms"] = sum(times) / len(times)
+        costs["latency_ms"] = statistics.fmean(times)
     return Point(
         source="ours",
         network=_paper_network(first.name) or f"{first.model} on {first.data}",
