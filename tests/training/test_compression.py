@@ -79,6 +79,24 @@ def test_recalibration_does_not_depend_on_what_was_drawn_before(batches: Batches
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
 
+class SmallDeviation:
+    """One batch whose deviation is small beside its mean."""
+
+    steps, batch_size = 1, 4
+
+    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
+        images = torch.full((4, 1, 8, 8), 8.003)
+        images[:, :, ::2] = 7.997
+        yield Batch(images, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool))
+
+
+def test_a_small_variance_beside_a_large_mean_is_not_lost() -> None:
+    norm = nn.BatchNorm2d(1)
+    recalibrate_(norm, SmallDeviation(), ENGINE)
+    assert norm.get_buffer("running_mean").item() == pytest.approx(8)
+    assert norm.get_buffer("running_var").item() == pytest.approx(0.003**2 * 256 / 255, rel=0.01)
+
+
 def test_both_forms_are_timed_on_copies(batches: Batches) -> None:
     model = network()
     before = copy.deepcopy(dict(model.state_dict()))

@@ -83,7 +83,7 @@ def test_a_checkpoint_that_would_execute_something_is_refused(
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"version": 99}, "another version of strucspars (99, not 1)"),
+        ({"version": 99}, "another version of strucspars (99, not 2)"),
         ({"stage": "mining"}, "the checkpoint is of a stage 'mining', but a run of kind strucspars has sparsify and"),
         ({"stage": 3}, "names no stage"),
         ({"metrics_rows": -1}, "metrics_rows must be a whole number from 0 on, got -1"),
@@ -96,6 +96,11 @@ def test_a_checkpoint_that_would_execute_something_is_refused(
         ({"momenta": [torch.zeros(3)]}, "does not belong to this run"),
         ({"momenta": 7}, "does not belong to this run"),
         ({"sums": "none"}, "does not belong to this run"),
+        ({"data_epochs_before": -1}, "data_epochs_before must be a whole number from 0 on, got -1"),
+        ({"random_states": 7}, "does not belong to this run"),
+        ({"random_states": [[]]}, "does not belong to this run"),
+        ({"random_states": [["os.system"]]}, "does not belong to this run"),
+        ({"random_states": [[torch.zeros(3, dtype=torch.uint8)]]}, "the input RNG state size to be 3"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused_in_words(

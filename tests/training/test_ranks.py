@@ -16,7 +16,7 @@ from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
 
 SCRIPT = Path(__file__).with_name("rank_run.py")
-RUNS = ("plain", "stopped", "rich")
+RUNS = ("plain", "stopped", "dropout", "rich")
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +88,40 @@ def test_where_one_process_fails_all_do(ranks: list[Any]) -> None:
     assert ranks[0]["failures"][1].startswith("process 1: ")
 
 
-def test_processes_stop_together_in_the_middle_of_an_epoch_and_lose_nothing(ranks: list[Any], place: Path) -> None:
-    assert [rank["midway"] for rank in ranks] == ["stopped in epoch 1 of sparsify"] * 2
-    rows = [RunFolder(place / name).metrics() for name in ("plain", "midway")]
-    for whole, stopped in zip(*rows, strict=True):
-        for key in {"train_loss", "train_top1", "test_loss"} & whole.keys():
-            assert stopped[key] == pytest.approx(whole[key], rel=1e-9), key
+@pytest.mark.parametrize("name", ["plain", "dropout"])
+def test_processes_that_stop_together_in_the_middle_of_an_epoch_end_as_if_they_had_not(
+    ranks: list[Any], place: Path, name: str, assert_same_outcome: Callable[..., None]
+) -> None:
+    assert [rank["midway"][name] for rank in ranks] == ["stopped in epoch 1 of sparsify"] * 2
+    assert_same_outcome(place / name, place / f"{name}-midway")
+
+
+def test_one_process_can_go_on_in_the_middle_of_an_epoch_that_two_began(
+    ranks: list[Any], place: Path, small_recipe: Callable[..., Recipe]
+) -> None:
+    assert ranks[0]["midway"]["plain"].startswith("stopped in")
+    run_pipeline(small_recipe("model.name=small_networks:without_norm"), place / "plain-left")
+    two, one = RunFolder(place / "plain").metrics()[0], RunFolder(place / "plain-left").metrics()[0]
+    for key in ("train_loss", "train_top1", "test_loss"):
+        assert one[key] == pytest.approx(two[key], rel=1e-4), key
+
+
+def test_statistics_recalibrated_by_two_processes_are_those_of_all_images(ranks: list[Any]) -> None:
+    mean, variance = ranks[0]["recalibrated"]
+    assert ranks[1]["recalibrated"] == [mean, variance]
+    assert mean == pytest.approx(8.001)
+    # Within a process (of 256 pixels), and between the two.
+    assert variance == pytest.approx(0.003**2 * 256 / 255 + 0.001**2, rel=0.01)
 
 
 def test_processes_do_not_drop_the_same_neurons(ranks: list[Any]) -> None:
     # Those of the epoch's dropout, of the first stage's first epoch.
     assert ranks[0]["plain"]["seeds"][0] != ranks[1]["plain"]["seeds"][0]
+
+
+def test_processes_do_not_drop_the_same_neurons_where_they_go_on_from_one_random_state(ranks: list[Any]) -> None:
+    updated = [rank["seeds_after_an_update"] for rank in ranks]
+    assert updated[0][0] != updated[1][0]
+    # Nor those of the epoch's first steps again; later epochs are as ever.
+    assert updated[0][0] != ranks[0]["dropout"]["seeds"][0]
+    assert updated[0][1] == ranks[0]["dropout"]["seeds"][1]

@@ -53,3 +53,34 @@ def test_a_teacher_whose_folder_names_foreign_code_is_refused(small_recipe: Reci
     recipe.write_text(recipe.read_text().replace("small_networks:", "os:"))
     with pytest.raises(ValueError, match="code that a folder names"):
         run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), tmp_path / "run")
+
+
+def test_a_run_may_go_on_when_what_it_starts_from_has_moved(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*SHORT), tmp_path / "here" / "teacher")
+    begun(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'here' / 'teacher'}"), tmp_path / "run")
+    (tmp_path / "here").rename(tmp_path / "there")
+    run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'there' / 'teacher'}"), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").summary_json_path.is_file()
+
+
+def test_another_teacher_makes_another_run(small_recipe: Recipes, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        run_pipeline(small_recipe(*SHORT), tmp_path / name)
+    begun(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'one'}"), tmp_path / "run")
+    with pytest.raises(ValueError, match="holds a run with another recipe"):
+        run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'other'}"), tmp_path / "run")
+
+
+def test_a_teacher_that_is_not_finished_is_refused(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*SHORT), tmp_path / "teacher")
+    RunFolder(tmp_path / "teacher").summary_json_path.unlink()
+    with pytest.raises(ValueError, match="teacher is not the folder of a finished run"):
+        run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), tmp_path / "run")
+
+
+def test_a_slimmed_network_is_no_teacher(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*SHORT), tmp_path / "teacher")
+    recipe = tmp_path / "teacher" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("kind: dense", "kind: slimming"))
+    with pytest.raises(ValueError, match=r"finetune.teacher: .* is a run of kind slimming; name a dense one"):
+        run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), tmp_path / "run")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from strucspars.core.controller import longest_warmup
 from strucspars.training.recipe import (
     Ablation,
     DataRecipe,
@@ -65,7 +66,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         target=draw(st.floats(0, 0.99)),
         min_kept_norm=draw(fractions),
         lambda_step=draw(st.none() | st.floats(1e-12, 1)),
-        lambda_warmup_epochs=0 if paper_text else draw(st.integers(0, stage1.epochs - 1)),
+        lambda_warmup_epochs=0 if paper_text else draw(st.integers(0, longest_warmup(stage1.epochs))),
         include=tuple(draw(st.lists(texts, max_size=3))),
         exclude=tuple(draw(st.lists(texts, max_size=3))),
     )
@@ -289,7 +290,7 @@ def test_the_papers_text_has_no_warmups(tmp_path: Path) -> None:
     assert "stage2.lr_warmup_epochs is 5; set it to 0" in message
 
 
-@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (9, 0), (10, 1), (11, 10), (60, 10), (200, 10)])
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (9, 0), (10, 1), (11, 1), (12, 10), (60, 10), (200, 10)])
 def test_the_default_lambda_warmup_fits_into_every_first_stage(tmp_path: Path, epochs: int, warmup: int) -> None:
     recipe = read_recipe(written(tmp_path, "seed: 0"), [f"stage1.epochs={epochs}"])
     assert recipe.sparsify.lambda_warmup_epochs == warmup
@@ -303,11 +304,10 @@ def test_the_default_lr_warmup_fits_into_every_second_stage(tmp_path: Path, epoc
 
 def test_a_warmup_that_was_asked_for_and_does_not_fit_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path, "sparsify: {lambda_warmup_epochs: 10}\nstage1: {epochs: 5}")
-    message = "sparsify.lambda_warmup_epochs must be fewer than the 5 epochs"
-    assert message in complaint(path)
+    assert "sparsify.lambda_warmup_epochs must be at most 3 of 5 epochs, got 10" in complaint(path)
     # Nor does it help that somebody changes the epochs: they are not to blame.
-    assert message.replace("5", "3") in complaint(path, ("stage1.epochs=3",))
-    assert message.replace("5", "8") in complaint(path, ("stage1.epochs=8",))
+    assert "at most 1 of 3 epochs" in complaint(path, ("stage1.epochs=3",))
+    assert "at most 6 of 8 epochs" in complaint(path, ("stage1.epochs=8",))
     short = written(tmp_path, "stage2: {epochs: 4, lr_warmup_epochs: 1}", "short.yaml")
     late = written(tmp_path, "base: short.yaml\nstage2: {lr_warmup_epochs: 4}", "late.yaml")
     assert complaint(late).startswith(f"{late}: stage2.lr_warmup_epochs must be fewer than the 4")
@@ -324,11 +324,17 @@ def test_the_warmup_of_a_base_keeps_its_share_where_it_does_not_fit(tmp_path: Pa
     assert read_recipe(base, [f"stage2.epochs={epochs}"]).stage2.lr_warmup_epochs == warmup
 
 
+def test_a_warmup_of_most_epochs_leaves_lambda_one_to_act_in(tmp_path: Path) -> None:
+    written(tmp_path, "stage1: {epochs: 10}\nsparsify: {lambda_warmup_epochs: 8}", "base.yaml")
+    mine = written(tmp_path, "base: base.yaml\nstage1: {epochs: 5}")
+    assert read_recipe(mine).sparsify.lambda_warmup_epochs == 3
+
+
 def test_the_share_of_a_warmup_is_that_of_the_epochs_it_was_given_for(tmp_path: Path) -> None:
     written(tmp_path, "stage1: {epochs: 40}\nsparsify: {lambda_warmup_epochs: 20}", "base.yaml")
-    middle = written(tmp_path, "base: base.yaml\nstage1: {epochs: 2}", "middle.yaml")
-    assert read_recipe(middle).sparsify.lambda_warmup_epochs == 1
-    # Not of the one epoch in between: it was never given.
+    middle = written(tmp_path, "base: base.yaml\nstage1: {epochs: 4}", "middle.yaml")
+    assert read_recipe(middle).sparsify.lambda_warmup_epochs == 2
+    # Not of the two epochs in between: it was never given.
     assert read_recipe(middle, ["stage1.epochs=20"]).sparsify.lambda_warmup_epochs == 10
     assert read_recipe(middle, ["stage1.epochs=40"]).sparsify.lambda_warmup_epochs == 20
     assert "stage1.epochs must be a whole number from 1 on, got -3" in complaint(middle, ("stage1.epochs=-3",))

@@ -1,5 +1,6 @@
 """The recipes of the package against the paper's tables."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -62,13 +63,16 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
     assert recipe.data.name == dataset
     assert recipe.model.name == (f"preact-{network}" if dataset == "cifar10" else network)
     assert recipe.sparsify.lambda_step == 2e-6
-    assert recipe.sparsify.lambda_warmup_epochs == recipe.stage2.lr_warmup_epochs == 10
+    assert recipe.sparsify.lambda_warmup_epochs == 10
+    assert recipe.stage2.lr_warmup_epochs == (0 if recipe.kind == "slimming" else 10)
     epochs = {"cifar10": (100, 160), "imagenet": (60, 120)}[dataset]
     assert recipe.stage2.epochs == epochs[1]
     modern = "-modern" in name
     assert recipe.stage2.schedule == {"cifar10": "cosine" if modern else "steps", "imagenet": "cosine"}[dataset]
     assert recipe.stage2.weight_decay == (5e-4 if modern else 1e-4)
     assert recipe.data.batch_size == {"cifar10": 64, "imagenet": 256}[dataset]
+    if recipe.kind == "slimming":
+        assert replace(recipe.stage1, epochs=epochs[1]) == recipe.stage2
     if recipe.kind == "strucspars":
         assert (recipe.stage1.epochs, recipe.stage1.weight_decay, recipe.stage1.schedule) == (
             epochs[0],

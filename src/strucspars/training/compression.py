@@ -117,9 +117,13 @@ def recalibrate_(model: nn.Module, batches: Batches, engine: Engine) -> None:
 
 
 def _average_statistics_(norms: Sequence[nn.modules.batchnorm._BatchNorm], engine: Engine) -> None:
-    """Over all processes, each of which has seen other images: squares have means, variances do not."""
+    """Over all processes, each of which has seen other images: their variances, and that of their means."""
+    if engine.world_size == 1:
+        return
     for norm in norms:
         if norm.running_mean is not None and norm.running_var is not None:
-            square = engine.mean(norm.running_var + norm.running_mean**2)
-            norm.running_mean.copy_(engine.mean(norm.running_mean))
-            norm.running_var.copy_(square - norm.running_mean**2)
+            # Not the mean square less the square of the mean: a small variance beside a large mean would be lost.
+            own_mean = norm.running_mean.double()
+            mean = engine.mean(own_mean.clone())  # adds up in place
+            norm.running_var.copy_(engine.mean(norm.running_var.double() + (own_mean - mean) ** 2))
+            norm.running_mean.copy_(mean)

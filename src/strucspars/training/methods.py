@@ -24,6 +24,8 @@ from strucspars.runs.folder import RunFolder
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.training.compression import FORMS, TrainableForm, ablation_plan, masked_form, with_fresh_weights
 from strucspars.training.recipe import Form, Kind, Recipe
+from strucspars.training.recipe_identity import first_stage_changes
+from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.rules import PlainRule, SlimmingRule, SparsifyRule, TrainingRule
 from strucspars.training.steps import CAPTURE_LOCK
 
@@ -163,29 +165,23 @@ class StructuredSparsification:
         return self.plan
 
     def _plan_of_another_run(self) -> GroupingPlan | None:
-        options = self._workshop.recipe.sparsify
-        source = options.from_run
+        source = self._workshop.recipe.sparsify.from_run
         if source is None:
             return None
-        plan = RunFolder(Path(source).expanduser()).load_plan()
+        folder = RunFolder(Path(source).expanduser())
+        plan = folder.load_plan()
         if plan is None:
             raise ValueError(f"sparsify.from_run: {source} has no plan yet; finish its first stage")
         if plan.min_kept_norm is None:
             raise ValueError(
                 f"sparsify.from_run: {source} is an ablation, whose orders were not learned; name the run whose were"
             )
-        if (plan.target, plan.budget) != (options.target, options.budget):
+        asked = first_stage_changes(self._workshop.recipe, read_recipe(folder.recipe_path))
+        if asked:
             raise ValueError(
-                f"sparsify.from_run: {source} was compressed by {plan.target} of its {plan.budget}, this recipe asks "
-                f"for {options.target} of the {options.budget}; set sparsify.target and sparsify.budget likewise"
+                f"sparsify.from_run: {source} had another first stage than this recipe asks for, with "
+                f"{', '.join(asked)}; change that to what is in its recipe.yaml, or leave from_run out"
             )
-        for name, layer in plan.layers.items():
-            channels = min(layer.weight_shape[:2]) // layer.num_groups
-            if layer.num_groups > 1 and channels < options.min_channels_per_group:
-                raise ValueError(
-                    f"sparsify.from_run: {source} gives layer {name!r} groups of {channels} channels; lower "
-                    f"sparsify.min_channels_per_group={options.min_channels_per_group}, or name another run"
-                )
         return plan
 
     def _store_importance(self, moment: str) -> None:

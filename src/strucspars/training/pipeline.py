@@ -1,6 +1,5 @@
 """Train, compress, finetune, evaluate, save: a recipe becomes a finished run folder, whatever happens in between."""
 
-import copy
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from strucspars.nn.copying import copied
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.checkpoint import load_named, save_named
 from strucspars.runs.environment import environment
@@ -209,8 +209,17 @@ class _Run:
         return model
 
     def _stage(self, name: str, options: StageRecipe, model: nn.Module, rule: TrainingRule, loss: StageLoss) -> Stage:
-        checkpoint = self._checkpoint if self._begun(name) else None
-        return Stage(self._context, name, options, model, loss=loss, rule=rule, checkpoint=checkpoint)
+        return Stage(
+            self._context,
+            name,
+            options,
+            model,
+            loss=loss,
+            rule=rule,
+            checkpoint=self._checkpoint if self._begun(name) else None,
+            # Also where another run trained the first stage: variants of one seed see the same batches.
+            data_epochs_before=self._recipe.stage1.epochs if name == FINETUNE else 0,
+        )
 
     def _begun(self, stage: str) -> bool:
         return self._checkpoint is not None and self._checkpoint["stage"] == stage
@@ -220,7 +229,7 @@ class _Run:
         begin = time.perf_counter()
         decided = method.decide(model)
         before = self._accuracy(model)
-        cut = method.cut_(copy.deepcopy(model))
+        cut = method.cut_(copied(model))
         after = self._accuracy(cut)
         row = {
             "stage": COMPRESS,

@@ -136,7 +136,7 @@ class SparsifyRecipe:
                 raise ValueError(f"sparsify.{key} must be a tuple of patterns, got {patterns!r}")
         warmup_epochs = checked_at_least("sparsify.lambda_warmup_epochs", self.lambda_warmup_epochs, 0)
         # Checks the rest. Whether the warm-up fits into the first stage only the whole recipe knows.
-        _ = self.config(stage1=StageRecipe(epochs=warmup_epochs + 1), steps_per_epoch=1, seed=0)
+        _ = self.config(stage1=StageRecipe(epochs=warmup_epochs + 2), steps_per_epoch=1, seed=0)
 
     def config(self, *, stage1: StageRecipe, steps_per_epoch: int, seed: int) -> SparsifyConfig:
         """The method's options in a first stage of so many steps per epoch; errors name the recipe's key."""

@@ -57,6 +57,36 @@ def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
 
 
+def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
+    """What a recipe asks of its first stage that another did not: all that decides the network after it.
+
+    >>> first_stage_changes(Recipe(name="mine", seed=1), Recipe(name="other", engine=EngineRecipe(compile=True)))
+    ('seed=1',)
+    """
+    mine, its = (_first_stage_options(each) for each in (recipe, other))
+    return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
+
+
+def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
+    """By dotted key."""
+    somewhere = without_place(_with_folder_names(recipe))
+    parts = ("seed", "data", "model", "sparsify", "stage1")
+    values = {name: value for name, value in asdict(somewhere).items() if name in parts}
+    return {key: value for key, value in _options(values, "") if key != "sparsify.from_run"}
+
+
+def _with_folder_names(recipe: Recipe) -> Recipe:
+    """With the last part of every path alone: the same run, file or network may lie elsewhere now."""
+    paths = recipe.sparsify.from_run, recipe.finetune.teacher, recipe.model.weights
+    source, teacher, weights = (path and Path(path).name for path in paths)
+    return replace(
+        recipe,
+        sparsify=replace(recipe.sparsify, from_run=source),
+        finetune=replace(recipe.finetune, teacher=teacher),
+        model=replace(recipe.model, weights=weights),
+    )
+
+
 def _options(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -77,5 +107,6 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
     """
     if not folder.recipe_path.is_file() or not folder.is_begun:
         return
-    if without_place(read_recipe(folder.recipe_path)) != without_place(recipe):
+    before = read_recipe(folder.recipe_path)
+    if without_place(_with_folder_names(before)) != without_place(_with_folder_names(recipe)):
         folder.refuse_recipe(recipe_yaml(recipe))

@@ -27,8 +27,8 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 _SHORT.maxlevel = 2
 
-# A warm-up, and the epochs that it is a part of.
-WARMUPS = (("sparsify.lambda_warmup_epochs", "stage1.epochs"), ("stage2.lr_warmup_epochs", "stage2.epochs"))
+# A warm-up, the epochs that it is a part of, and how many of them it must leave for what it prepares to act in.
+WARMUPS = (("sparsify.lambda_warmup_epochs", "stage1.epochs", 2), ("stage2.lr_warmup_epochs", "stage2.epochs", 1))
 
 
 @dataclass(frozen=True)
@@ -289,14 +289,15 @@ def _allowed(hint: Any) -> str:
 def _following_warmups(layers: Sequence[_Layer]) -> _Layer:
     """The warm-ups that nobody gave for these epochs, where what they are would not do."""
     given, follow = _merged(layers), {}
-    for warmup, epochs in WARMUPS:
+    for warmup, epochs, to_leave in WARMUPS:
         if warmup not in given and "protocol" in given and given["protocol"].value == "paper-text":
             follow[warmup] = _Given(0, given["protocol"].origin)
         elif epochs in given:
             length, out_of = _last_warmup(layers, warmup, epochs)
             # One that never fitted in is a mistake of whoever gave it.
-            if given[epochs].value <= length < out_of:
-                follow[warmup] = _Given(max(0, given[epochs].value) * length // out_of, given[epochs].origin)
+            if given[epochs].value - to_leave < length <= out_of - to_leave:
+                shorter = min(given[epochs].value * length // out_of, given[epochs].value - to_leave)
+                follow[warmup] = _Given(max(0, shorter), given[epochs].origin)
     return follow
 
 

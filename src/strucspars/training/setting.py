@@ -77,9 +77,11 @@ class Setting:
         if options.teacher is None:
             return None
         folder = RunFolder(Path(options.teacher).expanduser())
-        if not folder.model_path.is_file() or not folder.recipe_path.is_file():
+        if not all(path.is_file() for path in (folder.model_path, folder.recipe_path, folder.summary_json_path)):
             raise ValueError(f"finetune.teacher: {folder.path} is not the folder of a finished run")
         recipe = read_recipe(folder.recipe_path)
+        if recipe.kind == "slimming":
+            raise ValueError(f"finetune.teacher: {folder.path} is a run of kind slimming; name a dense one")
         if names_a_function(recipe.model.name) and recipe.model.name != self.recipe.model.name:
             raise ValueError(
                 f"finetune.teacher: {folder.path} names {recipe.model.name!r} as its network; code that a folder names "

@@ -17,6 +17,7 @@ from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Evaluation
 from strucspars.training.loss import StageLoss
+from strucspars.training.mid_epoch import gathered, in_present_form, own_random_states, own_sums, set_random_states_
 from strucspars.training.observer import Observer
 from strucspars.training.recipe import StageRecipe
 from strucspars.training.rules import TrainingRule
@@ -24,7 +25,8 @@ from strucspars.training.schedule import learning_rates
 from strucspars.training.seeds import derived_seed
 from strucspars.training.steps import CAPTURE_LOCK, TrainingStep, epoch_runner
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
+READABLE_VERSIONS = (1, CHECKPOINT_VERSION)
 STEPS_BETWEEN_AGREEMENTS = 50
 EPOCHS_BETWEEN_PICTURES = 5
 CHECKPOINT_NUMBERS = ("done_epochs", "done_steps", "metrics_rows")
@@ -54,7 +56,18 @@ class RunContext:
 
 
 class Stage:
-    """Trains one model under one rule from where the last checkpoint of this stage left it."""
+    """Trains one model under one rule from where the last checkpoint of this stage left it.
+
+    Args:
+        context: what all stages share.
+        name: of the stage.
+        options: epochs, rates and the like.
+        model: to be trained.
+        loss: of the batches.
+        rule: what happens beside the loss.
+        checkpoint: of this stage, if it was begun before.
+        data_epochs_before: epochs of the data that earlier stages have seen; this one goes on with the next.
+    """
 
     def __init__(
         self,
@@ -66,14 +79,15 @@ class Stage:
         loss: StageLoss,
         rule: TrainingRule,
         checkpoint: Mapping[str, Any] | None,
+        data_epochs_before: int,
     ) -> None:
         self._context, self._name, self._options, self._model, self._rule = context, name, options, model, rule
         self._step = TrainingStep(context.engine, model, options, loss, rule)
-        self._done_epochs, self._done_steps = 0, 0
+        self._done_epochs, self._done_steps, self._data_epochs_before = 0, 0, data_epochs_before
         self._random_states: list[torch.Tensor] = []
         if checkpoint is not None:
             try:
-                self._restore_(checkpoint)
+                self._restore_(in_present_form(checkpoint, context.engine))
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 # Whatever tensors of a foreign checkpoint do not fit to, it means the same.
                 raise ValueError(
@@ -109,7 +123,7 @@ class Stage:
         self._prepare_epoch_(epoch)
         rates = learning_rates(self._options, epoch, self._context.train.steps)
         self._done_steps = self._epochs.run(
-            epoch,
+            self._data_epochs_before + epoch,
             rates,
             start_step=self._done_steps,
             should_stop=self._stop_question(),
@@ -136,13 +150,19 @@ class Stage:
         # Not while a run in another thread draws its weights from the same generator.
         with CAPTURE_LOCK:
             if self._done_steps == 0:
-                # Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own.
-                # Processes that share a batch must not drop the same neurons.
-                process = f", process {self._context.engine.rank}" if self._context.engine.rank else ""
-                torch.manual_seed(derived_seed(self._context.seed, f"{self._name} epoch{process}", epoch))
                 self._step.sums.zero_()
-            elif self._random_states:
-                _set_random_states(self._random_states)
+            if self._done_steps > 0 and self._random_states:
+                set_random_states_(self._random_states)
+            else:
+                torch.manual_seed(self._dropout_seed(epoch))
+
+    def _dropout_seed(self, epoch: int) -> int:
+        """Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own."""
+        # Processes that share a batch must not drop the same neurons.
+        process = f", process {self._context.engine.rank}" if self._context.engine.rank else ""
+        # The rest of an epoch that other processes began must not repeat what they drew.
+        rest = f", from step {self._done_steps}" if self._done_steps else ""
+        return derived_seed(self._context.seed, f"{self._name} epoch{process}{rest}", epoch)
 
     def _finish_epoch(self, epoch: int, rate: float, begin: float) -> None:
         context = self._context
@@ -196,8 +216,7 @@ class Stage:
 
     def _save(self, done_epochs: int) -> None:
         """Write a checkpoint: of an epoch's end, or of the step within the next one that the run has come to."""
-        # Each process has sums of its own; all of them will go on from their mean.
-        sums = self._context.engine.mean(self._step.sums.clone())
+        processes = gathered(self._context.engine, self._step.sums)
         if self._context.engine.is_first:
             self._context.folder.save_checkpoint(
                 {
@@ -205,14 +224,15 @@ class Stage:
                     "stage": self._name,
                     "done_epochs": done_epochs,
                     "done_steps": self._done_steps,
+                    "data_epochs_before": self._data_epochs_before,
                     "metrics_rows": len(self._context.folder.metrics()),
                     "model": self._model.state_dict(),
                     "momenta": _momenta(self._step),
                     "average": None if self._step.average is None else self._step.average.model.state_dict(),
                     "rule": self._rule.state_dict(),
-                    "sums": sums,
+                    "sums": processes.sums,
                     "precision": self._context.engine.precision_state(),
-                    "random_states": _random_states(),
+                    "random_states": processes.random_states,
                 }
             )
 
@@ -224,18 +244,19 @@ class Stage:
             self._step.average.model.load_state_dict(checkpoint["average"])
         if checkpoint["rule"]:
             self._rule.load_state_dict(checkpoint["rule"])
-        self._step.sums.copy_(checkpoint["sums"])
+        self._step.sums.copy_(own_sums(checkpoint["sums"], self._context.engine))
         self._context.engine.load_precision_state(checkpoint["precision"])
         self._done_epochs, self._done_steps = checkpoint["done_epochs"], checkpoint["done_steps"]
         if self._done_epochs > self._options.epochs or self._done_steps >= self._context.train.steps:
             raise ValueError(f"it has {self._done_epochs} epochs and {self._done_steps} steps of {self._name}")
-        self._random_states = checkpoint["random_states"]
+        self._data_epochs_before = checked_at_least("data_epochs_before", checkpoint["data_epochs_before"], 0)
+        self._random_states = own_random_states(checkpoint["random_states"], self._context.engine)
 
 
 def check_checkpoint(checkpoint: Mapping[str, Any], where: Path) -> None:
-    """Raise a `ValueError` unless a stage of this version may have written it."""
+    """Raise a `ValueError` unless a stage of this version, or of one that it can read, may have written it."""
     version = checkpoint.get("version")
-    if version != CHECKPOINT_VERSION:
+    if version not in READABLE_VERSIONS:
         raise ValueError(
             f"{where} was written by another version of strucspars ({version!r}, not {CHECKPOINT_VERSION}); "
             "finish the run with that one"
@@ -257,16 +278,3 @@ def _momenta(step: TrainingStep) -> list[torch.Tensor]:
         for parameter in group["params"]
         if step.optimizer.state[parameter]
     ]
-
-
-def _random_states() -> list[torch.Tensor]:
-    """The CPU's random state, and the device's."""
-    with CAPTURE_LOCK:
-        states = [torch.get_rng_state()]
-        return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
-
-
-def _set_random_states(states: list[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1 and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states[1])
