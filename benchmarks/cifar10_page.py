@@ -17,6 +17,7 @@ from strucspars.cli.table_rows import base_row, table_rows
 from strucspars.measure.text_table import Column, markdown_table
 from strucspars.report.measured import sample_of
 from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe_reading import recipe_names
 
 RESULTS = ROOT / "results"
 FOLDER = RESULTS / "cifar10"
@@ -89,9 +90,10 @@ def recorded() -> Collection:
     Raises:
         ValueError: a folder is not what it should be.
     """
-    collection = collected(FOLDER)
-    if collection.unreadable:
-        raise ValueError("; ".join(collection.unreadable.values()))
+    collection = collected(FOLDER, recipe_names())
+    wrong = {**collection.unreadable, **collection.misnamed}
+    if wrong:
+        raise ValueError("; ".join(f"{path}: {reason}" for path, reason in wrong.items()))
     return collection
 
 

@@ -79,12 +79,3 @@ def test_a_folder_that_appears_meanwhile_is_kept(
     assert said.status != 0
     assert "name a new folder with --run" in said.err
     assert [path.name for path in Path("runs/first").iterdir()] == ["notes"]
-
-
-def test_a_run_of_another_recipe_does_not_move_in(call: Any, arguments: tuple[str, ...], tiny: tuple[str, ...]) -> None:
-    call(*arguments, "--run", "runs/first")
-    recipe = Path("runs/first/recipe.yaml").read_text()
-    said = call("run", "demo", *tiny, "--out", "runs/first")
-    assert said.status == 2
-    assert "holds a run with another recipe" in said.err
-    assert Path("runs/first/recipe.yaml").read_text() == recipe

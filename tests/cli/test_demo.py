@@ -128,6 +128,16 @@ def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: t
     assert Path("runs/demo-dense/model.safetensors").is_file()
 
 
+@pytest.mark.parametrize("override", ["name=foo", "name =foo"])
+def test_the_demo_keeps_the_names_of_its_runs(call: Any, tiny: tuple[str, ...], override: str) -> None:
+    said = call("demo", *tiny, override)
+    assert said.status == 2
+    assert (
+        said.err == f"error: {override!r}: the two runs of the demo have their own names; leave it out, or use --out\n"
+    )
+    assert not Path("runs").exists()
+
+
 def test_the_demo_as_json_names_broken_promises(call: Any, tiny: tuple[str, ...]) -> None:
     said = call("demo", *tiny, "--json", "--seeds", "0,1", "--out", "here")
     demos = json.loads(said.out)["demos"]

@@ -12,8 +12,10 @@ import strucspars as ss
 from strucspars.cli import description
 from strucspars.cli.description import described
 from strucspars.models.catalogue import build_model
+from strucspars.runs.folder import RunFolder
 
 SMALL = "tiny_networks:small"
+SHAPE = ("--image-shape", "3x16x16")
 HARD = """
 from tiny_networks import small
 from torch import nn
@@ -86,6 +88,58 @@ def test_a_network_is_folded_with_an_image_that_is_not_blank(
     assert [float(example.std()) > 0.5 for example in examples] == [True]
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--classes", "7"), "--classes: the run in runs/begun has its own; leave it out"),
+        (SHAPE, "--image-shape: the run in runs/begun has its own; leave it out"),
+        (("--classes", "7", *SHAPE), "--classes and --image-shape: the run in runs/begun has its own; leave them out"),
+    ],
+)
+def test_a_run_is_not_described_with_options_that_would_be_ignored(
+    call: Any, options: tuple[str, ...], complaint: str
+) -> None:
+    folder = RunFolder("runs/begun")
+    folder.create()
+    folder.write_recipe("base: demo")
+    assert call("summary", "runs/begun").status == 0
+    said = call("summary", "runs/begun", *options)
+    assert (said.status, said.err) == (2, f"error: {complaint}\n")
+
+
+def test_the_classes_of_a_file_are_not_given(call: Any, networks: Path) -> None:
+    said = call("summary", str(saved(SMALL)), "--model", SMALL, *SHAPE, "--classes", "7")
+    assert (said.status, said.err) == (
+        2,
+        "error: --classes: the classes are read off small.safetensors; leave it out\n",
+    )
+
+
+def test_a_network_by_name_is_not_named_twice(call: Any, networks: Path) -> None:
+    said = call("summary", "cifar-resnet20", "--model", "cifar-resnet56")
+    assert said.status == 2
+    assert "--model: 'cifar-resnet20' is a name already" in said.err
+
+
 @pytest.mark.usefixtures("networks")
 def test_the_summary_of_a_dense_network_says_nothing_of_folding() -> None:
     assert "after fold" not in described(SMALL, image_shape=(3, 16, 16)).text
+
+
+MAPS = """
+from torch import nn
+
+
+def maps(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, num_classes, 1))
+"""
+
+
+def test_networks_that_are_no_classifiers_are_described_compressed_and_exported(call: Any, networks: Path) -> None:
+    (networks / "own_maps.py").write_text(MAPS)
+    torch.save(build_model("own_maps:maps", num_classes=2).state_dict(), "maps.pt")
+    options = ("--classes", "2", "--image-shape", "3x8x8")
+    assert call("summary", "own_maps:maps", *options).status == 0
+    named = ("maps.pt", "--model", "own_maps:maps", *options)
+    assert call("compress", *named, "--target", "0.01").status == 0
+    assert call("export", *named, "--format", "onnx").status == 0

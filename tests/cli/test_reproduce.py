@@ -151,8 +151,14 @@ def test_a_run_under_a_wrong_name_is_not_counted(call: Any, two_runs: Path, name
     said = call("reproduce", "table1", "--collect", "--json")
     document = json.loads(said.out)
     assert [(row["row"], row["runs"]) for row in document["rows"]] == [("cifar10-resnet20-dense", 2)]
-    (problem,) = document["failed"]
-    assert f"{name} should be called cifar10-resnet20-dense" in problem["error"]
+    assert document["failed"] == []
+    (left_out,) = document["not_counted"]
+    assert left_out["folder"] == f"runs/{name}"
+    assert "seed 0, whose folder is called cifar10-resnet20-dense; rename it" in left_out["reason"]
+    text = call("reproduce", "table1", "--collect").out
+    assert f"not counted: runs/{name} (" in text
+    assert "delete" not in text
+    assert "not finished" not in text
 
 
 @pytest.mark.parametrize("text", ["null", "{", '{"version": 1}'])
@@ -181,11 +187,26 @@ def test_collecting_says_when_there_is_nothing(call: Any) -> None:
     assert "leave out --list" in call("reproduce", "table1", "--list", "--markdown").err
 
 
-@pytest.mark.parametrize("override", ["name=mine", "seed=3", "sparsify.from_run=there", "finetune.teacher=there"])
-def test_what_every_row_has_of_its_own_cannot_be_overridden(call: Any, override: str) -> None:
-    said = call("reproduce", "variants", override)
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("name=mine", "name"),
+        ("name =mine", "name"),
+        ("seed=3", "seed"),
+        ("sparsify.from_run=there", "sparsify.from_run"),
+        ("finetune.teacher=there", "finetune.teacher"),
+        ("finetune={form: masked, teacher: there}", "finetune.teacher"),
+    ],
+)
+def test_what_every_row_has_of_its_own_cannot_be_overridden(call: Any, override: str, key: str) -> None:
+    said = call("reproduce", "variants", "--list", override)
     assert said.status == 2
-    assert f"every row has its own {override.split('=')[0]}; leave it out" in said.err
+    assert f"every row has its own {key}; leave it out" in said.err
+
+
+@pytest.mark.parametrize("override", ["finetune={teacher", "stage2={epochs: 3}"])
+def test_other_overrides_are_left_to_the_recipe(call: Any, override: str) -> None:
+    assert "every row has its own" not in call("reproduce", "variants", "--list", override).err
 
 
 def test_differences_are_judged_as_in_the_report(call: Any, two_runs: Path) -> None:

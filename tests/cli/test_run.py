@@ -85,6 +85,22 @@ def test_a_recipe_file_runs_under_its_own_name(call: Any, tiny: tuple[str, ...])
     assert Path("runs/mine/summary.txt").is_file()
 
 
+@pytest.mark.parametrize("name", ["../../escaped", "a/b", "/tmp/a", "..", ".", "a\\\\b"])
+def test_a_run_does_not_leave_its_folder_by_its_name(call: Any, tiny: tuple[str, ...], name: str) -> None:
+    before = sorted(Path().resolve().parent.rglob("*"))
+    Path("mine.yaml").write_text(f"base: demo-dense\nname: '{name}'\n")
+    said = call("run", "mine.yaml", *tiny, "--quiet")
+    assert said.status == 2
+    assert said.err.startswith(f"error: name: {name!r} cannot name a run folder")
+    Path("mine.yaml").unlink()
+    assert sorted(Path().resolve().parent.rglob("*")) == before
+
+
+def test_a_run_with_a_folder_may_have_any_name(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo-dense", *tiny, "name=half/size", "--out", "here", "--quiet").status == 0
+    assert read_recipe("here/recipe.yaml").name == "half/size"
+
+
 def test_one_failure_does_not_stop_the_others(call: Any, tiny: tuple[str, ...]) -> None:
     Path("runs/demo-dense").mkdir(parents=True)
     Path("runs/demo-dense/holiday.jpg").touch()

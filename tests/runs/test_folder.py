@@ -76,6 +76,18 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: 
     assert list(tmp_path.iterdir()) == entries
 
 
+def test_no_run_moves_in_where_one_shot_compression_has_left_its_network(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for path in (folder.recipe_path, folder.one_shot_path, folder.model_path):
+        path.write_text("precious")
+    entries = sorted(tmp_path.iterdir())
+    with pytest.raises(
+        ValueError, match=rf"{tmp_path} holds a network of one-shot .*; choose another folder with --out"
+    ):
+        folder.create()
+    assert sorted(tmp_path.iterdir()) == entries
+
+
 @pytest.mark.parametrize("below", ["", "run", "deep/run"])
 def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("precious")

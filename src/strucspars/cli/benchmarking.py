@@ -25,14 +25,14 @@ from strucspars.cli.errors import RunFailed
 from strucspars.cli.networks import (
     ImageShape,
     check_own_code,
-    data_image_shape,
+    saved_image_shape,
     saved_network,
     usual_classes,
     usual_image_shape,
 )
 from strucspars.cli.output import Output
 from strucspars.cli.output_files import check_can_be_written
-from strucspars.cli.run_evaluation import finished_summary
+from strucspars.cli.run_evaluation import check_has_network
 from strucspars.core.checks import checked_at_least, checked_target
 from strucspars.export.whole_files import followed
 from strucspars.models.catalogue import build_model
@@ -191,10 +191,10 @@ def _subject_of_run(request: BenchRequest, settings: BenchSettings) -> Subject:
         if value is not None:
             raise ValueError(f"{option} {value}: a run has its own already; leave the option out, or give a name")
     folder = RunFolder(Path(request.network).expanduser())
-    finished_summary(folder)
+    check_has_network(folder)
     recipe = read_recipe(folder.recipe_path)
     check_own_code(folder, recipe.model.name, named=request.model, option="--model ")
-    shape = data_image_shape(recipe.data)
+    shape = saved_image_shape(folder, recipe)
 
     def networks() -> list[BenchNetwork]:
         compressed = saved_network(folder, recipe).eval()

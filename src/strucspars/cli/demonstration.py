@@ -8,6 +8,7 @@ from typing import Any
 from strucspars.cli.errors import RunFailed
 from strucspars.cli.exporting import document, exported_runs
 from strucspars.cli.output import Output
+from strucspars.cli.override_keys import override_keys
 from strucspars.cli.reporting import reported_runs
 from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, seeded_recipes
 from strucspars.export.export_report import ExportReport
@@ -121,7 +122,13 @@ def demonstrated(
         out: folder of the run folders.
         seeds: None for the recipe's own.
         output: says what happens.
+
+    Raises:
+        ValueError: an override names both runs alike.
     """
+    for override in overrides:
+        if "name" in override_keys(override):
+            raise ValueError(f"{override!r}: the two runs of the demo have their own names; leave it out, or use --out")
     small = {out / run_name(recipe): recipe for recipe in seeded_recipes("demo", overrides, seeds)}
     dense = {
         out / run_name(recipe): _trained_as_long(recipe, other)

@@ -10,8 +10,8 @@ from torch import nn
 from strucspars.cli.networks import (
     ImageShape,
     check_own_code,
-    data_image_shape,
     network_of_file,
+    saved_image_shape,
     saved_network,
     usual_classes,
     usual_image_shape,
@@ -24,9 +24,11 @@ from strucspars.measure.folded import FoldReport, fold_report
 from strucspars.measure.summary import summary
 from strucspars.measure.text_table import Column, text_table
 from strucspars.models.catalogue import build_model
+from strucspars.report.one_shot import read_one_shot
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics
 from strucspars.training.outcome_text import duration, outcome_text, percent
+from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
 
 
@@ -47,26 +49,38 @@ def described(
         target: path of a folder or file, or a name as in `build_model`.
         model: name of the network that a file holds; for a run whose network is a function, its name again.
         classes: number of classes of a network by name.
-        image_shape: to count MACs with; None: what the network is made for.
+        image_shape: to count MACs with, but for a run; None: what the network is made for.
 
     Raises:
-        ValueError: there is no such thing, or something is missing.
+        ValueError: there is no such thing, something is missing, or an option does not apply.
     """
     path = Path(target).expanduser()
     if path.is_dir():
+        _refuse(f"the run in {target} has its own", {"--classes": classes, "--image-shape": image_shape})
         return _described_run(RunFolder(path), named=model)
     if path.suffix == ".safetensors":
         if model is None:
             raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
+        _refuse(f"the classes are read off {target}", {"--classes": classes})
         return _described_network(network_of_file(path, model), image_shape or usual_image_shape(model))
+    _refuse(f"{target!r} is a name already; --model is for a file or a run", {"--model": model})
     shape = image_shape or usual_image_shape(target)
     try:
-        network = build_model(target, num_classes=classes or usual_classes(target), image_shape=shape)
+        network = build_model(
+            target, num_classes=classes or usual_classes(target), image_shape=shape, must_classify=False
+        )
     except ValueError as error:
         raise ValueError(
             f"{target!r} is neither a folder nor a .safetensors file, and as a network: {error}"
         ) from error
     return _described_network(network, shape)
+
+
+def _refuse(reason: str, options: Mapping[str, object]) -> None:
+    """Refuse what would be ignored."""
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        raise ValueError(f"{' and '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out")
 
 
 def _described_network(network: nn.Module, shape: ImageShape) -> Description:
@@ -94,16 +108,29 @@ def _after_fold(report: FoldReport) -> str:
 
 def _described_run(folder: RunFolder, *, named: str | None) -> Description:
     state = run_state(folder.path)
-    if not state.is_finished:
+    if not state.is_finished and not state.is_one_shot:
         return _described_unfinished(folder, state.words)
-    outcome = finished_summary(folder)
     recipe = read_recipe(folder.recipe_path)
+    outcome = _one_shot_outcome(folder, state.words) if state.is_one_shot else _run_outcome(folder, recipe)
     check_own_code(folder, recipe.model.name, named=named, option="--model ")
-    network = _described_network(saved_network(folder, recipe), data_image_shape(recipe.data))
-    return Description(
-        f"{network.text}\n\n{outcome_text(outcome, recipe, folder)}",
-        {"folder": str(folder.path), "state": state.words, "summary": outcome.to_json(), "network": network.document},
+    network = _described_network(saved_network(folder, recipe), saved_image_shape(folder, recipe))
+    document = {"folder": str(folder.path), "state": state.words, **outcome.document, "network": network.document}
+    return Description(f"{network.text}\n\n{outcome.text}", document)
+
+
+def _run_outcome(folder: RunFolder, recipe: Recipe) -> Description:
+    outcome = finished_summary(folder)
+    return Description(outcome_text(outcome, recipe, folder), {"summary": outcome.to_json()})
+
+
+def _one_shot_outcome(folder: RunFolder, state: str) -> Description:
+    one_shot = read_one_shot(folder)
+    assert one_shot is not None, "its state says so"
+    text = (
+        f"{folder.path}: {state}; strucspars eval with data.root=FOLDER measures it\n"
+        f"{one_shot.lost_norm:.1%} of the norm of the layers that can be grouped is lost"
     )
+    return Description(text, {"summary": None, "one_shot": one_shot.to_json()})
 
 
 def _described_unfinished(folder: RunFolder, state: str) -> Description:

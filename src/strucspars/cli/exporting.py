@@ -10,14 +10,14 @@ from torch import nn
 from strucspars.cli.networks import (
     ImageShape,
     check_own_code,
-    data_image_shape,
     network_of_file,
+    saved_image_shape,
     saved_network,
     usual_classes,
     usual_image_shape,
 )
 from strucspars.cli.output_files import check_can_be_written
-from strucspars.cli.run_evaluation import finished_summary
+from strucspars.cli.run_evaluation import check_has_network
 from strucspars.export.example_batch import random_image
 from strucspars.export.export_report import ExportReport, Format
 from strucspars.export.onnx_export import export_onnx
@@ -135,7 +135,9 @@ def _source(target: str, *, model: str | None, classes: int | None, image_shape:
         return Source(network=lambda: network_of_file(path, model), image_shape=shape, stem=stem)
 
     def loaded() -> nn.Module:
-        network = build_model(model, num_classes=classes or usual_classes(model), image_shape=shape)
+        network = build_model(
+            model, num_classes=classes or usual_classes(model), image_shape=shape, must_classify=False
+        )
         load_weights_(network, target, model, with_classifier=True)
         return network
 
@@ -143,11 +145,11 @@ def _source(target: str, *, model: str | None, classes: int | None, image_shape:
 
 
 def _run_source(folder: RunFolder, named: str | None, image_shape: ImageShape | None) -> Source:
-    finished_summary(folder)
+    check_has_network(folder)
     recipe = read_recipe(folder.recipe_path)
     check_own_code(folder, recipe.model.name, named=named, option="--model ")
     return Source(
         network=lambda: saved_network(folder, recipe),
-        image_shape=image_shape or data_image_shape(recipe.data),
+        image_shape=image_shape or saved_image_shape(folder, recipe),
         stem=folder.path / "model",
     )

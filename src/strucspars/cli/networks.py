@@ -10,6 +10,7 @@ from strucspars.baselines.slimmed_file import SELECTION_KEY, load_slimmed
 from strucspars.data.digits import digits
 from strucspars.export.storage import PLAN_KEY, load
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, load_weights_, names_a_function
+from strucspars.report.one_shot import read_one_shot
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import DataRecipe, Kind, Recipe
 
@@ -44,6 +45,12 @@ def data_image_shape(data: DataRecipe) -> ImageShape:
     return CIFAR_SHAPE if data.name.startswith("cifar") else (3, data.image_size, data.image_size)
 
 
+def saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
+    """The shape of the images that the network in a run folder is made for."""
+    one_shot = read_one_shot(folder) if folder.is_one_shot else None
+    return data_image_shape(recipe.data) if one_shot is None else one_shot.image_shape
+
+
 def check_own_code(folder: RunFolder, name: str, *, named: str | None, option: str) -> None:
     """Refuse to run code because a folder from anywhere names it; whoever trusts it names it too.
 
@@ -64,7 +71,7 @@ def check_own_code(folder: RunFolder, name: str, *, named: str | None, option: s
 
 
 def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
-    """The network of a finished run; its number of classes is read off the file."""
+    """The network of a finished run, or of one-shot compression; its number of classes is read off the file."""
     classes = _classes_of_file(folder.model_path, recipe.model.name)
     return READERS[recipe.kind](folder.model_path, build_model(recipe.model.name, num_classes=classes))
 

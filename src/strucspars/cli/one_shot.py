@@ -108,7 +108,7 @@ def compressed_checkpoint(
         check_new_run_folder(run)
     config = SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0, budget=budget)
     rules = LayerRules(min_channels_per_group=min_channels_per_group)
-    network = build_model(model, num_classes=classes, image_shape=image_shape)
+    network = build_model(model, num_classes=classes, image_shape=image_shape, must_classify=False)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *image_shape)
     begin = time.perf_counter()

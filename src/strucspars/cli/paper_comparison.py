@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strucspars.cli.base_gain import gain_over_base
 from strucspars.cli.row_measures import (
     ACCURACY,
     AFTER,
@@ -17,7 +18,6 @@ from strucspars.cli.row_measures import (
     Measure,
 )
 from strucspars.cli.run_collection import Collection, FinishedRun
-from strucspars.cli.table_rows import base_row
 from strucspars.measure.text_table import Column, markdown_table, text_table
 from strucspars.report.experiments import NUM_TEST_IMAGES
 from strucspars.report.measured import Sample, sample_of
@@ -51,7 +51,7 @@ class Comparison:
     def __init__(self, measures: Sequence[Measure], rows: Rows, collection: Collection) -> None:
         self._measures = measures
         self._rows = {name: runs for name, runs in rows.items() if runs}
-        self._collection = collection
+        self._gains = {name: gain_over_base(name, runs, collection) for name, runs in self._rows.items()}
 
     def columns(self) -> list[Column]:
         """Row, number of runs, and for every measure ours and the paper's."""
@@ -67,7 +67,7 @@ class Comparison:
             if measure in JUDGED:
                 columns.append(Column("differ", [self._difference_text(measure, name) for name in names]))
             if measure is ACCURACY:
-                columns.append(Column("over its base", [_gain_text(self._gain(name)) for name in names]))
+                columns.append(Column("over its base", [_gain_text(self._gains[name].points) for name in names]))
         return columns
 
     def notes(self) -> list[str]:
@@ -81,8 +81,9 @@ class Comparison:
                 said.append("The paper's is, by the authors' code, of the best epoch.")
         if any(self._verdict(measure, name) for measure in JUDGED for name in self._rows):
             said.append(NOISE)
-        if any(self._gain(name) for name in self._rows):
+        if any(gain.points for gain in self._gains.values()):
             said.append("over its base: the mean over pairs of runs of the same seed, their number in brackets.")
+        said += [gain.remark for gain in self._gains.values() if gain.remark]
         changed = {change: None for runs in self._rows.values() for change in changes_from_paper(runs[0].recipe)}
         if changed:
             said.append(f"Not quite the paper's protocol: {some_of(list(changed))}.")
@@ -113,15 +114,6 @@ class Comparison:
         difference, verdict = self._difference(measure, name), self._verdict(measure, name)
         return "" if difference is None else f"{difference:+.2f} {verdict or ''}".rstrip()
 
-    def _gain(self, name: str) -> Sample | None:
-        """How much better a row is than the one it varies, seed by seed."""
-        base = base_row(name)
-        if base is None:
-            return None
-        accuracies = {run.recipe.seed: ACCURACY.ours(run.summary) for run in self._collection.comparable(base)}
-        pairs = [(ACCURACY.ours(run.summary), accuracies.get(run.recipe.seed)) for run in self._rows[name]]
-        return sample_of([mine - its for mine, its in pairs if mine is not None and its is not None])
-
     def _row_document(self, name: str) -> dict[str, Any]:
         document: dict[str, Any] = {"row": name, "runs": len(self._rows[name])}
         for measure in self._measures:
@@ -135,14 +127,20 @@ class Comparison:
             }
             if measure in JUDGED:
                 document[measure.key]["verdict"] = self._verdict(measure, name)
-        gain = self._gain(name)
+        gain = self._gains[name].points
         if gain is not None:
             document["over_base"] = {"mean": gain.mean, "deviation": gain.deviation, "pairs": gain.count}
         return document
 
 
 def compared(
-    table: str, rows: Rows, collection: Collection, *, failed: Mapping[Path, str], as_markdown: bool = False
+    table: str,
+    rows: Rows,
+    collection: Collection,
+    *,
+    failed: Mapping[Path, str],
+    not_counted: Mapping[Path, str] | None = None,
+    as_markdown: bool = False,
 ) -> tuple[str, dict[str, Any]]:
     """The finished runs of a table beside the paper's numbers, as a text and as a document.
 
@@ -151,6 +149,7 @@ def compared(
         rows: by name, their finished runs.
         collection: all runs there are.
         failed: run folders that should be among them and are not, and why.
+        not_counted: finished runs that may be meant to be among them, and why they are not.
         as_markdown: the text for a page instead of a terminal.
     """
     comparison = Comparison(MEASURES[table], rows, collection)
@@ -158,12 +157,15 @@ def compared(
     parts = [markdown_table(columns) if as_markdown else _terminal_table(columns)] if any(rows.values()) else []
     if failed:
         parts.append("\n".join(f"not finished: {path} ({reason})" for path, reason in failed.items()))
+    if not_counted:
+        parts.append("\n".join(f"not counted: {path} ({reason})" for path, reason in not_counted.items()))
     if notes := comparison.notes():
         parts.append("\n".join(notes))
     return "\n\n".join(parts), {
         "table": table,
         "rows": comparison.document(),
         "failed": [{"folder": str(path), "error": reason} for path, reason in failed.items()],
+        "not_counted": [{"folder": str(path), "reason": reason} for path, reason in (not_counted or {}).items()],
     }
 
 

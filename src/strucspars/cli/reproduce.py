@@ -53,7 +53,14 @@ def reproduce(
     debug: Debug = False,
 ) -> None:
     """Run the recipes of a table of the paper, or go on with them, and print ours beside the paper's numbers."""
-    from strucspars.cli.reproduction import collected_table, listed, planned_rows, reproduced, reproduced_table
+    from strucspars.cli.reproduction import (
+        check_planned,
+        collected_table,
+        listed,
+        planned_rows,
+        reproduced,
+        reproduced_table,
+    )
     from strucspars.cli.running import raise_failures
 
     output = Output(as_json=as_json, quiet=quiet)
@@ -76,6 +83,7 @@ def reproduce(
     if only_list:
         output.outcome(*listed(planned))
         return
+    check_planned(planned, out)
     outcomes = reproduced(planned, jobs=jobs, output=output)
     output.outcome(*reproduced_table(table.value, planned, outcomes, out, as_markdown=markdown))
     raise_failures(outcomes)

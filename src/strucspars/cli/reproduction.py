@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.cli.output import Output
+from strucspars.cli.override_keys import override_keys
 from strucspars.cli.paper_comparison import compared
-from strucspars.cli.run_collection import FinishedRun, collected
+from strucspars.cli.run_collection import FinishedRun, check_one_protocol, collected
 from strucspars.cli.run_state import run_state
 from strucspars.cli.running import Outcomes, failed_runs, finished_runs, run_all, run_name
-from strucspars.cli.table_rows import first_stage_source, selected_rows, teacher_row
+from strucspars.cli.table_rows import first_stage_source, selected_rows, table_rows, teacher_row
 from strucspars.measure.text_table import Column, text_table
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
@@ -49,10 +50,7 @@ def planned_rows(
     Raises:
         ValueError: a pattern fits no row, or an override is of what every row has of its own.
     """
-    for override in overrides:
-        key = override.split("=", 1)[0]
-        if key in OWN_KEYS:
-            raise ValueError(f"{override!r}: every row has its own {key}; leave it out{_remedy(key)}")
+    _check_overrides(overrides)
 
     def recipes(name: str) -> dict[Path, Recipe]:
         seeded = [read_recipe(name, [*overrides, f"seed={seed}"]) for seed in seeds]
@@ -75,6 +73,13 @@ def planned_rows(
     return planned
 
 
+def _check_overrides(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        own = [key for key in override_keys(override) if key in OWN_KEYS]
+        if own:
+            raise ValueError(f"{override!r}: every row has its own {own[0]}; leave it out{_remedy(own[0])}")
+
+
 def _remedy(key: str) -> str:
     """Where to say it instead."""
     return ", --seeds names the seeds" if key == "seed" else ", or use strucspars run"
@@ -86,6 +91,20 @@ def _with_first_stage_of(recipe: Recipe, folder: Path) -> Recipe:
 
 def _taught_by(recipe: Recipe, folder: Path) -> Recipe:
     return replace(recipe, finetune=replace(recipe.finetune, teacher=str(folder)))
+
+
+def check_planned(planned: Sequence[PlannedRow], out: Path) -> None:
+    """Look for finished runs that would make a row a mixture: before the training, not after it.
+
+    Raises:
+        ValueError: runs of one row would follow different protocols.
+    """
+    there = collected(out, [row.name for row in planned]).rows
+    for row in planned:
+        for path, recipe in row.recipes.items():
+            # What lies in its own folder, the run itself refuses.
+            others = {run.path: run.recipe for run in there.get(row.name, ()) if run.path != path}
+            check_one_protocol({**others, path: recipe})
 
 
 def reproduced(planned: Sequence[PlannedRow], *, jobs: int, output: Output) -> Outcomes:
@@ -111,7 +130,9 @@ def reproduced_table(
         if path in finished
     }
     rows = {row.name: [runs[path] for path in row.recipes if path in runs] for row in planned}
-    return compared(table, rows, collected(out), failed=failed_runs(outcomes), as_markdown=as_markdown)
+    return compared(
+        table, rows, collected(out, table_rows(table)), failed=failed_runs(outcomes), as_markdown=as_markdown
+    )
 
 
 def collected_table(table: str, patterns: Sequence[str], out: Path, *, as_markdown: bool) -> tuple[str, dict[str, Any]]:
@@ -120,14 +141,16 @@ def collected_table(table: str, patterns: Sequence[str], out: Path, *, as_markdo
     Raises:
         ValueError: nothing of that table is finished there, or runs of one row follow different protocols.
     """
-    collection = collected(out)
+    collection = collected(out, table_rows(table))
     rows = {name: collection.comparable(name) for name in selected_rows(table, patterns)}
     if not any(rows.values()):
         raise ValueError(
             f"{out} has no finished run of {table} that fits {', '.join(patterns)}; --out names the folder of the run "
             "folders, --list tells how far they are"
         )
-    return compared(table, rows, collection, failed=collection.unreadable, as_markdown=as_markdown)
+    return compared(
+        table, rows, collection, failed=collection.unreadable, not_counted=collection.misnamed, as_markdown=as_markdown
+    )
 
 
 def listed(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The finished runs in a folder, by row."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +28,13 @@ class Collection:
 
     Attributes:
         rows: by recipe, its finished runs, by seed.
-        unreadable: run folders that are not what they should be, and why.
+        unreadable: run folders that are damaged, and how.
+        misnamed: run folders that are not called as their row and seed are, and how they should be.
     """
 
     rows: Mapping[str, Sequence[FinishedRun]]
     unreadable: Mapping[Path, str]
+    misnamed: Mapping[Path, str]
 
     def comparable(self, name: str) -> Sequence[FinishedRun]:
         """The runs of a row.
@@ -40,47 +43,75 @@ class Collection:
             ValueError: they follow different protocols, so their mean would mean nothing.
         """
         runs = self.rows.get(name, ())
-        for run in runs:
-            if changed := changes(run.recipe, runs[0].recipe):
-                raise ValueError(
-                    f"{runs[0].path} and {run.path} are called the same row, but the latter has {', '.join(changed)}; "
-                    "keep runs of another protocol in another folder"
-                )
+        check_one_protocol({run.path: run.recipe for run in runs})
         return runs
 
 
-def collected(out: Path) -> Collection:
-    """The finished runs in a folder; whatever else lies there is none of our business.
+def check_one_protocol(recipes: Mapping[Path, Recipe]) -> None:
+    """Refuse runs of one row that follow different protocols.
+
+    Raises:
+        ValueError: names two of them, and what the latter has otherwise.
+    """
+    first = next(iter(recipes), None)
+    for path, recipe in recipes.items():
+        if first is not None and (changed := changes(recipe, recipes[first])):
+            raise ValueError(
+                f"{first} and {path} are called the same row, but the latter has {', '.join(changed)}; "
+                "keep runs of another protocol in another folder"
+            )
+
+
+def collected(out: Path, names: Sequence[str]) -> Collection:
+    """The finished runs of some rows in a folder; whatever else lies there is none of our business.
 
     Args:
         out: folder of run folders.
+        names: of the rows.
     """
     rows: dict[str, list[FinishedRun]] = {}
     unreadable: dict[Path, str] = {}
+    misnamed: dict[Path, str] = {}
     for path in sorted(out.iterdir()) if out.is_dir() else []:
         try:
-            run = _finished_run(path)
+            run = _finished_run(path, names)
         except (OSError, ValueError) as error:
             unreadable[path] = f"{error}; repair, move or delete it"
             continue
-        if run is not None:
+        if run is None:
+            continue
+        if path.name == run_name(run.recipe):
             rows.setdefault(run.recipe.name, []).append(run)
+        else:
+            misnamed[path] = (
+                f"it is {run.recipe.name} with seed {run.recipe.seed}, whose folder is called {run_name(run.recipe)}; "
+                "rename it if it belongs to the row"
+            )
     for runs in rows.values():
         runs.sort(key=lambda run: run.recipe.seed)
-    return Collection(rows, unreadable)
+    return Collection(rows, unreadable, misnamed)
 
 
-def _finished_run(path: Path) -> FinishedRun | None:
-    """The run in a folder; None if there is none, or it is not finished."""
+def _finished_run(path: Path, names: Sequence[str]) -> FinishedRun | None:
+    """The run in a folder; None if there is none, it is not finished, or of no such row."""
     folder = RunFolder(path)
     if not folder.recipe_path.is_file() or not folder.summary_json_path.is_file():
         return None
-    recipe, summary = read_recipe(folder.recipe_path), read_summary(folder)
+    try:
+        recipe = read_recipe(folder.recipe_path)
+    except (OSError, ValueError):
+        # Then the folder's name is all that tells whether it should be there.
+        if re.sub(r"-seed[0-9]+$", "", path.name) not in names:
+            return None
+        raise
+    if recipe.name not in names:
+        return None
+    summary = read_summary(folder)
     if summary is None:
         return None
-    if (summary.name, summary.seed) != (recipe.name, recipe.seed) or path.name != run_name(recipe):
+    if (summary.name, summary.seed) != (recipe.name, recipe.seed):
         raise ValueError(
-            f"{path} should be called {run_name(recipe)}: its recipe is {recipe.name} with seed {recipe.seed}, "
-            f"its summary of {summary.name} with seed {summary.seed}"
+            f"its recipe is {recipe.name} with seed {recipe.seed}, but its summary of {summary.name} with seed "
+            f"{summary.seed}"
         )
     return FinishedRun(path, recipe, summary)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.cli.networks import READERS, check_own_code
+from strucspars.report.one_shot import ONE_SHOT_STATE
 from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Accuracy, Evaluation
@@ -26,25 +27,30 @@ class EvaluatedRun:
         path: the run folder.
         data: name of the data set.
         accuracy: now.
-        recorded_top1: when the run was finished.
+        recorded_top1: when the run was finished; None for a network of one-shot compression.
     """
 
     path: Path
     data: str
     accuracy: Accuracy
-    recorded_top1: float
+    recorded_top1: float | None
 
     def text(self) -> str:
         """For people."""
-        difference = self.accuracy.top1 - self.recorded_top1
-        comparison = "the same" if difference == 0 else f"{100 * difference:+.2f} points now"
         return (
             f"{self.path / 'model.safetensors'} on the test images of {self.data}\n"
             f"top-1     {percent(self.accuracy.top1)}\n"
             f"top-5     {percent(self.accuracy.top5)}\n"
             f"loss      {self.accuracy.loss:.4f}\n"
-            f"recorded  {percent(self.recorded_top1)} top-1: {comparison}"
+            f"recorded  {self._comparison()}"
         )
+
+    def _comparison(self) -> str:
+        if self.recorded_top1 is None:
+            return ONE_SHOT_STATE
+        difference = self.accuracy.top1 - self.recorded_top1
+        now = "the same" if difference == 0 else f"{100 * difference:+.2f} points now"
+        return f"{percent(self.recorded_top1)} top-1: {now}"
 
     def document(self) -> dict[str, Any]:
         """For scripts."""
@@ -74,11 +80,22 @@ def finished_summary(folder: RunFolder) -> RunSummary:
     return summary
 
 
+def check_has_network(folder: RunFolder) -> None:
+    """Refuse a folder without a network to use: that of a finished run, or of one-shot compression.
+
+    Raises:
+        FileNotFoundError: there is no run, or it is not finished.
+        ValueError: its summary is damaged.
+    """
+    if not folder.is_one_shot:
+        finished_summary(folder)
+
+
 def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
-    """Evaluate the saved network of a finished run.
+    """Evaluate the saved network of a finished run, or of one-shot compression.
 
     Args:
-        path: the run folder.
+        path: the run folder; one-shot compression knows no data, so `data.root` must tell.
         overrides: `key=value`, of the data and the engine only: anything else would be another network. Where that is
             a function of the user's own, `model.name=...` must name it again.
 
@@ -93,7 +110,7 @@ def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
                 f"{override!r}: eval takes a finished network as it is; only data.* and engine.* can change"
             )
     folder = RunFolder(path)
-    recorded = finished_summary(folder)
+    recorded_top1 = None if folder.is_one_shot else finished_summary(folder).converted_top1
     recipe = read_recipe(folder.recipe_path, [override for override in overrides if not override.startswith(NAMING)])
     check_own_code(folder, recipe.model.name, named=named[-1] if named else None, option=NAMING)
     if named and named[-1] != recipe.model.name:
@@ -103,4 +120,4 @@ def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
     setting = Setting(recipe, engine)
     model = engine.placed(READERS[recipe.kind](folder.model_path, setting.fresh_model()))
     accuracy = Evaluation(engine, model, setting.test).accuracy()
-    return EvaluatedRun(path, recipe.data.name, accuracy, recorded.converted_top1)
+    return EvaluatedRun(path, recipe.data.name, accuracy, recorded_top1)

@@ -28,9 +28,17 @@ def run_name(recipe: Recipe) -> str:
 
     So one run of a recipe, several of it, and those of a table find each other's folders.
 
+    Raises:
+        ValueError: the recipe's name is more than a name, so that the folder would lie elsewhere.
+
     >>> run_name(Recipe(name="demo")), run_name(Recipe(name="demo", seed=2))
     ('demo', 'demo-seed2')
     """
+    if recipe.name in (".", "..") or any(sign in recipe.name for sign in "/\\\0"):
+        raise ValueError(
+            f"name: {recipe.name!r} cannot name a run folder: it must be one part of a path, without / or \\; "
+            "change it in the recipe, or with name=..."
+        )
     return recipe.name if recipe.seed == 0 else f"{recipe.name}-seed{recipe.seed}"
 
 
@@ -123,6 +131,8 @@ def _say_where(path: Path, output: Output) -> None:
     state = run_state(path)
     if state.is_finished:
         output.remark(f"{path} is finished already")
+    elif state.is_one_shot:
+        return  # it will be refused
     elif state.is_begun:
         output.remark(f"going on in {path}: {state.words}")
     else:

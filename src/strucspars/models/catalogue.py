@@ -47,15 +47,17 @@ def names_a_function(name: str) -> bool:
     return ":" in name and not name.startswith(TIMM)
 
 
-def build_model(name: str, *, num_classes: int, image_shape: tuple[int, int, int] | None = None) -> nn.Module:
+def build_model(
+    name: str, *, num_classes: int, image_shape: tuple[int, int, int] | None = None, must_classify: bool = True
+) -> nn.Module:
     """The network of this name, with fresh weights.
 
     Args:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision classifier, `timm:NAME`,
             or `package.module:function`, which is called with `num_classes`.
         num_classes: outputs.
-        image_shape: channels, height and width of an image. If given, the network must take one and return
-            `num_classes` scores.
+        image_shape: channels, height and width of an image. If given, the network must take one.
+        must_classify: it must return `num_classes` scores for it, too.
 
     Raises:
         ValueError: there is no such network, or it does not fit the images.
@@ -80,7 +82,9 @@ def build_model(name: str, *, num_classes: int, image_shape: tuple[int, int, int
     else:
         raise ValueError(f"there is no network {name!r}; {_suggestion(name)}")
     if image_shape is not None:
-        _check_fits(name, model, num_classes, image_shape)
+        outputs = _outputs(name, model, image_shape)
+        if must_classify:
+            _check_scores(name, outputs, num_classes)
     return model
 
 
@@ -188,13 +192,17 @@ def _imported(name: str) -> object:
     return found
 
 
-def _check_fits(name: str, model: nn.Module, num_classes: int, image_shape: tuple[int, int, int]) -> None:
+def _outputs(name: str, model: nn.Module, image_shape: tuple[int, int, int]) -> object:
     try:
         with undisturbed(model):
-            scores = model(torch.zeros(1, *image_shape))
+            outputs: object = model(torch.zeros(1, *image_shape))
     except Exception as error:  # networks complain about sizes in many ways
         reason = " ".join(str(error).split())
         raise ValueError(f"network {name!r} cannot take images of shape {image_shape}: {reason}") from error
+    return outputs
+
+
+def _check_scores(name: str, scores: object, num_classes: int) -> None:
     if not isinstance(scores, torch.Tensor) or scores.shape != (1, num_classes):
         got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise ValueError(f"network {name!r} must return scores of shape {(1, num_classes)} for one image, got {got}")

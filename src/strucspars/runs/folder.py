@@ -71,7 +71,7 @@ class RunFolder:
         """Make the folder and its subfolders, or take it as it is if a run lies there.
 
         Raises:
-            ValueError: the path is a file, or a folder that holds something else than a run.
+            ValueError: the path is a file, or a folder that holds something else than a run that can go on.
             OSError: it cannot be made.
         """
         try:
@@ -94,6 +94,11 @@ class RunFolder:
         """Whether there is something to go on from, or an outcome that must not be lost."""
         outcomes = (self.summary_json_path, self.one_shot_path)
         return any(path.exists() for path in outcomes) or any(self.checkpoints.glob("*.pt"))
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether the network that lies here was compressed as it was: there was no run, and none can go on."""
+        return self.one_shot_path.exists() and not self.summary_json_path.exists()
 
     def write_recipe(self, text: str) -> None:
         """Store the resolved recipe."""
@@ -200,6 +205,11 @@ class RunFolder:
 
     def _check_own(self) -> None:
         """Refuse a folder of somebody else. A run that was killed before its recipe was there is no such thing."""
+        if self.is_one_shot:
+            raise ValueError(
+                f"{self.path} holds a network of one-shot compression ({self.one_shot_path.name}), which a run would "
+                "overwrite; choose another folder with --out"
+            )
         if self.recipe_path.exists() or not self.path.exists():
             return
         if not self.path.is_dir():
