@@ -76,6 +76,18 @@ def test_a_polite_kill_is_heard_by_several_runs(networks: Path, arguments: list[
     assert "runs/demo-seed2: not begun" in err
 
 
+def test_a_run_that_failed_before_the_signal_is_named_too(networks: Path, arguments: list[str]) -> None:
+    (networks / "runs" / "demo-seed1").mkdir(parents=True)
+    (networks / "runs" / "demo-seed1" / "thesis.tex").write_text("mine")
+    process = started(networks, [*arguments, "--seeds", "1,0", "--jobs", "1"])
+    after_first_epoch(process)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "runs/demo: stopped" in err
+    assert "runs/demo-seed1 failed before: runs/demo-seed1" in err
+
+
 def test_the_second_signal_ends_the_process_at_once() -> None:
     code = (
         "import os, signal, time\n"

@@ -235,6 +235,7 @@ def test_a_hostile_or_missing_teacher_is_refused_before_anything_is_trained(
     recipe_text: str | None, complaint: str, small_recipe: Recipes, run: RunFolder, tmp_path: Path
 ) -> None:
     run.model_path.write_bytes(b"anything")
+    run.summary_json_path.write_text("{}")
     if recipe_text is None:
         run.recipe_path.unlink()
     else:

@@ -151,4 +151,6 @@ def _check_not_interrupted(outcomes: Outcomes, stop: StopRequest) -> None:
         assert stop.signal_number is not None
         name = signal.Signals(stop.signal_number).name
         saved = "\n".join(f"  {path}: {error}" for path, error in interrupted.items())
-        raise Interrupted(f"stopped by {name}; everything so far is saved:\n{saved}", stop.signal_number)
+        failed = {path: reason for path, reason in failed_runs(outcomes).items() if path not in interrupted}
+        others = "".join(f"\n  {path} failed before: {reason}" for path, reason in failed.items())
+        raise Interrupted(f"stopped by {name}; everything so far is saved:\n{saved}{others}", stop.signal_number)
