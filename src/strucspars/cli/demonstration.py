@@ -8,7 +8,6 @@ from typing import Any
 from strucspars.cli.errors import RunFailed
 from strucspars.cli.exporting import document, exported_runs
 from strucspars.cli.output import Output
-from strucspars.cli.override_keys import override_keys
 from strucspars.cli.reporting import reported_runs
 from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, seeded_recipes
 from strucspars.export.export_report import ExportReport
@@ -16,6 +15,7 @@ from strucspars.measure.text_table import Column, text_table
 from strucspars.training.outcome import RunSummary
 from strucspars.training.outcome_text import duration, percent
 from strucspars.training.recipe import Recipe
+from strucspars.training.recipe_reading import override_keys
 
 LEAST_REMOVED = 0.5
 MOST_LOST_ACCURACY = 0.01

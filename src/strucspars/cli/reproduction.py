@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.cli.output import Output
-from strucspars.cli.override_keys import override_keys
 from strucspars.cli.paper_comparison import compared
 from strucspars.cli.run_collection import FinishedRun, check_one_protocol, collected
 from strucspars.cli.run_state import run_state
@@ -14,7 +13,7 @@ from strucspars.cli.running import Outcomes, failed_runs, finished_runs, run_all
 from strucspars.cli.table_rows import first_stage_source, selected_rows, table_rows, teacher_row
 from strucspars.measure.text_table import Column, text_table
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.recipe_reading import override_keys, read_recipe
 
 # What `reproduce` decides for every row.
 OWN_KEYS = ("name", "seed", "sparsify.from_run", "finetune.teacher")

@@ -1,6 +1,5 @@
 """The finished runs in a folder, by row."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from strucspars.cli.running import run_name
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, read_summary
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changes
+from strucspars.training.recipe_identity import changes, without_seed
 from strucspars.training.recipe_reading import read_recipe
 
 
@@ -101,7 +100,7 @@ def _finished_run(path: Path, names: Sequence[str]) -> FinishedRun | None:
         recipe = read_recipe(folder.recipe_path)
     except (OSError, ValueError):
         # Then the folder's name is all that tells whether it should be there.
-        if re.sub(r"-seed[0-9]+$", "", path.name) not in names:
+        if without_seed(path.name) not in names:
             return None
         raise
     if recipe.name not in names:

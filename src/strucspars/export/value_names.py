@@ -53,7 +53,7 @@ def chosen_output_names(outputs: object, given: Sequence[str] | None, *, input_n
             raise ValueError(f"{both[0]!r} names an input and an output; give them different names")
         return names
     if isinstance(outputs, Mapping) and all(map(str, outputs)):
-        keys = tuple(key for key, part in outputs.items() for key in _names_below(str(key), part))
+        keys = tuple(name for key, part in outputs.items() for name in _names_below(str(key), part))
         if len(set(keys) - set(input_names)) == num_outputs:
             return keys
     stem = "output"

@@ -1,6 +1,5 @@
 """Between the stages: from a plan to the network that is finetuned, and from the finetuned one to the small one."""
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
 from strucspars.convert.conversion import check_fits, convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.data.batches import Batches
+from strucspars.nn.copying import copied
 from strucspars.training.engine import Engine
 from strucspars.training.loss import StageLoss
 from strucspars.training.recipe import Ablation, Form, StageRecipe
@@ -67,7 +67,7 @@ def form_milliseconds(
     times: dict[Form, float] = {}
     precision_state = engine.precision_state()
     for form, build in FORMS.items():
-        trainable = build(copy.deepcopy(model), plan)
+        trainable = build(copied(model), plan)
         step = TrainingStep(engine, trainable.model.train(), replace(options, ema=None), StageLoss(), trainable.rule)
         runner = epoch_runner(engine, step, batches)
         _milliseconds(runner, engine, steps=2, rates=[0.0] * batches.steps)

@@ -42,7 +42,7 @@ def protocol(recipe: Recipe) -> Recipe:
         without_place(recipe),
         seed=0,
         sparsify=replace(recipe.sparsify, from_run=None),
-        finetune=replace(recipe.finetune, form="auto", teacher=teacher and _without_seed(Path(teacher).name)),
+        finetune=replace(recipe.finetune, form="auto", teacher=teacher and without_seed(Path(teacher).name)),
         engine=EngineRecipe(precision=recipe.engine.precision),
     )
 
@@ -54,7 +54,7 @@ def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     ('engine.precision=bf16',)
     """
     mine, its = (dict(_options(asdict(replace(protocol(each), name="any")), "")) for each in (recipe, other))
-    return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
+    return _differences(mine, its)
 
 
 def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
@@ -63,8 +63,7 @@ def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     >>> first_stage_changes(Recipe(name="mine", seed=1), Recipe(name="other", engine=EngineRecipe(compile=True)))
     ('seed=1',)
     """
-    mine, its = (_first_stage_options(each) for each in (recipe, other))
-    return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
+    return _differences(_first_stage_options(recipe), _first_stage_options(other))
 
 
 def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
@@ -87,6 +86,10 @@ def _with_folder_names(recipe: Recipe) -> Recipe:
     )
 
 
+def _differences(mine: Mapping[str, Any], its: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
+
+
 def _options(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -95,7 +98,12 @@ def _options(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
             yield f"{prefix}{key}", value
 
 
-def _without_seed(folder: str) -> str:
+def without_seed(folder: str) -> str:
+    """The row that a run folder of this name belongs to.
+
+    >>> without_seed("demo-seed2"), without_seed("demo")
+    ('demo', 'demo')
+    """
     return re.sub(r"-seed[0-9]+$", "", folder)
 
 

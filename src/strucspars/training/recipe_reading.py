@@ -163,6 +163,18 @@ def _bases(value: object, label: str) -> list[str]:
     return bases
 
 
+def override_keys(override: str) -> tuple[str, ...]:
+    """The dotted keys that an override sets, in whatever way it is written.
+
+    Raises:
+        ValueError: it sets none, or something in it is wrong.
+
+    >>> override_keys("stage1.epochs = 3"), override_keys("finetune={teacher: there, form: masked}")
+    (('stage1.epochs',), ('finetune.teacher', 'finetune.form'))
+    """
+    return tuple(_override_values(override))
+
+
 def _override_values(override: str) -> _Layer:
     origin = f"override {override!r}"
     key, equals, text = override.partition("=")
