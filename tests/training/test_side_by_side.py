@@ -5,10 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from strucspars.training.engine import Engine
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
-from strucspars.training.recipe import Recipe
+from strucspars.training.recipe import EngineRecipe, Recipe
 from strucspars.training.side_by_side import run_side_by_side
 from strucspars.training.stage import RunInterrupted, TrainingDiverged
 
@@ -42,6 +45,31 @@ def test_weights_are_drawn_undisturbed_by_runs_that_begin_their_epochs(
     outcomes = run_side_by_side({**busy, tmp_path / "slow": slow}, jobs=3)
     assert all(isinstance(outcome, RunSummary) for outcome in outcomes.values()), outcomes
     assert_same_outcome(tmp_path / "alone", tmp_path / "slow", shared_generator=True)
+
+
+def test_backward_passes_in_mixed_precision_do_not_disturb_each_other() -> None:
+    def scores(engine: Engine) -> torch.Tensor:
+        computed: torch.Tensor = engine.trainable(nn.Linear(2, 2))(torch.ones(1, 2))
+        return computed
+
+    one, other = (Engine(EngineRecipe(device="cpu", precision="bf16")) for _ in range(2))
+    finished = threading.Event()
+
+    def backward_elsewhere() -> None:
+        other.backward(scores(other).sum())
+        finished.set()
+
+    thread = threading.Thread(target=backward_elsewhere)
+
+    def let_the_other_try(gradient: torch.Tensor) -> None:
+        thread.start()
+        finished.wait(1)
+
+    delayed = scores(one) * 1
+    delayed.register_hook(let_the_other_try)  # type: ignore[no-untyped-call]  # untyped in torch
+    one.backward(delayed.sum())
+    thread.join()
+    assert finished.is_set()
 
 
 def test_a_run_that_fails_does_not_stop_the_others(small_recipe: Recipes, tmp_path: Path) -> None:

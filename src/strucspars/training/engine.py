@@ -2,9 +2,10 @@
 
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -18,6 +19,9 @@ FABRIC_PRECISION: dict[Precision, Literal["32-true", "bf16-mixed", "16-mixed"]] 
     "bf16": "bf16-mixed",
     "16": "16-mixed",
 }
+
+# In mixed precision Fabric insists on beginning every backward pass, and notes for all threads at once whether it has.
+BACKWARD_LOCK = threading.Lock()
 
 Model = TypeVar("Model", bound=nn.Module)
 Outcome = TypeVar("Outcome")
@@ -128,7 +132,8 @@ class Engine:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of the loss, scaled where the precision needs it."""
-        self._fabric.backward(loss)
+        with nullcontext() if self.recipe.precision == "32" else BACKWARD_LOCK:
+            self._fabric.backward(loss)
 
     def prepared(self, optimizer: torch.optim.Optimizer) -> Any:
         """The optimizer as the precision needs it."""
