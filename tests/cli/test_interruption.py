@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +103,27 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "heard\n"
     assert done.returncode == -signal.SIGINT
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request() -> None:
+    code = (
+        "import time\n"
+        "from strucspars.cli.interrupt import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    print('ready', flush=True)\n"
+        "    while not stop():\n"
+        "        time.sleep(0.001)\n"
+        "    time.sleep(0.5)\n"
+        "    print('tidied up', flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert (rest, process.returncode) == ("tidied up\n", 0)
 
 
 @pytest.fixture

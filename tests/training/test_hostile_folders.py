@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.runs.checkpoint import save_checkpoint, save_named
 from strucspars.runs.folder import RunFolder
 from strucspars.training.pipeline import run_pipeline
@@ -142,6 +143,32 @@ def test_a_plan_that_is_none_is_refused(
     else:
         run.plan_path.write_text(text)
     assert complaint in refusal(small_recipe, run)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "selection.json: channel selection is not valid JSON"),
+        (b'"a string"', "selection.json: not a channel selection"),
+        (b"\xff", "selection.json: 'utf-8' codec can't decode"),
+        (None, "selection.json is missing, but the finetuning has begun; restore it"),
+    ],
+)
+def test_a_selection_that_is_none_is_refused(
+    content: bytes | None, complaint: str, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    options = ("model.name=cifar-resnet8", "kind=slimming", "slimming.target=0.5", *EPOCHS)
+    questions = iter(range(100))
+    with pytest.raises(RunInterrupted):
+        run_pipeline(small_recipe(*options), tmp_path / "run", should_stop=lambda: next(questions) >= 13)
+    path = tmp_path / "run" / "selection.json"
+    assert ChannelSelection.from_json(path.read_text()).kept_channels > 0
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        run_pipeline(small_recipe(*options), tmp_path / "run")
 
 
 @pytest.mark.parametrize("form", ["masked", "grouped"])

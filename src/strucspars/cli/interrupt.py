@@ -4,11 +4,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
+# `timeout` and some schedulers signal a process and then its group: the same request, heard twice.
+ECHO_SECONDS = 0.2
 
 
 class Interrupted(Exception):
@@ -24,7 +27,7 @@ class Interrupted(Exception):
 
 
 class StopRequest:
-    """Asked as a function, tells whether SIGINT or SIGTERM has come. The second one ends the process at once.
+    """Asked as a function, tells whether SIGINT or SIGTERM has come. A second one, later, ends the process at once.
 
     Works while it is entered as a context, in the main thread.
     """
@@ -51,6 +54,7 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.signal_number = number
         self._event.set()
+        time.sleep(ECHO_SECONDS)
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
         # The next signal leaves no time to tidy up the terminal. Written past the buffers, whose locks may be held.

@@ -20,6 +20,7 @@ from strucspars.export.storage import load, save
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import LayerRules
 from strucspars.runs.arrays import save_arrays
+from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.folder import RunFolder
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.training.compression import FORMS, TrainableForm, ablation_plan, masked_form, with_fresh_weights
@@ -218,15 +219,17 @@ class NetworkSlimming:
         """One threshold for all batch-norm scales that meets the target."""
         self.selection = select_channels(model, target=self._workshop.recipe.slimming.target)
         if self._workshop.is_first:
-            self._workshop.folder.write_json(self._path, self.selection.to_json())
+            write_text_atomic(self._path, self.selection.to_json() + "\n")
         return {"removed_channel_fraction": self.selection.removed_channel_fraction}
 
     def recall(self) -> None:
         """Take the selection from the folder."""
-        text = self._workshop.folder.read_json(self._path)
-        if not isinstance(text, str):
-            raise ValueError(f"{self._path} is missing or damaged, but the finetuning has begun; restore it")
-        self.selection = ChannelSelection.from_json(text)
+        if not self._path.is_file():
+            raise ValueError(f"{self._path} is missing, but the finetuning has begun; restore it")
+        try:
+            self.selection = ChannelSelection.from_json(self._path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{self._path}: {error}") from error
 
     def cut_(self, model: nn.Module) -> nn.Module:
         """Drop the channels."""
