@@ -15,8 +15,8 @@ from strucspars.training.outcome import RunSummary, read_summary
 from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
 RECORDED = Path(__file__).parents[2] / "results/cifar10/cifar10-resnet20-40"
-DENSE, MODERN = "cifar10-resnet20-dense", "cifar10-resnet20-dense-modern"
-BASE, SLIMMING = "cifar10-resnet20-40", "cifar10-resnet20-40-slimming"
+BASE = "cifar10-resnet20-40"
+MODERN, SLIMMING, SOLVER = f"{BASE}-modern", f"{BASE}-slimming", f"{BASE}-paper-solver"
 
 
 def summary(name: str, seed: int, top1: float) -> RunSummary:
@@ -43,7 +43,7 @@ def gain(call: Any, row: str) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("overrides", [(), ("stage2.epochs=6", "sparsify.lambda_step=null", "data.name=digits")])
-@pytest.mark.parametrize(("base", "variant"), [(DENSE, MODERN), (BASE, SLIMMING), (BASE, f"{BASE}-low-rate")])
+@pytest.mark.parametrize(("base", "variant"), [(BASE, MODERN), (BASE, SLIMMING), (BASE, f"{BASE}-low-rate")])
 def test_runs_with_the_same_changes_are_compared(
     call: Any, base: str, variant: str, overrides: tuple[str, ...]
 ) -> None:
@@ -57,22 +57,23 @@ def test_runs_with_the_same_changes_are_compared(
     [("stage2.epochs=6", "stage2.epochs=1"), ("stage2.epochs=160", "stage2.epochs=1"), ("stage2.lr=1", "seed=0")],
 )
 def test_runs_with_other_changes_are_not_compared(call: Any, of_base: str, of_variant: str) -> None:
-    finished(DENSE, of_base)
+    finished(BASE, of_base)
     finished(MODERN, of_variant)
     assert gain(call, MODERN) is None
     text = call("reproduce", "variants", "--collect").out
-    assert f"{MODERN} is not compared with {DENSE}, which was run with other {of_base.split('=')[0]}" in text
+    assert f"{MODERN} is not compared with {BASE}, which was run with other {of_base.split('=')[0]}" in text
     assert "over its base: the mean" not in text
 
 
 def test_a_base_of_several_protocols_leaves_the_rest_of_the_table(call: Any, tiny: tuple[str, ...]) -> None:
-    finished(DENSE, "seed=5", "stage2.epochs=3")
-    finished(DENSE, "seed=6", "stage2.epochs=7")
-    arguments = ("reproduce", "variants", "--rows", MODERN, *tiny, "data.name=digits", "--quiet")
+    # With a first stage of its own, so that the base is not run before it.
+    finished(BASE, "seed=5", "stage2.epochs=3")
+    finished(BASE, "seed=6", "stage2.epochs=7")
+    arguments = ("reproduce", "variants", "--rows", SOLVER, *tiny, "data.name=digits", "--quiet")
     said = call(*arguments)
     assert said.status == 0
-    assert f"{MODERN}  1" in said.out
-    assert f"{MODERN} is not compared with {DENSE}: runs/{DENSE}-seed5 and runs/{DENSE}-seed6 are called" in said.out
+    assert f"{SOLVER}  1" in said.out
+    assert f"{SOLVER} is not compared with {BASE}: runs/{BASE}-seed5 and runs/{BASE}-seed6 are called" in said.out
     (row,) = json.loads(call(*arguments, "--json").out)["rows"]
     assert "over_base" not in row
 
@@ -81,16 +82,16 @@ def test_a_base_of_several_protocols_leaves_the_rest_of_the_table(call: Any, tin
 def test_a_row_that_would_be_a_mixture_is_noticed_before_the_training(
     call: Any, tiny: tuple[str, ...], seeds: str
 ) -> None:
-    finished(DENSE, "data.name=digits", "stage2.epochs=7")
-    said = call("reproduce", "table1", "--rows", DENSE, *tiny, "data.name=digits", "--seeds", seeds)
+    finished(BASE, "data.name=digits", "stage2.epochs=7")
+    said = call("reproduce", "table1", "--rows", BASE, *tiny, "data.name=digits", "--seeds", seeds)
     assert said.status == 2
-    assert f"runs/{DENSE} and runs/{DENSE}-seed1 are called the same row, but the latter has " in said.err
+    assert f"runs/{BASE} and runs/{BASE}-seed1 are called the same row, but the latter has " in said.err
     assert "stage2.epochs=1" in said.err
-    assert [path.name for path in Path("runs").iterdir()] == [DENSE]
+    assert [path.name for path in Path("runs").iterdir()] == [BASE]
 
 
 def test_runs_of_no_row_are_nobodys_business(call: Any) -> None:
-    finished(DENSE)
+    finished(BASE)
     finished("demo", "sparsify.target=0.7", path="runs/demo-70")
     finished("imagenet-resnet50-35", path="runs/another-table")
     damaged = finished("demo", path="runs/damaged")
@@ -99,7 +100,7 @@ def test_runs_of_no_row_are_nobodys_business(call: Any) -> None:
     (unreadable / "recipe.yaml").write_text("{")
     said = call("reproduce", "table1", "--collect", "--json")
     document = json.loads(said.out)
-    assert [row["row"] for row in document["rows"]] == [DENSE]
+    assert [row["row"] for row in document["rows"]] == [BASE]
     assert (document["failed"], document["not_counted"]) == ([], [])
     text = call("reproduce", "table1", "--collect").out
     assert "not finished" not in text
@@ -107,15 +108,15 @@ def test_runs_of_no_row_are_nobodys_business(call: Any) -> None:
 
 
 def test_a_row_whose_recipe_is_damaged_is_named(call: Any) -> None:
-    finished(DENSE)
-    (finished(DENSE, "seed=1") / "recipe.yaml").write_text("{")
+    finished(BASE)
+    (finished(BASE, "seed=1") / "recipe.yaml").write_text("{")
     said = call("reproduce", "table1", "--collect")
-    assert f"not finished: runs/{DENSE}-seed1 (" in said.out
+    assert f"not finished: runs/{BASE}-seed1 (" in said.out
 
 
 def test_a_summary_of_another_run_is_damage(networks: Path) -> None:
-    path = finished(DENSE)
-    shutil.copy(finished(DENSE, "seed=1") / "summary.json", path)
-    found = collected(Path("runs"), [DENSE])
-    assert [run.recipe.seed for run in found.rows[DENSE]] == [1]
-    assert "but its summary of cifar10-resnet20-dense with seed 1" in found.unreadable[path]
+    path = finished(BASE)
+    shutil.copy(finished(BASE, "seed=1") / "summary.json", path)
+    found = collected(Path("runs"), [BASE])
+    assert [run.recipe.seed for run in found.rows[BASE]] == [1]
+    assert "but its summary of cifar10-resnet20-40 with seed 1" in found.unreadable[path]

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from strucspars.cli.table_rows import base_row, table_rows
+from strucspars.cli.table_rows import table_rows
 from strucspars.measure.counting import NetworkCount, count_macs
 from strucspars.models.catalogue import build_model
 from strucspars.training.paper_rows import PAPER_ROWS
@@ -84,7 +84,7 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_name_tells_the_kind_and_the_ablation(name: str) -> None:
     recipe = read_recipe(name)
-    assert (recipe.kind == "dense") == (base_row(name) or name).endswith("-dense")
+    assert (recipe.kind == "dense") == name.endswith("-dense")
     assert (recipe.kind == "slimming") == ("-slimming" in name)
     suffix = next((ablation for ablation in ABLATIONS if name.endswith(ablation)), "finetune")
     assert recipe.finetune.ablation == suffix

@@ -48,7 +48,7 @@ class SlimmingPenalty:
 
     Args:
         model: any network with batch norms, wrapped or not.
-        strength: weight of the penalty. Liu et al. use 1e-5 for ResNet and DenseNet on CIFAR, and 1e-4 for VGG.
+        strength: weight of the penalty. Liu et al. use 1e-5 for ResNet-164 and DenseNet on CIFAR, and 1e-4 for VGG.
 
     >>> norm = nn.BatchNorm2d(2)
     >>> SlimmingPenalty(norm, strength=0.5).add_gradient_()

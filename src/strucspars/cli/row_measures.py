@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from strucspars.cli.table_rows import paper_row
 from strucspars.report.experiments import paper_accuracy
 from strucspars.report.measured import Sample
 from strucspars.training.outcome import RunSummary
@@ -33,6 +34,7 @@ class Measure:
 
     def paper(self, name: str) -> Sample | None:
         """What the paper has for a row."""
+        name = paper_row(name)
         row, timeline = PAPER_ROWS.get(name), PAPER_TIMELINES.get(name)
         found = None if row is None else self.papers(row)
         return self.timelines(timeline) if found is None and timeline is not None else found

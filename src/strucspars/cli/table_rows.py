@@ -15,16 +15,19 @@ ABLATED = ("cifar10-resnet56-60", "imagenet-resnet50-65", "imagenet-resnet101-65
 # Networks that are trained in other ways too, which no table of the paper has, and these ways.
 VARIED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "cifar10-resnet20-dense": ("modern",),
-        "cifar10-resnet20-40": ("low-rate", "distilled", "modern", "modern-distilled", "paper-solver", "slimming"),
-        "cifar10-resnet56-dense": ("modern",),
-        "cifar10-resnet56-60": ("low-rate", "distilled", "modern", "modern-distilled", "slimming"),
+        "cifar10-resnet20-20": ("distilled",),
+        "cifar10-resnet20-40": ("low-rate", "distilled", "modern", "paper-solver", "slimming"),
+        "cifar10-resnet56-30": ("distilled",),
+        "cifar10-resnet56-50": ("distilled",),
+        "cifar10-resnet56-60": ("low-rate", "distilled", "slimming"),
+        "cifar10-resnet56-70": ("distilled",),
+        "cifar10-resnet110-60": ("distilled",),
     }
 )
-# Of these ways: with a dense teacher; with a teacher trained likewise; with a first stage of their own.
+# Of these ways: with a dense teacher; with a first stage of their own; of another method.
 DISTILLED = "distilled"
-MODERN = "modern"
 FROM_THE_START = ("paper-solver", "slimming")
+SLIMMING = "slimming"
 USUAL_ROWS = "cifar10-*"
 
 
@@ -77,22 +80,28 @@ def first_stage_source(name: str) -> str | None:
     ('cifar10-resnet56-60', None)
     """
     base = base_row(name)
-    if base is None or base.endswith("-dense") or name.endswith(FROM_THE_START):
-        return None
-    return base
+    return None if base is None or name.endswith(FROM_THE_START) else base
 
 
 def teacher_row(name: str) -> str | None:
     """The dense network that a row is distilled from; None if it is not.
 
-    >>> teacher_row("cifar10-resnet20-40-distilled"), teacher_row("cifar10-resnet20-40-modern-distilled")
-    ('cifar10-resnet20-dense', 'cifar10-resnet20-dense-modern')
+    >>> teacher_row("cifar10-resnet20-40-distilled"), teacher_row("cifar10-resnet20-40")
+    ('cifar10-resnet20-dense', None)
     """
     if not name.endswith(f"-{DISTILLED}"):
         return None
     data, network, *_ = name.split("-")
-    dense = f"{data}-{network}-dense"
-    return f"{dense}-{MODERN}" if name.endswith(f"-{MODERN}-{DISTILLED}") else dense
+    return f"{data}-{network}-dense"
+
+
+def paper_row(name: str) -> str:
+    """The row of the paper that a row is held against: the same method at the same size, however it was trained.
+
+    >>> paper_row("cifar10-resnet20-40-distilled"), paper_row("cifar10-resnet56-60-random")
+    ('cifar10-resnet20-40', 'cifar10-resnet56-60-random')
+    """
+    return next((base for base in VARIED if name in _variants(base) and not name.endswith(SLIMMING)), name)
 
 
 def _ablations(name: str) -> list[str]:

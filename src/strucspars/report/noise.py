@@ -10,8 +10,8 @@ from strucspars.report.measured import Sample
 SIGNIFICANCE = 0.05
 NOISE = (
     "Differences are in percent points. Noise: what a t-test at 5 % does not reject, with the deviations of both sides "
-    "pooled (the paper's is of ten runs). Where no side has several runs, p (1 - p) by the number of test images "
-    "stands for their variance."
+    "pooled (the paper's is of ten runs). A single run is no surer than its test images: p (1 - p) by their number is "
+    "the least variance of a difference then."
 )
 
 
@@ -27,12 +27,16 @@ def noise_limit(one: Sample, other: Sample, *, test_images: int | None) -> float
     """
     known = [(sample.deviation, sample.count - 1) for sample in (one, other) if sample.deviation is not None]
     freedom = sum(degrees for _, degrees in known)
-    if freedom == 0:
+    limits = []
+    if freedom:
+        variance = sum(degrees * deviation**2 for deviation, degrees in known) / freedom
+        error = math.sqrt(variance * (1 / one.count + 1 / other.count))
+        limits.append(float(stdtrit(freedom, 1 - SIGNIFICANCE / 2)) * error)
+    if len(known) < 2:
         mean = (one.mean + other.mean) / 2
         variance = 0.0 if test_images is None else mean * (1 - mean) / test_images
-        return float(ndtri(1 - SIGNIFICANCE / 2)) * math.sqrt(variance)
-    variance = sum(degrees * deviation**2 for deviation, degrees in known) / freedom
-    return float(stdtrit(freedom, 1 - SIGNIFICANCE / 2)) * math.sqrt(variance * (1 / one.count + 1 / other.count))
+        limits.append(float(ndtri(1 - SIGNIFICANCE / 2)) * math.sqrt(variance))
+    return max(limits)
 
 
 def is_within_noise(one: Sample, other: Sample, *, test_images: int | None) -> bool:
