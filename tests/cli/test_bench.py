@@ -106,7 +106,7 @@ def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pyte
         (("--seconds", "-1"), "seconds must be a positive number"),
         (("resnet-50",), "did you mean 'resnet50'?"),
         (("empty",), "no run folder"),
-        (("empty", "--rates", "0.5"), "a run has its own already"),
+        (("empty", "--rates", "0.5"), "--rates: the run in empty has its own; leave it out"),
         (("--out", "nowhere/bench.json"), "there is no folder nowhere"),
         (("--out", "empty"), "empty is a folder; name a file with --out"),
     ],

@@ -15,6 +15,7 @@ from strucspars.models.catalogue import build_model
 SMALL = "tiny_networks:small"
 SHAPE = ("--image-shape", "3x16x16")
 ONNX = ("--format", "onnx")
+RECORDED = Path(__file__).parents[2] / "results/cifar10/cifar10-resnet20-40"
 
 
 @pytest.fixture
@@ -69,6 +70,22 @@ def test_a_plain_checkpoint_is_exported(call: Any, networks: Path) -> None:
     said = call(*arguments, "--classes", "9", "--force")
     assert said.status == 2
     assert "are for 7 classes, not 9" in said.err
+
+
+@pytest.mark.parametrize("command", [("export", *ONNX, "--out", "a.onnx"), ("bench",), ("summary",), ("eval",)])
+def test_a_run_of_another_network_than_the_one_named_is_refused(call: Any, command: tuple[str, ...]) -> None:
+    option = ("model.name=resnet50",) if command == ("eval",) else ("--model", "resnet50")
+    said = call(command[0], str(RECORDED), *option, *command[1:])
+    assert said.status == 2
+    assert f"{' '.join(option)}: the run in {RECORDED} has the network preact-resnet20; leave it out" in said.err
+
+
+def test_classes_are_refused_where_the_file_tells(call: Any, compressed: Path) -> None:
+    said = call("export", str(compressed), *ONNX, "--model", SMALL, *SHAPE, "--classes", "7")
+    assert (said.status, said.err) == (2, f"error: --classes: the classes are read off {compressed}; leave it out\n")
+    said = call("export", str(RECORDED), *ONNX, "--classes", "10", "--out", "a.onnx")
+    assert (said.status, said.err) == (2, f"error: --classes: the run in {RECORDED} has its own; leave it out\n")
+    assert not list(Path().glob("*.onnx"))
 
 
 def test_a_file_that_is_there_is_replaced_only_by_force(call: Any, compressed: Path) -> None:

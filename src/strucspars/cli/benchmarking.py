@@ -24,7 +24,8 @@ from strucspars.bench.timing import TimingRules
 from strucspars.cli.errors import RunFailed
 from strucspars.cli.networks import (
     ImageShape,
-    check_own_code,
+    check_named,
+    refuse_ignored,
     saved_image_shape,
     saved_network,
     usual_classes,
@@ -182,18 +183,17 @@ def _subject_of_name(request: BenchRequest, name: str, rates: tuple[float, ...],
 
 
 def _subject_of_run(request: BenchRequest, settings: BenchSettings) -> Subject:
-    for option, value in (
-        ("--rates", request.rates),
-        ("--classes", request.classes),
-        ("--image-shape", request.image_shape),
-        ("--min-channels-per-group", None if request.min_channels_per_group == 1 else request.min_channels_per_group),
-    ):
-        if value is not None:
-            raise ValueError(f"{option} {value}: a run has its own already; leave the option out, or give a name")
+    ignored = {
+        "--rates": request.rates,
+        "--classes": request.classes,
+        "--image-shape": request.image_shape,
+        "--min-channels-per-group": None if request.min_channels_per_group == 1 else request.min_channels_per_group,
+    }
+    refuse_ignored(f"the run in {request.network} has its own", ignored)
     folder = RunFolder(Path(request.network).expanduser())
     check_has_network(folder)
     recipe = read_recipe(folder.recipe_path)
-    check_own_code(folder, recipe.model.name, named=request.model, option="--model ")
+    check_named(folder, recipe.model.name, named=request.model, option="--model ")
     shape = saved_image_shape(folder, recipe)
 
     def networks() -> list[BenchNetwork]:

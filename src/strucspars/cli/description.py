@@ -9,8 +9,9 @@ from torch import nn
 
 from strucspars.cli.networks import (
     ImageShape,
-    check_own_code,
+    check_named,
     network_of_file,
+    refuse_ignored,
     saved_image_shape,
     saved_network,
     usual_classes,
@@ -56,14 +57,14 @@ def described(
     """
     path = Path(target).expanduser()
     if path.is_dir():
-        _refuse(f"the run in {target} has its own", {"--classes": classes, "--image-shape": image_shape})
+        refuse_ignored(f"the run in {target} has its own", {"--classes": classes, "--image-shape": image_shape})
         return _described_run(RunFolder(path), named=model)
     if path.suffix == ".safetensors":
         if model is None:
             raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
-        _refuse(f"the classes are read off {target}", {"--classes": classes})
+        refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
         return _described_network(network_of_file(path, model), image_shape or usual_image_shape(model))
-    _refuse(f"{target!r} is a name already; --model is for a file or a run", {"--model": model})
+    refuse_ignored(f"{target!r} is a name already; --model is for a file or a run", {"--model": model})
     shape = image_shape or usual_image_shape(target)
     try:
         network = build_model(
@@ -74,13 +75,6 @@ def described(
             f"{target!r} is neither a folder nor a .safetensors file, and as a network: {error}"
         ) from error
     return _described_network(network, shape)
-
-
-def _refuse(reason: str, options: Mapping[str, object]) -> None:
-    """Refuse what would be ignored."""
-    given = [option for option, value in options.items() if value is not None]
-    if given:
-        raise ValueError(f"{' and '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out")
 
 
 def _described_network(network: nn.Module, shape: ImageShape) -> Description:
@@ -112,7 +106,7 @@ def _described_run(folder: RunFolder, *, named: str | None) -> Description:
         return _described_unfinished(folder, state.words)
     recipe = read_recipe(folder.recipe_path)
     outcome = _one_shot_outcome(folder, state.words) if state.is_one_shot else _run_outcome(folder, recipe)
-    check_own_code(folder, recipe.model.name, named=named, option="--model ")
+    check_named(folder, recipe.model.name, named=named, option="--model ")
     network = _described_network(saved_network(folder, recipe), saved_image_shape(folder, recipe))
     document = {"folder": str(folder.path), "state": state.words, **outcome.document, "network": network.document}
     return Description(f"{network.text}\n\n{outcome.text}", document)

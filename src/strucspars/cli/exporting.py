@@ -9,8 +9,9 @@ from torch import nn
 
 from strucspars.cli.networks import (
     ImageShape,
-    check_own_code,
+    check_named,
     network_of_file,
+    refuse_ignored,
     saved_image_shape,
     saved_network,
     usual_classes,
@@ -121,6 +122,7 @@ def _companions(out: Path, format: Format) -> tuple[Path, ...]:
 def _source(target: str, *, model: str | None, classes: int | None, image_shape: ImageShape | None) -> Source:
     path = Path(target).expanduser()
     if path.is_dir():
+        refuse_ignored(f"the run in {target} has its own", {"--classes": classes})
         return _run_source(RunFolder(path), model, image_shape)
     if model is None and not path.exists():
         raise FileNotFoundError(
@@ -132,6 +134,7 @@ def _source(target: str, *, model: str | None, classes: int | None, image_shape:
     shape = image_shape or usual_image_shape(model)
     stem = Path(model.replace(":", "-").replace("/", "-"))
     if path.suffix == ".safetensors":
+        refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
         return Source(network=lambda: network_of_file(path, model), image_shape=shape, stem=stem)
 
     def loaded() -> nn.Module:
@@ -147,7 +150,7 @@ def _source(target: str, *, model: str | None, classes: int | None, image_shape:
 def _run_source(folder: RunFolder, named: str | None, image_shape: ImageShape | None) -> Source:
     check_has_network(folder)
     recipe = read_recipe(folder.recipe_path)
-    check_own_code(folder, recipe.model.name, named=named, option="--model ")
+    check_named(folder, recipe.model.name, named=named, option="--model ")
     return Source(
         network=lambda: saved_network(folder, recipe),
         image_shape=image_shape or saved_image_shape(folder, recipe),

@@ -1,6 +1,6 @@
 """Networks for commands that have no data at hand: from names, from files, from run folders."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -51,7 +51,19 @@ def saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
     return data_image_shape(recipe.data) if one_shot is None else one_shot.image_shape
 
 
-def check_own_code(folder: RunFolder, name: str, *, named: str | None, option: str) -> None:
+def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
+    """Raise a `ValueError` for options that were given and would do nothing.
+
+    Args:
+        reason: why they would.
+        options: by name, their values; None where not given.
+    """
+    given = [option for option, value in options.items() if value is not None]
+    if given:
+        raise ValueError(f"{' and '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out")
+
+
+def check_named(folder: RunFolder, name: str, *, named: str | None, option: str) -> None:
     """Refuse to run code because a folder from anywhere names it; whoever trusts it names it too.
 
     Args:
@@ -61,13 +73,15 @@ def check_own_code(folder: RunFolder, name: str, *, named: str | None, option: s
         option: how to give it.
 
     Raises:
-        ValueError: the network is a function that the user did not name.
+        ValueError: the network is a function that the user did not name, or another than the one named.
     """
     if names_a_function(name) and name != named:
         raise ValueError(
             f"the run in {folder.path} takes its network from the function {name}; code that a folder names is run "
             f"only if you name it too: {option}{name}"
         )
+    if named is not None and named != name:
+        raise ValueError(f"{option}{named}: the run in {folder.path} has the network {name}; leave it out")
 
 
 def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from strucspars.cli.networks import READERS, check_own_code
+from strucspars.cli.networks import READERS, check_named
 from strucspars.report.one_shot import ONE_SHOT_STATE
 from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
@@ -112,9 +112,7 @@ def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
     folder = RunFolder(path)
     recorded_top1 = None if folder.is_one_shot else finished_summary(folder).converted_top1
     recipe = read_recipe(folder.recipe_path, [override for override in overrides if not override.startswith(NAMING)])
-    check_own_code(folder, recipe.model.name, named=named[-1] if named else None, option=NAMING)
-    if named and named[-1] != recipe.model.name:
-        raise ValueError(f"model.name: the run in {path} has the network {recipe.model.name!r}, not {named[-1]!r}")
+    check_named(folder, recipe.model.name, named=named[-1] if named else None, option=NAMING)
     # One pass only: capturing it in a graph would cost more than it saves.
     engine = Engine(replace(recipe.engine, cuda_graph=False))
     setting = Setting(recipe, engine)
