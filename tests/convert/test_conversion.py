@@ -347,6 +347,23 @@ def test_changed_models_can_be_copied_and_cast(change_: Callable[..., nn.Module]
     assert model.get_parameter("expand.weight").any()
 
 
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_the_optimizer_of_a_copy_is_refused_before_anything_changes(change_: Callable[..., nn.Module]) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3))
+    optimizer = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="the optimizer holds no parameter of this model"):
+        change_(model, random_plan(model), optimizer)
+    assert model[0].weight.shape == (8, 4, 3, 3)
+    assert (model[0].weight != 0).all()
+
+
+def test_an_optimizer_of_some_of_the_parameters_is_enough() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    convert_(model, random_plan(model), optimizer)
+    assert optimizer.param_groups[0]["params"][0] is model[1].weight
+
+
 def test_an_optimizer_with_one_memory_for_all_is_refused() -> None:
     model = random_network()
     with pytest.raises(ValueError, match="LBFGS remembers all parameters as one vector"):

@@ -40,7 +40,7 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     >>> convert_(model, ss.GroupingPlan({"0": layer}))[0].weight.shape
     torch.Size([8, 1, 3, 3])
     """
-    check_optimizer(optimizer)
+    check_optimizer(optimizer, model)
     changes = _layers_to_convert(model, plan)
     unmask_(model)
     for module, layer in changes.values():
@@ -69,7 +69,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     >>> int((mask_(model, ss.GroupingPlan({"0": layer}))[0].weight == 0).sum())
     16
     """
-    check_optimizer(optimizer)
+    check_optimizer(optimizer, model)
     changes = _layers_to_change(model, plan)
     unmask_(model)
     for module, layer in changes.values():

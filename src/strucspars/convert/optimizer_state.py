@@ -9,8 +9,16 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer | None) -> None:
-    """Refuse optimizers whose memory is not kept parameter by parameter."""
+def check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module) -> None:
+    """Refuse an optimizer of another model, and one whose memory is not kept parameter by parameter."""
+    if optimizer is None:
+        return
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if held.isdisjoint(model.parameters()):
+        raise ValueError(
+            "the optimizer holds no parameter of this model; give the one that trains it (a copy of a model has "
+            "parameters of its own), or leave it out"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("LBFGS remembers all parameters as one vector; make a new optimizer after the change")
 
