@@ -349,12 +349,13 @@ def test_changed_models_can_be_copied_and_cast(change_: Callable[..., nn.Module]
 
 @pytest.mark.parametrize("change_", [convert_, mask_])
 def test_the_optimizer_of_a_copy_is_refused_before_anything_changes(change_: Callable[..., nn.Module]) -> None:
-    model = nn.Sequential(nn.Conv2d(4, 8, 3))
+    convolution = nn.Conv2d(4, 8, 3)
+    model = nn.Sequential(convolution)
     optimizer = torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.1)
     with pytest.raises(ValueError, match="the optimizer holds no parameter of this model"):
         change_(model, random_plan(model), optimizer)
-    assert model[0].weight.shape == (8, 4, 3, 3)
-    assert (model[0].weight != 0).all()
+    assert convolution.weight.shape == (8, 4, 3, 3)
+    assert convolution.weight.count_nonzero() == 288
 
 
 def test_an_optimizer_of_some_of_the_parameters_is_enough() -> None:

@@ -153,6 +153,46 @@ def test_the_ablation_table_compares_with_finetuning(template: RunData) -> None:
     assert difference(ablation, 2, "to Finetune") == (0.1, True)
 
 
+def test_the_ablation_table_leaves_out_what_was_trained_otherwise(template: RunData) -> None:
+    name = "cifar10-resnet56-60"
+    runs = [
+        finished(template, f"{name}-distilled", 0.95),
+        finished(template, name, 0.93),
+        finished(template, f"{name}-random", 0.92),
+        finished(template, f"{name}-no-shuffle", 0.91, "stage2.epochs=3"),
+    ]
+    tables = {table.name: table for table in comparison_tables(experiments_of(runs))}
+    assert [row[1] for row in tables["ablation"].rows] == ["Finetune", "Random", "NoShuffle"]
+    assert difference(tables["ablation"], 1, "to Finetune")[0] == -1.0
+    assert cell(tables["ablation"], 2, "to Finetune") is None
+
+
+def test_operations_are_counted_as_in_the_paper_in_all_rows_or_none(template: RunData) -> None:
+    runs = [finished(template, "cifar10-resnet20-40", 0.91), finished(template, "cifar10-resnet20-40-modern", 0.92)]
+    (first, second) = (cell(accuracy_table(experiments_of(runs)), row, "FLOPs") for row in (0, 1))
+    assert first == second is not None
+    assert cell(accuracy_table(experiments_of(runs[1:])), 0, "FLOPs") is None
+
+
+def test_variants_have_the_colour_of_their_network_and_no_place_on_its_line(template: RunData) -> None:
+    name = "cifar10-resnet20-40"
+    runs = [
+        finished(template, name, 0.91),
+        finished(template, f"{name}-distilled", 0.92),
+        finished(template, name, 0.90, "stage2.lr=0.05"),
+        finished(template, "cifar10-resnet56-60-random", 0.93),
+        finished(template, "cifar10-resnet20-dense", 0.915),
+    ]
+    points = [point for point in points_of(experiments_of(runs)) if point.source == "ours"]
+    assert [(point.network, point.label, point.is_on_line) for point in points] == [
+        ("cifar10-resnet20", "40%", True),
+        ("cifar10-resnet20", "distilled", False),
+        ("cifar10-resnet20", "(stage2.lr=0.05)", False),
+        ("cifar10-resnet56", "", False),
+        ("cifar10-resnet20", "", True),
+    ]
+
+
 def test_points_are_our_experiments_and_the_papers_rows_of_the_same_network(template: RunData) -> None:
     runs = [finished(template, "cifar10-resnet20-40", 0.91), finished(template, "cifar10-resnet20-40", 0.93, seed=1)]
     ours, *papers = points_of(experiments_of(runs))

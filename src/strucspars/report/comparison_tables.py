@@ -1,6 +1,8 @@
 """Tables of several experiments, with the paper's numbers beside ours (Tables 1, 3 and 5)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from strucspars.report.experiments import Experiment, dense_counterpart, paper_accuracy
 from strucspars.report.measured import Difference, Sample, sample_of
@@ -8,6 +10,7 @@ from strucspars.report.named_table import Cell, Form, NamedTable, TableColumn
 from strucspars.report.noise import NOISE, is_within_noise
 from strucspars.training.outcome import RunSummary
 from strucspars.training.outcome_text import OPTIMISM
+from strucspars.training.recipe_identity import protocol
 
 MEANS = "Mean ± deviation (number of runs); a number alone is of one run."
 ABLATIONS = {
@@ -63,7 +66,7 @@ def _accuracy_row(experiment: Experiment, experiments: Sequence[Experiment]) -> 
         _count(experiment.sample(lambda run: run.params.after)),
         None if row is None else round(row.params),
         _count(experiment.sample(lambda run: run.macs.after)),
-        None if row is None else _count(experiment.sample(lambda run: run.paper_flops.after)),
+        _count(experiment.sample(lambda run: run.paper_flops.after)) if _has_paper(experiments) else None,
         None if row is None else round(row.flops),
         ours,
         paper,
@@ -122,8 +125,8 @@ def _timeline_row(experiment: Experiment) -> tuple[Cell, ...]:
 def ablation_table(experiments: Sequence[Experiment]) -> NamedTable:
     """Channel orders against each other (Table 3); without rows unless something was ablated."""
     methods = {id(each): _ablation(each) for each in experiments if each.first.kind == "strucspars"}
-    ablated = {_network(each) for each in experiments if methods.get(id(each), "finetune") != "finetune"}
-    rows = [each for each in experiments if id(each) in methods and _network(each) in ablated]
+    ablated = {_base(each) for each in experiments if methods.get(id(each), "finetune") != "finetune"}
+    rows = [each for each in experiments if id(each) in methods and _base(each) in ablated]
     return NamedTable(
         name="ablation",
         title="Channel orders against each other",
@@ -155,10 +158,18 @@ def _network(experiment: Experiment) -> tuple[str, str, float | None]:
     return experiment.first.model, experiment.first.data, experiment.first.target
 
 
+def _base(experiment: Experiment) -> Any:
+    """What an experiment and those that ablate it have in common."""
+    recipe = experiment.runs[0].recipe
+    if recipe is None:
+        return _network(experiment)
+    return protocol(replace(recipe, name="any", finetune=replace(recipe.finetune, ablation="finetune")))
+
+
 def _ablation_row(experiment: Experiment, experiments: Sequence[Experiment]) -> tuple[Cell, ...]:
     ours, paper, ablation = _accuracy(experiment), experiment.paper, _ablation(experiment)
     finetuned = next(
-        (each for each in experiments if _network(each) == _network(experiment) and _ablation(each) == "finetune"), None
+        (each for each in experiments if _base(each) == _base(experiment) and _ablation(each) == "finetune"), None
     )
     reference = None if finetuned is None or ablation == "finetune" else _accuracy(finetuned)
     model, data, target = _network(experiment)
@@ -196,9 +207,13 @@ def _compared(ours: Sample, other: Sample | None, test_images: int | None) -> Di
     )
 
 
+def _has_paper(experiments: Sequence[Experiment]) -> bool:
+    return any(each.paper is not None for each in experiments)
+
+
 def _flops_notes(experiments: Sequence[Experiment]) -> tuple[str, ...]:
     counted = "FLOPs: as the paper counts them, MACs and 4 for every element of a batch norm."
-    return (counted,) if any(each.paper is not None for each in experiments) else ()
+    return (counted,) if _has_paper(experiments) else ()
 
 
 def _protocol_notes(experiments: Sequence[Experiment]) -> tuple[str, ...]:

@@ -3,15 +3,18 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from strucspars.report.experiments import Experiment, paper_accuracy
 from strucspars.report.latency import Latency, latency_of
 from strucspars.report.paper_baselines import PAPER_BASELINES
+from strucspars.training.outcome import RunSummary
 from strucspars.training.paper_rows import PAPER_ROWS
+from strucspars.training.recipe import Kind
 
 Source = Literal["ours", "paper"]
 Cost = Literal["params", "macs", "paper_flops", "latency_ms"]
+ON_LINE = ("dense", "strucspars")
 # Machine, batch and threads: times stand on one axis only if they were measured alike.
 Conditions = tuple[Mapping[str, object], int, int]
 
@@ -24,7 +27,9 @@ class Point:
         source: `ours` or `paper`.
         network: such as `cifar10-resnet20`, or the model's name with the data's.
         method: `dense`, `strucspars`, `slimming`, one of Table 3, or `other methods`.
-        label: the removed fraction that was asked for, or the name of another method; empty for dense networks.
+        label: the removed fraction that was asked for, how a further network of that size was made, or the name of
+            another method; empty where the method says all.
+        is_on_line: whether the line from the dense network through its compressed forms goes through it.
         accuracy: top-1, as a fraction; the mean over `count` runs.
         deviation: over the runs; None where not known.
         count: number of runs.
@@ -35,6 +40,7 @@ class Point:
     network: str
     method: str
     label: str
+    is_on_line: bool
     accuracy: float
     deviation: float | None
     count: int
@@ -44,9 +50,13 @@ class Point:
 def points_of(experiments: Sequence[Experiment]) -> tuple[Point, ...]:
     """Our experiments, and the paper's points of the same networks."""
     conditions = _common_conditions(experiments)
-    ours = [_own_point(experiment, conditions) for experiment in experiments]
-    networks = dict.fromkeys(_paper_network(experiment.first.name) for experiment in experiments)
-    papers = [point for network in networks if network for point in (*_paper_points(network), *_other_points(network))]
+    ours: list[Point] = []
+    first_of_size: dict[tuple[str, str, float | None], Experiment] = {}
+    for experiment in experiments:
+        size = _network(experiment.first), _method(experiment), experiment.first.target
+        ours.append(_own_point(experiment, first_of_size.setdefault(size, experiment), conditions))
+    networks = dict.fromkeys(point.network for point in ours)
+    papers = [point for network in networks for point in (*_paper_points(network), *_other_points(network))]
     return (*ours, *papers)
 
 
@@ -74,7 +84,7 @@ def _common_conditions(experiments: Sequence[Experiment]) -> Conditions | None:
     return _conditions(measured[0]) if measured else None
 
 
-def _own_point(experiment: Experiment, conditions: Conditions | None) -> Point:
+def _own_point(experiment: Experiment, first_of_size: Experiment, conditions: Conditions | None) -> Point:
     first, accuracy = experiment.first, experiment.sample(lambda run: run.finetuned.last_top1)
     assert accuracy is not None
     costs: dict[Cost, float] = {
@@ -85,11 +95,13 @@ def _own_point(experiment: Experiment, conditions: Conditions | None) -> Point:
     times = [latency.ms for latency in _latencies([experiment]) if _conditions(latency) == conditions]
     if times:
         costs["latency_ms"] = statistics.fmean(times)
+    method = _method(experiment)
     return Point(
         source="ours",
-        network=_paper_network(first.name) or f"{first.model} on {first.data}",
-        method=_method(experiment),
-        label="" if first.target is None else f"{first.target:.0%}",
+        network=_network(first),
+        method=method,
+        label=_label(experiment, first_of_size) if method in get_args(Kind) else "",
+        is_on_line=method in ON_LINE and experiment is first_of_size,
         accuracy=accuracy.mean,
         deviation=accuracy.deviation,
         count=accuracy.count,
@@ -104,15 +116,22 @@ def _method(experiment: Experiment) -> str:
     return experiment.first.kind
 
 
-def _paper_network(name: str) -> str:
-    """The network of a row of the paper, as recipes call it; empty for other recipes."""
-    return "-".join(name.split("-")[:2]) if name in PAPER_ROWS else ""
+def _label(experiment: Experiment, first_of_size: Experiment) -> str:
+    if experiment is not first_of_size:
+        return experiment.label.removeprefix(first_of_size.label).lstrip("- ") or experiment.label
+    return "" if experiment.first.target is None else f"{experiment.first.target:.0%}"
+
+
+def _network(run: RunSummary) -> str:
+    """A network of the paper as recipes call it; others by model and data."""
+    network = f"{run.data}-{run.model.removeprefix('preact-')}"
+    return network if f"{network}-dense" in PAPER_ROWS else f"{run.model} on {run.data}"
 
 
 def _paper_points(network: str) -> Iterator[Point]:
     for name, row in PAPER_ROWS.items():
         accuracy = paper_accuracy(row)
-        if _paper_network(name) != network or row.table == 3 or accuracy is None:
+        if not name.startswith(f"{network}-") or row.table == 3 or accuracy is None:
             continue
         rate = name.removeprefix(f"{network}-")
         method = "dense" if rate == "dense" else "slimming" if rate.startswith("slimming") else "strucspars"
@@ -121,6 +140,7 @@ def _paper_points(network: str) -> Iterator[Point]:
             network=network,
             method=method,
             label="" if rate == "dense" else f"{rate.removeprefix('slimming')}%",
+            is_on_line=method in ON_LINE,
             accuracy=accuracy.mean,
             deviation=accuracy.deviation,
             count=accuracy.count,
@@ -138,6 +158,7 @@ def _other_points(network: str) -> Iterator[Point]:
             network=network,
             method="other methods",
             label=row.method,
+            is_on_line=False,
             accuracy=row.accuracy / 100,
             deviation=None,
             count=1,

@@ -14,8 +14,16 @@ from strucspars.report.named_figure import NamedFigure
 from strucspars.report.trade_off_points import Cost, Point
 from strucspars.training.outcome_text import percent
 
-MARKERS = {"dense": "o", "strucspars": "s", "slimming": "^", "other methods": "x"}
-OTHER_MARKER = "D"
+MARKERS = {
+    "dense": "o",
+    "strucspars": "s",
+    "slimming": "^",
+    "other methods": "x",
+    "from-scratch": "D",
+    "shufflenet": "v",
+    "random": "P",
+    "no-shuffle": "X",
+}
 AXES: dict[Cost, str] = {
     "params": "parameters",
     "macs": "MACs",
@@ -79,7 +87,7 @@ def _draw(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[st
             100 * point.accuracy,
             yerr=deviation,
             color=colour,
-            marker=MARKERS.get(point.method, OTHER_MARKER),
+            marker=MARKERS[point.method],
             markersize=7 if is_ours else 6,
             markerfacecolor=colour if is_ours else "none",
             elinewidth=1.0,
@@ -97,13 +105,13 @@ def _draw(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[st
 
 
 def _connect(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[str]) -> None:
-    """A line from the dense network through its compressed forms, for each network and source."""
+    """A line through the points that lie on one, for each network and source."""
     for source, style in (("ours", "-"), ("paper", ":")):
         for network in networks:
             path = sorted(
                 (point.costs[cost], 100 * point.accuracy)
                 for point in points
-                if (point.source, point.network) == (source, network) and point.method in ("dense", "strucspars")
+                if (point.source, point.network) == (source, network) and point.is_on_line
             )
             costs, accuracies = [place for place, _ in path], [height for _, height in path]
             axis.plot(costs, accuracies, style, color=_colour(network, networks), linewidth=0.9, alpha=0.6)
@@ -133,7 +141,7 @@ def _handles(points: Sequence[Point], networks: Sequence[str]) -> list[Line2D]:
         for network in networks
     ]
     handles += [
-        Line2D([], [], color=INK, linestyle="", marker=MARKERS.get(method, OTHER_MARKER), label=drawable(method, 20))
+        Line2D([], [], color=INK, linestyle="", marker=MARKERS[method], label=drawable(method, 20))
         for method in methods
     ]
     if any(point.source == "paper" for point in points):
