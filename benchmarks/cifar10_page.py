@@ -5,10 +5,10 @@ python benchmarks/cifar10_page.py
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from environment import ROOT
+from over_runs import measured_rows
 
 from strucspars.cli.paper_comparison import MEASURES, Comparison
 from strucspars.cli.row_measures import ACCURACY, BEST, PARAMS
@@ -139,12 +139,6 @@ def minutes_table(collection: Collection) -> str:
             Column("minutes of every run", minutes),
         ]
     )
-
-
-def measured_rows(path: Path) -> list[Mapping[str, Any]]:
-    """The rows of a measurement; none where it was not made."""
-    rows: list[Mapping[str, Any]] = json.loads(path.read_text())["rows"] if path.is_file() else []
-    return rows
 
 
 def recalibration_table(rows: Sequence[Mapping[str, Any]]) -> str:

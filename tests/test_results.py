@@ -7,6 +7,7 @@ from typing import Any
 import cifar10_page
 import compatibility
 import inference_page
+import over_runs
 import pytest
 import table2_recipes
 import torch
@@ -158,8 +159,16 @@ def test_the_page_of_cifar10_is_that_of_its_runs() -> None:
     assert cifar10_page.headline() in (ROOT / "docs" / "results.md").read_text()
 
 
+def test_runs_that_are_measured_again_replace_their_former_rows() -> None:
+    former = {"environment": {"commit": "a"}, "rows": [{"run": "x", "top1": 1}, {"run": "y", "top1": 2}]}
+    again = {"environment": {"commit": "b"}, "rows": [{"run": "y", "top1": 3}]}
+    both = over_runs.with_sitting([former], again)
+    assert both == [{"environment": {"commit": "a"}, "rows": [{"run": "x", "top1": 1}]}, again]
+    assert over_runs.with_sitting(both, former) == [former]
+
+
 def test_deployed_networks_say_what_the_masked_ones_say() -> None:
-    rows = measured("cifar10_deployed")["rows"]
+    rows = over_runs.measured_rows(cifar10_page.DEPLOYED)
     assert rows
     for row in rows:
         assert row["images"] == 10_000
@@ -172,7 +181,7 @@ def test_deployed_networks_say_what_the_masked_ones_say() -> None:
 
 
 def test_what_was_measured_without_finetuning_belongs_to_the_recorded_runs() -> None:
-    rows = measured("cifar10_recalibration")["rows"]
+    rows = over_runs.measured_rows(cifar10_page.RECALIBRATION)
     assert rows
     for row in rows:
         summary = read_summary(RunFolder(ROOT / "results" / "cifar10" / row["run"]))
