@@ -1,6 +1,7 @@
 """Published numbers are generated from the measurements, never typed."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,16 @@ def test_the_page_of_cifar10_is_that_of_its_runs() -> None:
     assert cifar10_page.PAGE.read_text() == cifar10_page.page()
     assert cifar10_page.headline() in (ROOT / "README.md").read_text()
     assert cifar10_page.headline() in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_a_run_that_has_not_followed_its_recipe_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RECORDED[0], tmp_path / RECORDED[0].name)
+    monkeypatch.setattr(cifar10_page, "FOLDER", tmp_path)
+    assert cifar10_page.recorded().rows
+    path = tmp_path / RECORDED[0].name / "recipe.yaml"
+    path.write_text(path.read_text().replace("precision: bf16", "precision: '32'"))
+    with pytest.raises(ValueError, match=r"the page says engine\.precision=bf16, the run had "):
+        cifar10_page.recorded()
 
 
 def test_runs_that_are_measured_again_replace_their_former_rows() -> None:

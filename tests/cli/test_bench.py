@@ -3,10 +3,12 @@
 import io
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from strucspars.bench.group_counts import PAPER_GROUPS
@@ -14,6 +16,7 @@ from strucspars.bench.results import report_from_json
 from strucspars.cli import benchmarking
 from strucspars.cli.benchmarking import BenchRequest, bench_subjects, benchmarked
 from strucspars.cli.output import Output
+from strucspars.models.catalogue import build_model
 
 SMALL = "tiny_networks:small"
 QUICK = ("--runtimes", "pytorch", "--seconds", "0.1")
@@ -49,6 +52,56 @@ def test_a_run_is_timed_against_its_dense_network(call: Any, tiny: tuple[str, ..
     assert compressed["params"] < dense["params"]
     assert document["rows"][0]["network"] == "demo"
     assert "runs" not in document["command"]
+
+
+MAPS = """
+import torch
+from torch import nn
+
+
+def maps(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, num_classes, 1))
+
+
+class Several(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.maps = maps(num_classes)
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.maps(images)
+        return scores, scores.mean((2, 3))
+"""
+
+
+@pytest.fixture
+def one_shot(call: Any, networks: Path) -> Callable[[str], int]:
+    """Compresses a network of the module above into a folder; gives its dense parameters."""
+    (networks / "own_maps.py").write_text(MAPS)
+
+    def compressed(name: str) -> int:
+        model = build_model(f"own_maps:{name}", num_classes=5)
+        torch.save(model.state_dict(), "trained.pt")
+        shape = ("--classes", "5", "--image-shape", "3x16x16")
+        arguments = ("--model", f"own_maps:{name}", "--target", "0.3", *shape, "--run", "one-shot")
+        assert call("compress", "trained.pt", *arguments).status == 0
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    return compressed
+
+
+def test_a_network_of_maps_is_timed_against_its_own_dense_one(call: Any, one_shot: Callable[[str], int]) -> None:
+    params = one_shot("maps")
+    said = call("bench", "one-shot", "--model", "own_maps:maps", *QUICK, "--json")
+    assert (said.status, said.err) == (0, "")
+    assert json.loads(said.out)["rows"][0]["size"]["params"] == params
+
+
+def test_a_network_of_several_outputs_is_refused_in_words(call: Any, one_shot: Callable[[str], int]) -> None:
+    one_shot("Several")
+    said = call("bench", "one-shot", "--model", "own_maps:Several", *QUICK)
+    assert said.status == 2
+    assert "the network gives a tuple; networks are timed that give one tensor" in said.err
 
 
 def test_a_dense_run_is_timed_once_and_said_to_have_nothing_beside_it(call: Any, tiny: tuple[str, ...]) -> None:

@@ -65,6 +65,17 @@ def test_runs_with_other_changes_are_not_compared(call: Any, of_base: str, of_va
     assert "over its base: the mean" not in text
 
 
+def test_a_change_that_makes_a_variant_more_like_its_base_is_a_change_all_the_same(call: Any) -> None:
+    unused_in_base = f"slimming.strength={read_recipe(BASE).slimming.strength}"
+    assert read_recipe(SLIMMING, [unused_in_base]) != read_recipe(SLIMMING)
+    finished(BASE)
+    finished(SLIMMING, unused_in_base)
+    assert gain(call, SLIMMING) is None
+    text = call("reproduce", "variants", "--collect").out
+    assert f"{SLIMMING} is not compared with {BASE}, which was run with other slimming.strength" in text
+    assert f"Not quite as in the recipes: {unused_in_base}." in text
+
+
 def test_a_base_of_several_protocols_leaves_the_rest_of_the_table(call: Any, tiny: tuple[str, ...]) -> None:
     # With a first stage of its own, so that the base is not run before it.
     finished(BASE, "seed=5", "stage2.epochs=3")

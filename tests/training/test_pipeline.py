@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import strucspars as ss
+from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.baselines.slimmed_file import load_slimmed
 from strucspars.core.permutation import inverse
 from strucspars.data.digits import digits
@@ -263,6 +264,8 @@ def test_slimming_ends_in_narrow_tensors_that_are_saved_and_read_back(small_reci
     assert 0 < folder.metrics()[1]["removed_channel_fraction"] < 1
     assert (summary.finetune_form, summary.min_kept_norm, summary.target) == (None, None, 0.5)
     assert summary.converted_top1 == summary.finetuned.last_top1
+    selection = ChannelSelection.from_json((folder.path / "selection.json").read_text())
+    assert selection.removed_mac_fraction == pytest.approx(summary.removed_mac_fraction)
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,14 @@ def _in_parts(program: Program, images: Images, images_per_call: int) -> Images:
 
 def _expected(contestant: Contestant, images: Images) -> Images:
     with torch.no_grad():
-        outputs: Images = contestant.network.model(torch.from_numpy(images)).numpy()
-        return outputs
+        outputs = contestant.network.model(torch.from_numpy(images))
+    if not isinstance(outputs, torch.Tensor):
+        raise ValueError(
+            f"the network gives a {type(outputs).__name__}; networks are timed that give one tensor, by which runtimes "
+            "are compared: wrap it in a module that returns one"
+        )
+    expected: Images = outputs.numpy()
+    return expected
 
 
 def _row(sitting: Sitting, entry: _Entry, program: _Checked, samples: Mapping[_Entry, Samples]) -> BenchRow:

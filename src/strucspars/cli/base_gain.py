@@ -49,14 +49,14 @@ def gain_over_base(name: str, runs: Sequence[FinishedRun], collection: Collectio
 
 
 def _differing_changes(variant: Recipe, base: Recipe) -> list[str]:
-    """Keys in which two runs differ because one of them was changed, not because one row varies the other."""
-    changed = {*_changed_keys(variant), *_changed_keys(base)}
-    return [key for key in _keys(changes(variant, base)) if key in changed]
+    """Keys that one of two runs has otherwise than the recipe of its name, and the other has not likewise."""
+    mine, its = _asked(variant), _asked(base)
+    differing = [setting for setting in (*mine, *its) if (setting in mine) != (setting in its)]
+    return list(dict.fromkeys(setting.partition("=")[0] for setting in differing))
 
 
-def _changed_keys(recipe: Recipe) -> list[str]:
-    return _keys(changes(recipe, read_recipe(recipe.name)))
-
-
-def _keys(settings: Sequence[str]) -> list[str]:
-    return [setting.partition("=")[0] for setting in settings]
+def _asked(recipe: Recipe) -> list[str]:
+    """What was asked to be otherwise than in the recipe of that name; warm-ups follow from epochs."""
+    epochs = [f"stage1.epochs={recipe.stage1.epochs}", f"stage2.epochs={recipe.stage2.epochs}"]
+    asked_epochs = [setting for setting in changes(recipe, read_recipe(recipe.name)) if setting in epochs]
+    return [*changes(recipe, read_recipe(recipe.name, epochs)), *asked_epochs]

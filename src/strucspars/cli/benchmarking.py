@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from strucspars.bench.group_counts import PAPER_GROUPS
@@ -25,6 +24,7 @@ from strucspars.cli.errors import RunFailed
 from strucspars.cli.networks import (
     ImageShape,
     check_named,
+    dense_network,
     refuse_ignored,
     saved_image_shape,
     saved_network,
@@ -36,7 +36,6 @@ from strucspars.cli.output_files import check_can_be_written
 from strucspars.cli.run_evaluation import check_has_network
 from strucspars.core.checks import checked_at_least, checked_target
 from strucspars.export.whole_files import followed
-from strucspars.models.catalogue import build_model
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe_reading import read_recipe
@@ -197,10 +196,7 @@ def _subject_of_run(request: BenchRequest, settings: BenchSettings) -> Subject:
     shape = saved_image_shape(folder, recipe)
 
     def networks() -> list[BenchNetwork]:
-        compressed = saved_network(folder, recipe).eval()
-        with torch.no_grad():
-            classes = compressed(torch.zeros(1, *shape)).shape[-1]
-        return networks_of_run(build_model(recipe.model.name, num_classes=classes), compressed, shape)
+        return networks_of_run(dense_network(folder, recipe), saved_network(folder, recipe).eval(), shape)
 
     return Subject(name=folder.path.resolve().name, image_shape=shape, networks=networks, settings=settings)
 

@@ -86,8 +86,12 @@ def check_named(folder: RunFolder, name: str, *, named: str | None, option: str)
 
 def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
     """The network of a finished run, or of one-shot compression; its number of classes is read off the file."""
-    classes = _classes_of_file(folder.model_path, recipe.model.name)
-    return READERS[recipe.kind](folder.model_path, build_model(recipe.model.name, num_classes=classes))
+    return READERS[recipe.kind](folder.model_path, dense_network(folder, recipe))
+
+
+def dense_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
+    """The network that was made smaller, with fresh weights."""
+    return build_model(recipe.model.name, num_classes=_classes_of_file(folder.model_path, recipe.model.name))
 
 
 def network_of_file(path: Path, name: str) -> nn.Module:

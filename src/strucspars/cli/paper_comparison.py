@@ -22,7 +22,9 @@ from strucspars.measure.text_table import Column, markdown_table, text_table
 from strucspars.report.experiments import NUM_TEST_IMAGES
 from strucspars.report.measured import Sample, sample_of
 from strucspars.report.noise import NOISE, is_within_noise
-from strucspars.training.outcome_text import OPTIMISM, changes_from_paper, some_of
+from strucspars.training.outcome_text import OPTIMISM, some_of
+from strucspars.training.recipe_identity import changes
+from strucspars.training.recipe_reading import read_recipe
 
 MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "table1": (PARAMS, MACS, FLOPS, ACCURACY, BEST),
@@ -84,9 +86,10 @@ class Comparison:
         if any(gain.points for gain in self._gains.values()):
             said.append("over its base: the mean over pairs of runs of the same seed, their number in brackets.")
         said += [gain.remark for gain in self._gains.values() if gain.remark]
-        changed = {change: None for runs in self._rows.values() for change in changes_from_paper(runs[0].recipe)}
+        recipes = [runs[0].recipe for runs in self._rows.values()]
+        changed = dict.fromkeys(change for recipe in recipes for change in changes(recipe, read_recipe(recipe.name)))
         if changed:
-            said.append(f"Not quite the paper's protocol: {some_of(list(changed))}.")
+            said.append(f"Not quite as in the recipes: {some_of(list(changed))}.")
         return said
 
     def document(self) -> list[dict[str, Any]]:

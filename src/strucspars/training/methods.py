@@ -217,7 +217,10 @@ class NetworkSlimming:
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
         """One threshold for all batch-norm scales that meets the target."""
-        self.selection = select_channels(model, target=self._workshop.recipe.slimming.target)
+        # Counting operations sets the random state aside, from which other threads may be drawing weights.
+        with CAPTURE_LOCK:
+            target, example = self._workshop.recipe.slimming.target, self._workshop.example
+            self.selection = select_channels(model, target=target, example_inputs=example)
         if self._workshop.is_first:
             write_text_atomic(self._path, self.selection.to_json() + "\n")
         return {"removed_channel_fraction": self.selection.removed_channel_fraction}
