@@ -365,6 +365,42 @@ def test_an_optimizer_of_some_of_the_parameters_is_enough() -> None:
     assert optimizer.param_groups[0]["params"][0] is model[1].weight
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_an_optimizer_that_comes_after_the_layers_were_grouped_is_refused(
+    change_: Callable[..., nn.Module], kind: str
+) -> None:
+    model = random_network()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    train_step(model, optimizer)
+    plan = random_plan(model)
+    convert_(model, plan)
+    complaint = (
+        r"layer 'expand' is grouped already, .* dense shape \(48, 16, 1, 1\), .* with the first call, or make a new"
+    )
+    with pytest.raises(ValueError, match=complaint):
+        change_(model, plan, optimizer)
+
+
+def test_the_second_of_two_optimizers_is_refused_and_a_new_one_trains_on() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1))
+    first, second = (torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9) for layer in model)
+    model(torch.randn(1, 4, 3, 3)).sum().backward()
+    first.step()
+    second.step()
+    plan = random_plan(model)
+    convert_(model, plan, first)
+    with pytest.raises(ValueError, match="layer '1' is grouped already, but the optimizer remembers"):
+        convert_(model, plan, second)
+    second = torch.optim.SGD(model[1].parameters(), lr=0.1, momentum=0.9)
+    convert_(model, plan, second)
+    for _ in range(2):
+        model(torch.randn(1, 4, 3, 3)).sum().backward()
+        first.step()
+        second.step()
+        convert_(model, plan, first)
+
+
 def test_an_optimizer_with_one_memory_for_all_is_refused() -> None:
     model = random_network()
     with pytest.raises(ValueError, match="LBFGS remembers all parameters as one vector"):

@@ -2,9 +2,10 @@ import copy
 import json
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -207,7 +208,7 @@ def test_only_a_dense_model_with_memory_is_loaded_into(tmp_path: Path) -> None:
     for model in (masked, converted(seed=3)):
         with pytest.raises(ValueError, match="is grouped or masked already; load into a freshly built one"):
             ss.load(path, model)
-    with pytest.raises(ValueError, match="is on the meta device"):
+    with pytest.raises(ValueError, match=r"is on the meta device; call model\.to_empty\(device="):
         ss.load(path, network().to("meta"))
 
 
@@ -269,3 +270,63 @@ def test_a_plan_may_name_a_shared_module_by_its_second_name(tmp_path: Path) -> N
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"cannot write .*x\.safetensors: there is no folder .*missing; make"):
         ss.save(network(), tmp_path / "missing" / "x.safetensors")
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return cast(nn.Module, torch.compile(model, backend="eager"))
+
+
+WRAPPERS = [compiled, nn.DataParallel, lambda model: compiled(nn.DataParallel(model))]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_wrapped_model_is_saved_under_the_names_of_the_bare_one(
+    tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = converted()
+    ss.save(wrap(model), tmp_path / "small.safetensors")
+    restored = ss.load(tmp_path / "small.safetensors", network(seed=5)).eval()
+    torch.testing.assert_close(restored.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert ss.model_plan(restored) == ss.model_plan(model)
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_wrapped_model_is_loaded_into_like_the_bare_one(
+    tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
+    model, bare = converted(), network(seed=5)
+    ss.save(model, tmp_path / "small.safetensors")
+    wrapped = wrap(bare)
+    assert ss.load(tmp_path / "small.safetensors", wrapped) is wrapped
+    torch.testing.assert_close(bare.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize("plan_of_the_wrapped", [True, False])
+@pytest.mark.parametrize("build", [lambda: nn.ModuleDict({"module": network()}), lambda: nn.Conv2d(4, 8, 1)])
+def test_a_plan_is_saved_under_bare_names_whichever_model_it_was_made_of(
+    tmp_path: Path,
+    wrap: Callable[[nn.Module], nn.Module],
+    plan_of_the_wrapped: bool,
+    build: Callable[[], nn.Module],
+) -> None:
+    bare = build()
+    wrapped = wrap(bare)
+    planned = wrapped if plan_of_the_wrapped else bare
+    plan = ss.one_shot_plan(planned, target=0.4)
+    ss.convert_(planned, plan)
+    ss.save(wrapped, tmp_path / "small.safetensors", plan=plan)
+    restored = ss.load(tmp_path / "small.safetensors", build())
+    torch.testing.assert_close(restored.state_dict(), bare.state_dict(), rtol=0, atol=0)
+    with safe_open(tmp_path / "small.safetensors", framework="pt") as file:
+        assert ss.GroupingPlan.from_json(file.metadata()[PLAN_KEY]).target == 0.4
+
+
+@pytest.mark.parametrize("build", [network, converted])
+def test_a_model_on_the_meta_device_is_not_saved(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
+    told = (
+        r"'0\.weight' of the model is on the meta device, .* call model\.to_empty\(device=\.\.\.\) and load the weights"
+    )
+    with pytest.raises(ValueError, match=told):
+        ss.save(build().to("meta"), tmp_path / "small.safetensors")
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.nn.grouped_weights import dense_weight, grouped_weight, kept_connections
 from strucspars.nn.masked import mask_module_, unmask_module_
-from strucspars.nn.shuffled import ShuffledGroupConv2d, ShuffledGroupConv3d, dense_shape, group_module_
+from strucspars.nn.shuffled import ShuffledGroupConv2d, ShuffledGroupConv3d, channel_orders, dense_shape, group_module_
 
 LAYERS_AND_INPUTS = [
     (nn.Conv2d(8, 16, 3), (2, 8, 7, 7)),
@@ -112,8 +112,8 @@ def test_a_grouped_linear_layer_takes_an_empty_batch_and_autocast() -> None:
     ],
 )
 def test_shuffles_keep_channels_last(layer: nn.Module, shape: tuple[int, ...], layout: torch.memory_format) -> None:
-    layer.get_buffer("in_perm").copy_(torch.randperm(8))
-    layer.get_buffer("out_inverse").copy_(torch.randperm(16))
+    channel_orders(layer)["in_perm"].copy_(torch.randperm(8))
+    channel_orders(layer)["out_inverse"].copy_(torch.randperm(16))
     images = torch.randn(shape)
     plain = layer(images)
     assert plain.is_contiguous()

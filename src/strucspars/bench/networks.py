@@ -19,7 +19,7 @@ from strucspars.measure.counting import undisturbed
 from strucspars.models.catalogue import build_model
 from strucspars.nn.copying import copied
 from strucspars.nn.selection import select_layers
-from strucspars.nn.shuffled import is_grouped
+from strucspars.nn.shuffled import channel_orders, is_grouped
 
 ImageShape = tuple[int, int, int]
 Form = Literal["dense", "compressed", "bound"]
@@ -123,7 +123,7 @@ def without_shuffles(model: Model) -> Model:
     twin = copied(model)
     for module in twin.modules():
         if is_grouped(module):
-            for order in (module.get_buffer("in_perm"), module.get_buffer("out_inverse")):
+            for order in channel_orders(module).values():
                 order.copy_(torch.arange(len(order)))
     return twin
 

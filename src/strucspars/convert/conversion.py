@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from strucspars.convert.optimizer_state import change_optimizer_state_, check_optimizer
+from strucspars.convert.optimizer_state import change_optimizer_state_, check_optimizer, remembers_shape
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
@@ -31,7 +31,12 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     Args:
         model: any module; no graph is traced.
         plan: what to group.
-        optimizer: its momenta follow the weights they belong to.
+        optimizer: its momenta follow the weights they belong to. Only in the call that groups them: give it then, and
+            make others anew.
+
+    Raises:
+        ValueError: the plan does not fit the model; or the optimizer holds nothing of it, or was left behind by an
+            earlier call.
 
     >>> import numpy as np
     >>> import strucspars as ss
@@ -42,6 +47,7 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     """
     check_optimizer(optimizer, model)
     changes = _layers_to_convert(model, plan)
+    _check_not_left_behind(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
         if optimizer is not None:
@@ -71,6 +77,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     """
     check_optimizer(optimizer, model)
     changes = _layers_to_change(model, plan)
+    _check_not_left_behind(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
         mask_module_(module, layer)
@@ -145,6 +152,20 @@ def _check_grouped_alike(name: str, module: nn.Module, layer: LayerPlan) -> None
             f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network anew and "
             "convert that, or take the layer off the plan"
         )
+
+
+def _check_not_left_behind(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
+    """Refuse an optimizer that was not there when a layer was grouped: its momenta still have the dense shape."""
+    if optimizer is None:
+        return
+    for name, layer in plan.layers.items():
+        weight = model.get_submodule(name).get_parameter("weight")
+        if tuple(weight.shape) != layer.weight_shape and remembers_shape(optimizer, weight, layer.weight_shape):
+            raise ValueError(
+                f"layer {name!r} is grouped already, but the optimizer remembers its weight in the dense shape "
+                f"{layer.weight_shape}, not {tuple(weight.shape)}; give the optimizer with the first call, or make a "
+                "new one"
+            )
 
 
 def _check_weight(name: str, module: nn.Module) -> None:

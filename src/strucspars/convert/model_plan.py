@@ -8,7 +8,7 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.masked import DENSE_TYPES
-from strucspars.nn.shuffled import dense_shape, is_grouped
+from strucspars.nn.shuffled import channel_orders, dense_shape, is_grouped
 
 
 def model_plan(model: nn.Module) -> GroupingPlan:
@@ -39,8 +39,8 @@ def _layer_plan(module: nn.Module) -> LayerPlan:
         raise ValueError(f"{groups} groups are no power of two: no plan makes such a layer")
     return LayerPlan(
         group_level=level,
-        out_perm=inverse(module.get_buffer("out_inverse").cpu().numpy()),
-        in_perm=module.get_buffer("in_perm").cpu().numpy(),
+        out_perm=inverse(channel_orders(module)["out_inverse"].cpu().numpy()),
+        in_perm=channel_orders(module)["in_perm"].cpu().numpy(),
         weight_shape=shape,
     )
 

@@ -23,6 +23,12 @@ def check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module) -
         raise ValueError("LBFGS remembers all parameters as one vector; make a new optimizer after the change")
 
 
+def remembers_shape(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, shape: tuple[int, ...]) -> bool:
+    """Whether an optimizer remembers anything about a parameter in this shape."""
+    state = optimizer.state.get(parameter, {})
+    return any(isinstance(value, torch.Tensor) and tuple(value.shape) == shape for value in state.values())
+
+
 def change_optimizer_state_(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:

@@ -20,6 +20,7 @@ from strucspars.measure.counting import ExampleInputs, undisturbed
 from strucspars.measure.folded import gathers_in_folded_pass, is_folded
 from strucspars.measure.gathers import RemainingGather
 from strucspars.nn.copying import copied
+from strucspars.nn.wrappers import unwrapped
 
 VERSION_KEY = "strucspars.version"
 PLAN_HASH_KEY = "strucspars.plan_sha256"
@@ -71,6 +72,7 @@ def inference_program(
     Raises:
         ValueError: an argument does not fit, or torch.export cannot take the network in.
     """
+    model = unwrapped(model)
     _check_names(model)
     batch = example_batch(example_inputs, dynamic_batch=dynamic_batch)
     chosen_inputs = chosen_input_names(model, len(batch.arguments), input_names)

@@ -7,6 +7,7 @@ group it. So there is no class to pickle, and no model zoo to depend on.
 import os
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,8 @@ from strucspars.convert.model_plan import model_plan
 from strucspars.core.plan import GroupingPlan
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import DENSE_TYPES
-from strucspars.nn.shuffled import is_grouped, order_buffers
+from strucspars.nn.shuffled import is_grouped, planned_orders
+from strucspars.nn.wrappers import inner_name
 
 PLAN_KEY = "strucspars.plan"
 VERSION_KEY = "strucspars.version"
@@ -32,7 +34,8 @@ Model = TypeVar("Model", bound=nn.Module)
 def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan | None = None) -> None:
     """Write a converted (or dense) model to one safetensors file, all or nothing.
 
-    The file appears under its name only when it is complete; a file that was there before survives any failure.
+    The file appears under its name only when it is complete; a file that was there before survives any failure. Names
+    in it are those of the network itself, where `torch.compile` or `DistributedDataParallel` has wrapped it too.
 
     Args:
         model: what to save.
@@ -50,16 +53,47 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     True
     """
     path = Path(path)
-    present = model_plan(model)
-    plan = present if plan is None else under_first_names(model, plan)
+    network, prefix = _unwrapped(model)
+    tensors = _tensors_to_save(network)
+    present = model_plan(network)
+    plan = present if plan is None else under_first_names(network, _without_prefix(plan, network, prefix))
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
         raise ValueError(
             "the plan is not the one that the model was converted with; leave it out or give the right one"
         )
-    for name, value in model.state_dict().items():
+    write_tensors(path, tensors, {PLAN_KEY: plan.to_json(), VERSION_KEY: __version__})
+
+
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
+    """The network inside of wrappers, and what they put before its names."""
+    child = inner_name(model)
+    if child is None:
+        return model, ""
+    network, prefix = _unwrapped(model.get_submodule(child))
+    return network, f"{child}.{prefix}"
+
+
+def _without_prefix(plan: GroupingPlan, network: nn.Module, prefix: str) -> GroupingPlan:
+    """A plan made of the wrapped model, for the network itself; one that was made of that stays as it is."""
+    own_names = dict(network.named_modules(remove_duplicate=False))
+    if not prefix or all(name in own_names for name in plan.layers):
+        return plan
+    # With a dot at the end: the network may be a layer itself, which then has no name of its own.
+    layers = {f"{name}.".removeprefix(prefix).removesuffix("."): layer for name, layer in plan.layers.items()}
+    return replace(plan, layers=layers)
+
+
+def _tensors_to_save(network: nn.Module) -> dict[str, torch.Tensor]:
+    state = network.state_dict()
+    for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
-    write_tensors(path, model.state_dict(), {PLAN_KEY: plan.to_json(), VERSION_KEY: __version__})
+        if value.is_meta:
+            raise ValueError(
+                f"{name!r} of the model is on the meta device, where there is nothing to save; call "
+                "model.to_empty(device=...) and load the weights first"
+            )
+    return state
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
@@ -89,7 +123,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
 
     Args:
         path: a file that `save` has written.
-        model: the same network, dense, built by its own code.
+        model: the same network, dense, built by its own code; `torch.compile` may have wrapped it.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -105,15 +139,16 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved model at {path}")
     plan, tensors = _read(path)
-    _check_dense(model)
+    network, _ = _unwrapped(model)
+    _check_dense(network)
     try:
-        check_fits(model, plan)
+        check_fits(network, plan)
     except ValueError as error:
         raise ValueError(f"{path} belongs to another network: {error}") from error
-    _check_tensors(path, tensors, expected=_expected_tensors(model, plan))
+    _check_tensors(path, tensors, expected=_expected_tensors(network, plan))
     _check_orders(path, tensors, plan)
-    convert_(model, plan)
-    model.load_state_dict(tensors)
+    convert_(network, plan)
+    network.load_state_dict(tensors)
     return model
 
 
@@ -139,7 +174,7 @@ def _check_dense(model: nn.Module) -> None:
             raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
     for name, tensor in model.state_dict().items():
         if tensor.is_meta:
-            raise ValueError(f"{name!r} of the model is on the meta device; give it memory with model.to_empty() first")
+            raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
 
 
 def _expected_tensors(model: nn.Module, plan: GroupingPlan) -> dict[str, torch.Tensor]:
@@ -154,7 +189,7 @@ def _expected_tensors(model: nn.Module, plan: GroupingPlan) -> dict[str, torch.T
         for alias in names[model.get_submodule(name)] if layer.group_level > 1 else ():
             weight = expected[_key(alias, "weight")]
             expected[_key(alias, "weight")] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
-            expected |= {_key(alias, order): perm.to("meta") for order, perm in order_buffers(layer).items()}
+            expected |= {_key(alias, order): perm.to("meta") for order, perm in planned_orders(layer).items()}
     return expected
 
 
@@ -179,6 +214,6 @@ def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Ma
 def _check_orders(path: Path, tensors: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
     """The stored orders must be the plan's: an index out of range would read foreign memory on some devices."""
     for name, layer in plan.layers.items():
-        for order, perm in order_buffers(layer).items() if layer.group_level > 1 else ():
+        for order, perm in planned_orders(layer).items() if layer.group_level > 1 else ():
             if not torch.equal(tensors[_key(name, order)], perm):
                 raise ValueError(f"{path}: {name!r} has an {order} that contradicts the plan; the file is damaged")

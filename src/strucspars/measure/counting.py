@@ -4,6 +4,7 @@ Hooks see modules: convolutions and linear layers that are called as such, of an
 grouped ones too. What a model computes by functions (`F.conv2d`, attention, matrix products) is not counted.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from torch import nn
 
 from strucspars.core.plan import GroupingPlan
 from strucspars.measure.layers import LayerForm, layer_forms, network_params
+from strucspars.measure.uncompiled import uncompiled
 from strucspars.nn.shuffled import channels
 
 # One tensor, or the positional arguments of `forward`.
@@ -86,7 +88,8 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
         plan: count its layers, dense or masked, as the grouped layers they stand for.
 
     Raises:
-        ValueError: the inputs are of another type, a layer is lazy, or the plan belongs to another network.
+        ValueError: the inputs are of another type, or the network takes them by keyword only; a layer is lazy, or the
+            plan belongs to another network.
 
     >>> model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16))
     >>> count = count_macs(model, torch.zeros(1, 8, 10, 10))
@@ -105,7 +108,11 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode without gradients; afterwards the mode of every module and the random state are as before."""
+    """Eval mode without gradients; afterwards the mode of every module and the random state are as before.
+
+    Raises:
+        ValueError: the network was called by position, and takes inputs by keyword only.
+    """
     modes = [(module, module.training) for module in model.modules()]
     cuda_devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     try:
@@ -114,9 +121,26 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             for module, _ in modes:
                 module.training = False
             yield
+    except TypeError as error:
+        if names := _inputs_by_keyword(model):
+            raise ValueError(
+                f"forward of {type(model).__name__} takes {', '.join(map(repr, names))} by keyword only, and example "
+                "inputs are given by position; wrap the network in a module whose forward takes them by position"
+            ) from error
+        raise
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _inputs_by_keyword(model: nn.Module) -> list[str]:
+    """The arguments of `forward` for which it cannot be called by position; none if it can be."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    if all(parameter.kind in kinds for parameter in parameters):
+        return [parameter.name for parameter in parameters]
+    needed = (parameter for parameter in parameters if parameter.default is inspect.Parameter.empty)
+    return [parameter.name for parameter in needed if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inputs: ExampleInputs) -> ForwardTrace:
@@ -129,7 +153,7 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
     def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
         uses[module] += _uses_of_each_weight(module, args[0] if args else kwargs["input"], outputs)
 
-    with ExitStack() as hooks:
+    with ExitStack() as hooks, uncompiled(model):
         for module in (*layers, *batch_norms):
             # Ahead of the user's own hooks, which may change the output.
             hooks.callback(module.register_forward_hook(count, prepend=True, with_kwargs=True).remove)

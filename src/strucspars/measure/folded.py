@@ -73,7 +73,7 @@ def fold_report(folded: fx.GraphModule) -> FoldReport:
     >>> print(fold_report(ss.fold(layer, torch.zeros(1, 8, 4, 4))))
     no gathers remain
     """
-    report = folded.meta.get(REPORT_KEY)
+    report = _meta(folded).get(REPORT_KEY)
     if not isinstance(report, FoldReport):
         raise ValueError("the graph carries no report of fold; give what fold(model, example_inputs) returned")
     return report
@@ -81,7 +81,13 @@ def fold_report(folded: fx.GraphModule) -> FoldReport:
 
 def is_folded(model: nn.Module) -> TypeGuard[fx.GraphModule]:
     """Whether the network is a graph that `fold` made."""
-    return isinstance(model, fx.GraphModule) and REPORT_KEY in model.meta
+    return isinstance(model, fx.GraphModule) and REPORT_KEY in _meta(model)
+
+
+def _meta(graph_module: fx.GraphModule) -> dict[str, Any]:
+    # Graphs of other libraries may have none: torchvision's feature extractors, for one.
+    meta: dict[str, Any] = vars(graph_module).get("meta", {})
+    return meta
 
 
 def gathers_in_folded_pass(folded: fx.GraphModule, arguments: tuple[Any, ...]) -> tuple[RemainingGather, ...]:

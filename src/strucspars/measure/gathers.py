@@ -11,7 +11,8 @@ from torch import nn
 
 from strucspars.core.arrays import IntArray
 from strucspars.core.plan import LayerPlan
-from strucspars.nn.shuffled import is_grouped, order_buffers
+from strucspars.measure.uncompiled import uncompiled
+from strucspars.nn.shuffled import channel_orders, is_grouped, planned_orders
 
 Side = Literal["input", "output"]
 
@@ -57,9 +58,9 @@ def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = N
     orders: dict[nn.Module, Mapping[str, torch.Tensor]] = {}
     for name, module in model.named_modules():
         if is_grouped(module):
-            names[module], orders[module] = name, dict(module.named_buffers())
+            names[module], orders[module] = name, channel_orders(module)
         elif name in planned and planned[name].num_groups > 1:
-            names[module], orders[module] = name, order_buffers(planned[name])
+            names[module], orders[module] = name, planned_orders(planned[name])
     noted: list[RemainingGather] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
@@ -75,14 +76,14 @@ def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = N
 
 def shuffles_in_pass(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[RemainingGather, ...]:
     """The shuffles of all grouped layers that one forward pass calls, as they come."""
-    with noted_shuffles(model) as noted:
+    with noted_shuffles(model) as noted, uncompiled(model):
         model(*arguments)
     return tuple(noted)
 
 
 def shuffles_inside(name: str, module: nn.Module, in_bytes: int, out_bytes: int) -> list[RemainingGather]:
     """The two shuffles of a grouped layer that stays as it is."""
-    return _two_shuffles(name, dict(module.named_buffers()), in_bytes, out_bytes)
+    return _two_shuffles(name, channel_orders(module), in_bytes, out_bytes)
 
 
 def _two_shuffles(

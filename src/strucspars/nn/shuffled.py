@@ -4,34 +4,91 @@ A module becomes grouped in place, by taking on the grouped class: its name, hoo
 parameters, which optimizers hold on to, all stay.
 """
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, cast
 
 import torch
 from torch import nn
 
-from strucspars.core.permutation import inverse
+from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 
+ORDERS = ("in_perm", "out_inverse")
 
-class _Shuffled(nn.Module):
+
+class _Ordered(nn.Module):
+    """Holds channel orders that are saved and moved with the layer, but are no buffers.
+
+    Whoever averages weights takes buffers for statistics: `0.9 * order + 0.1 * order`, rounded down, is no order any
+    more. So nobody is handed the orders to change: `buffers()` leaves them out, and a state holds copies.
+    """
+
+    in_perm: torch.Tensor
+    out_inverse: torch.Tensor
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """What `to`, `cuda`, `share_memory` and their like call."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        for name, order in channel_orders(self).items():
+            moved = fn(order)
+            # Never another precision; and only an order that had no values is empty after `to_empty`.
+            setattr(self, name, (moved if order.is_meta else order).to(moved.device, order.dtype))
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: order.clone() for name, order in channel_orders(self).items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name, order in channel_orders(self).items():
+            damage = _damage(prefix + name, state_dict.get(prefix + name), len(order))
+            if damage is not None:
+                error_msgs.append(damage)
+                # The order at hand stands in for it: what is refused must not be copied all the same.
+                state_dict[prefix + name] = order
+        with self._orders_as_buffers():
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+
+    @contextmanager
+    def _orders_as_buffers(self) -> Iterator[None]:
+        """As long as PyTorch looks for what to load, and where to put it."""
+        for name in ORDERS:
+            self._buffers[name] = self.__dict__.pop(name)
+        try:
+            yield
+        finally:
+            for name in ORDERS:
+                self.__dict__[name] = self._buffers.pop(name)
+
+
+class _Shuffled(_Ordered):
     """Shuffles channels before and after what the next class in line computes. Starts with both orders unchanged.
 
     The weight and the bias are stored in grouped order: do not fuse a batch norm into them with tools that take this
     for a plain layer.
     """
 
-    in_perm: torch.Tensor
-    out_inverse: torch.Tensor
     channel_dim: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         out_channels, in_channels = channels(self)
         device = self.get_parameter("weight").device
-        self.register_buffer("in_perm", torch.arange(in_channels, device=device))
-        self.register_buffer("out_inverse", torch.arange(out_channels, device=device))
+        self.in_perm = torch.arange(in_channels, device=device)
+        self.out_inverse = torch.arange(out_channels, device=device)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shuffle, compute by groups, shuffle back."""
@@ -49,8 +106,9 @@ class ShuffledGroupConv1d(_Shuffled, nn.Conv1d):
 class ShuffledGroupConv2d(_Shuffled, nn.Conv2d):
     """`nn.Conv2d` by groups between two channel shuffles; takes the arguments of `nn.Conv2d`.
 
-    `convert_` makes these; built by hand it starts with unchanged orders. Buffers: `in_perm`, the order in which the
-    input channels are read, and `out_inverse`, which brings the outputs back to the original order.
+    `convert_` makes these; built by hand it starts with unchanged orders: `in_perm`, in which the input channels are
+    read, and `out_inverse`, which brings the outputs back to the original order. Both are in the layer's state, but are
+    no buffers: averaging weights leaves them alone.
 
     >>> layer = ShuffledGroupConv2d(8, 16, 3, groups=4, padding=1)
     >>> layer(torch.zeros(1, 8, 5, 5)).shape, layer.weight.shape
@@ -111,6 +169,8 @@ def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> to
     >>> select_channels(features, -3, torch.arange(4)).is_contiguous(memory_format=torch.channels_last)
     True
     """
+    if order.device != features.device:  # `nn.DataParallel` copies parameters and buffers to its devices, nothing else
+        order = order.to(features.device)
     channels_last = features.movedim(dim, -1)
     if channels_last.is_contiguous() and not features.is_contiguous():
         return channels_last.index_select(-1, order).movedim(-1, dim)
@@ -135,14 +195,35 @@ def dense_shape(module: nn.Module) -> tuple[int, ...]:
     return (*channels(module), *module.get_parameter("weight").shape[2:])
 
 
-def order_buffers(layer: LayerPlan) -> dict[str, torch.Tensor]:
-    """The buffers of a grouped layer by name: how inputs are read, and how outputs are brought back."""
+def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
+    """The orders that a plan gives a layer, by name: how inputs are read, and how outputs are brought back."""
     return {"in_perm": torch.tensor(layer.in_perm), "out_inverse": torch.tensor(inverse(layer.out_perm))}
+
+
+def channel_orders(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The orders that a grouped layer has, by the same names.
+
+    >>> channel_orders(ShuffledGroupConv2d(2, 4, 1))
+    {'in_perm': tensor([0, 1]), 'out_inverse': tensor([0, 1, 2, 3])}
+    """
+    return {name: getattr(module, name) for name in ORDERS}
+
+
+def _damage(key: str, order: object, length: int) -> str | None:
+    """What keeps a tensor of a state from being an order; None also where PyTorch itself says it: size, no tensor."""
+    if not isinstance(order, torch.Tensor) or order.shape != (length,) or order.is_meta:
+        return None
+    try:
+        checked_permutation(order.to("cpu", torch.int64).numpy(), length, name=key)
+    except ValueError as error:
+        return f"{error}; were buffers averaged? Load a state of the network itself, or average its parameters only."
+    return None
 
 
 def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
     """Whether a grouped layer is the one that the plan makes. On the meta device its orders cannot be looked at."""
-    pairs = [(module.get_buffer(name), order) for name, order in order_buffers(layer).items()]
+    present_orders = channel_orders(module)
+    pairs = [(present_orders[name], order) for name, order in planned_orders(layer).items()]
     same_orders = all(present.is_meta or torch.equal(present.cpu(), order) for present, order in pairs)
     return same_orders and cast(nn.Conv2d, module).groups == layer.num_groups
 
@@ -157,8 +238,8 @@ def group_module_(module: nn.Module, layer: LayerPlan) -> None:
         replace_values_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
     cast(nn.Conv2d, module).groups = layer.num_groups
     module.__class__ = GROUPED_TYPES[type(module)]
-    for name, order in order_buffers(layer).items():
-        module.register_buffer(name, order.to(weight.device))
+    for name, order in planned_orders(layer).items():
+        setattr(module, name, order.to(weight.device))
 
 
 def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

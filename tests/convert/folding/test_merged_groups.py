@@ -31,7 +31,7 @@ def _seed() -> None:
 
 def with_random_orders(layer: nn.Module) -> nn.Module:
     for name in ("in_perm", "out_inverse"):
-        order = layer.get_buffer(name)
+        order = getattr(layer, name)
         order.copy_(torch.randperm(len(order)))
     return layer
 

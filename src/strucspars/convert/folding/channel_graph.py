@@ -20,7 +20,7 @@ from strucspars.convert.folding.tracing import (
     tensor_shapes,
 )
 from strucspars.core.permutation import inverse
-from strucspars.nn.shuffled import GROUPED_TYPES, channels, is_grouped
+from strucspars.nn.shuffled import GROUPED_TYPES, channel_orders, channels, is_grouped
 
 LAYERS = (*GROUPED_TYPES, *GROUPED_TYPES.values())
 
@@ -249,8 +249,8 @@ def _grouping(module: nn.Module, groups: int) -> Grouping:
     out_channels, in_channels = channels(module)
     in_places, out_places = np.arange(in_channels), np.arange(out_channels)
     if is_grouped(module):
-        in_places = inverse(module.get_buffer("in_perm").cpu().numpy())
-        out_places = module.get_buffer("out_inverse").cpu().numpy()
+        in_places = inverse(channel_orders(module)["in_perm"].cpu().numpy())
+        out_places = channel_orders(module)["out_inverse"].cpu().numpy()
     return Grouping(
         in_groups=in_places // (in_channels // groups),
         out_groups=out_places // (out_channels // groups),

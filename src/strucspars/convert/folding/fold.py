@@ -8,11 +8,11 @@ import torch
 from torch import fx, nn
 
 from strucspars.convert.conversion import unmask_
-from strucspars.convert.folding.channel_rules import BATCH_NORMS
+from strucspars.convert.folding.channel_rules import BATCH_NORMS, is_frozen_batch_norm
 from strucspars.convert.folding.comparison import difference
 from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_
 from strucspars.convert.folding.folded_graph import graph_of_one_call
-from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_
+from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_, frozen_batch_norms_as_modules_
 from strucspars.convert.folding.merged_groups import widen_called_groups_, widen_groups_
 from strucspars.convert.folding.reordering import absorb_shuffles_
 from strucspars.convert.folding.tracing import traced, without_unread_attributes
@@ -23,6 +23,7 @@ from strucspars.measure.folded import PLAN_KEY, REPORT_KEY, FoldReport, WidenedL
 from strucspars.measure.gathers import shuffles_in_pass
 from strucspars.measure.random_inputs import random_arguments
 from strucspars.nn.copying import copied
+from strucspars.nn.wrappers import unwrap_children_, unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +38,10 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     tells what remains and why. Saved with pickle or `torch.save`, the graph keeps its report.
 
     Args:
-        model: converted, masked or dense, in either mode; it stays as it is. The graph is always in eval mode, has
-            tensors of its own, and takes any batch size if the model's code does. Of a graph that is folded already, a
-            copy comes back.
+        model: converted, masked or dense, in either mode; it stays as it is. Wrappers around it or parts of it
+            (`torch.compile`, `DataParallel`, `DistributedDataParallel`) are taken off, and out of the names. The graph
+            is always in eval mode, has tensors of its own, and takes any batch size if the model's code does. Of a
+            graph that is folded already, a copy comes back.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
         widen_groups_below: layers whose groups are narrower, on either side, run with fewer and wider groups:
             neighbours become one, with zeros between them. More multiply-accumulates, but faster in runtimes that lose
@@ -48,7 +50,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
 
     Raises:
         ValueError: `widen_groups_below` is no whole number from 1 on, or comes too late for a folded graph; or the
-            inputs are of another type.
+            inputs are of another type, or the network takes them by keyword only.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
@@ -62,6 +64,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     """
     arguments = as_arguments(example_inputs)
     min_width = checked_at_least("widen_groups_below", widen_groups_below, 1)
+    model = unwrapped(model)
     if is_folded(model):
         return _again(model, min_width)
     untraced = _inference_copy(model)
@@ -114,8 +117,10 @@ def _inference_copy(model: nn.Module) -> nn.Module:
 
 
 def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
+    unwrap_children_(model)
     graph_module = traced(model, _fresh(arguments))
     batch_norms_as_modules_(graph_module)
+    frozen_batch_norms_as_modules_(graph_module)
     fold_batch_norms_(graph_module)
     widened = widen_called_groups_(graph_module, widen_groups_below=min_width)
     gathers = absorb_shuffles_(graph_module)
@@ -162,7 +167,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _num_batch_norms(model: nn.Module) -> int:
-    return sum(isinstance(module, BATCH_NORMS) for module in model.modules())
+    return sum(isinstance(module, BATCH_NORMS) or is_frozen_batch_norm(module) for module in model.modules())
 
 
 def _fresh(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from torch import fx, nn
 from strucspars.convert.folding.call_arguments import asks_for_shape
 from strucspars.convert.folding.channel_rules import BATCH_NORMS
 from strucspars.convert.folding.tracing import has_plain_forward, tensor_shape
-from strucspars.nn.shuffled import GROUPED_TYPES, flush_denormals_, is_grouped, like_memory_format
+from strucspars.nn.shuffled import GROUPED_TYPES, channel_orders, flush_denormals_, is_grouped, like_memory_format
 
 FOLDABLE_LAYERS = (*GROUPED_TYPES, *GROUPED_TYPES.values())
 
@@ -29,7 +29,7 @@ def fold_into_layer_(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
     scale, shift = batch_norm_as_scale_and_shift(norm)
     if is_grouped(layer):
         # The norm knows the natural order, the rows of the weight are in grouped order.
-        out_perm = torch.argsort(layer.get_buffer("out_inverse"))
+        out_perm = torch.argsort(channel_orders(layer)["out_inverse"])
         scale, shift = scale[out_perm], shift[out_perm]
     scaled = weight.data.double() * scale.view(-1, *[1] * (weight.dim() - 1))
     if layer.bias is not None:

@@ -1,11 +1,14 @@
-"""Batch norms that a network computes by function, as modules: timm's norms with an activation do so."""
+"""Batch norms of other kinds as PyTorch's modules: by function, as in timm's norms with an activation, or frozen."""
+
+from typing import cast
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
 from strucspars.convert.folding.call_arguments import argument
-from strucspars.convert.folding.tracing import attribute, free_name, tensor_shape
+from strucspars.convert.folding.channel_rules import is_frozen_batch_norm
+from strucspars.convert.folding.tracing import attribute, free_name, has_plain_forward, source_shape, tensor_shape
 
 BATCH_NORM_OF_DIMENSIONS: dict[int, type[nn.Module]] = {
     2: nn.BatchNorm1d,
@@ -24,6 +27,19 @@ def batch_norms_as_modules_(graph_module: fx.GraphModule) -> None:
         reads = [argument(node, place, name) for place, name in enumerate(PARAMETER_NAMES, start=1)]
         if all(_is_read(read) for read in reads[:2]) and all(read is None or _is_read(read) for read in reads):
             _replace_by_module_(graph_module, node, reads)
+
+
+def frozen_batch_norms_as_modules_(graph_module: fx.GraphModule) -> None:
+    """Let PyTorch's batch norms compute what torchvision's frozen ones do, in place."""
+    for node in graph_module.graph.nodes:
+        if node.op != "call_module":
+            continue
+        norm = graph_module.get_submodule(node.target)
+        dimensions = len(source_shape(node))
+        # The frozen one takes an image without a batch too, and gives it one.
+        if is_frozen_batch_norm(norm) and has_plain_forward(norm) and dimensions == 4:
+            tensors: list[torch.Tensor | None] = [norm.get_buffer(name) for name in PARAMETER_NAMES]
+            graph_module.add_submodule(node.target, _batch_norm(tensors, cast(nn.BatchNorm2d, norm).eps, dimensions))
 
 
 def _is_read(value: object) -> bool:

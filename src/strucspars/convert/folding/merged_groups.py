@@ -16,7 +16,7 @@ from strucspars.core.permutation import inverse
 from strucspars.measure.folded import WidenedLayer
 from strucspars.measure.layers import BeforeAfter
 from strucspars.nn.selection import is_plain
-from strucspars.nn.shuffled import GROUPED_TYPES, channels, is_grouped, like_memory_format
+from strucspars.nn.shuffled import GROUPED_TYPES, channel_orders, channels, is_grouped, like_memory_format
 
 DENSE_TYPES: dict[type[nn.Module], type[nn.Module]] = {grouped: dense for dense, grouped in GROUPED_TYPES.items()}
 LAYERS = (*GROUPED_TYPES, *DENSE_TYPES)
@@ -105,8 +105,8 @@ def _num_groups(layer: nn.Module) -> int:
 
 def _become_dense_(layer: nn.Module) -> None:
     """Both shuffles go into the weight, whose rows and columns were in grouped order."""
-    out_inverse = layer.get_buffer("out_inverse")
-    in_inverse = inverse(layer.get_buffer("in_perm").cpu().numpy())
+    out_inverse = channel_orders(layer)["out_inverse"]
+    in_inverse = inverse(channel_orders(layer)["in_perm"].cpu().numpy())
     weight = layer.get_parameter("weight")
     weight.data = reordered_dense_weight(weight.data, out_inverse.cpu().numpy(), in_inverse)
     if layer.bias is not None:

@@ -8,7 +8,14 @@ from torch import nn
 from strucspars.convert.folding.group_matching import Placement
 from strucspars.core.arrays import IntArray
 from strucspars.core.permutation import inverse
-from strucspars.nn.shuffled import GROUPED_TYPES, GroupLinear, ShuffledGroupLinear, is_grouped, like_memory_format
+from strucspars.nn.shuffled import (
+    GROUPED_TYPES,
+    GroupLinear,
+    ShuffledGroupLinear,
+    channel_orders,
+    is_grouped,
+    like_memory_format,
+)
 
 PLAIN_TYPES: dict[type[nn.Module], type[nn.Module]] = {
     grouped: GroupLinear if grouped is ShuffledGroupLinear else dense for dense, grouped in GROUPED_TYPES.items()
@@ -52,8 +59,8 @@ def reorder_grouped_(module: nn.Module, placed: Placement) -> None:
     out_order, in_order = placed.out_order, placed.in_order
     if is_grouped(module):
         # The weight's rows and columns are in grouped order: find the natural channels among them.
-        out_order = module.get_buffer("out_inverse").cpu().numpy()[out_order]
-        in_order = inverse(module.get_buffer("in_perm").cpu().numpy())[in_order]
+        out_order = channel_orders(module)["out_inverse"].cpu().numpy()[out_order]
+        in_order = inverse(channel_orders(module)["in_perm"].cpu().numpy())[in_order]
         del module.in_perm, module.out_inverse
         module.__class__ = PLAIN_TYPES[type(module)]
     weight = module.get_parameter("weight")

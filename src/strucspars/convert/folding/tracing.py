@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
+from strucspars.convert.folding.channel_rules import is_frozen_batch_norm
 from strucspars.convert.folding.folded_graph import FoldedGraph
 from strucspars.nn.shuffled import is_grouped
 
@@ -30,13 +31,15 @@ class _InPlaceProxy(fx.Proxy):
 
 
 class _Tracer(fx.Tracer):
-    """Takes our grouped layers for single calls, as it does those of PyTorch."""
+    """Takes our grouped layers for single calls, as it does modules of PyTorch that have none of ours inside."""
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_grouped(m) or super().is_leaf_module(m, module_qualified_name)
+        if is_grouped(m) or is_frozen_batch_norm(m):
+            return True
+        return not any(map(is_grouped, m.modules())) and super().is_leaf_module(m, module_qualified_name)
 
 
 def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:

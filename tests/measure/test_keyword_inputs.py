@@ -1,0 +1,69 @@
+"""Networks that cannot be called by position, which is how example inputs are given."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import strucspars as ss
+
+IMAGES = torch.zeros(2, 4, 8, 8)
+
+
+class ByKeyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 8, 3)
+
+    def forward(self, *, image: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(image)
+        return features
+
+
+class ByKeywordOrNotAtAll(ByKeyword):
+    def forward(self, *, image: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(image=IMAGES if image is None else image)
+
+
+class ByAnyKeyword(ByKeyword):
+    def forward(self, **image: torch.Tensor) -> torch.Tensor:
+        return super().forward(**image)
+
+
+class PartlyByKeyword(ByKeyword):
+    def forward(self, mask: torch.Tensor | None = None, *, image: torch.Tensor) -> torch.Tensor:
+        return super().forward(image=image) * (1 if mask is None else mask)
+
+
+def sparsifier(model: nn.Module) -> object:
+    config = ss.SparsifyConfig(target=0.3, epochs=2, lambda_warmup_epochs=0, budget="macs")
+    return ss.Sparsifier(model, config, example_inputs=IMAGES)
+
+
+USES: list[Callable[[nn.Module], object]] = [
+    lambda model: ss.count_macs(model, IMAGES),
+    lambda model: ss.summary(model, IMAGES),
+    lambda model: ss.fold(model, IMAGES),
+    sparsifier,
+]
+
+
+@pytest.mark.parametrize("use", USES, ids=["count_macs", "summary", "fold", "sparsifier"])
+@pytest.mark.parametrize("kind", [ByKeyword, ByKeywordOrNotAtAll, ByAnyKeyword, PartlyByKeyword])
+def test_inputs_by_keyword_only_are_refused_with_the_remedy(
+    kind: type[nn.Module], use: Callable[[nn.Module], object]
+) -> None:
+    model = kind().train()
+    with pytest.raises(ValueError, match=r"'image' by keyword only.*wrap the network"):
+        use(model)
+    assert all(module.training for module in model.modules())
+
+
+def test_a_network_that_is_not_called_may_take_keywords() -> None:
+    assert ss.summary(ByKeyword()).params.before == 8 * (4 * 9 + 1)
+
+
+def test_other_errors_of_type_are_the_networks_own() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        ss.count_macs(nn.Conv2d(4, 8, 3), (IMAGES, IMAGES))
