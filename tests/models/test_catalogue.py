@@ -379,3 +379,60 @@ def test_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", fail)
     with pytest.raises(ValueError, match="'DEFAULT' of 'resnet18' could not be fetched: no route to host"):
         load_weights_(small_network(), "DEFAULT", "resnet18")
+
+
+@pytest.mark.parametrize("wrapper", ["", "module."])
+def test_a_file_of_torchvisions_densenet_is_loaded_by_its_old_names(tmp_path: Path, wrapper: str) -> None:
+    stored = stored_densenet()
+    torch.save({f"{wrapper}{key}": value for key, value in stored.items()}, tmp_path / "densenet121-a639ec97.pth")
+    model = build_model("densenet121", num_classes=1000)
+    load_weights_(model, str(tmp_path / "densenet121-a639ec97.pth"), "densenet121", with_classifier=True)
+    key = "features.denseblock1.denselayer1.norm1.weight"
+    assert torch.equal(model.state_dict()[key], stored["features.denseblock1.denselayer1.norm.1.weight"])
+
+
+def stored_googlenet() -> dict[str, torch.Tensor]:
+    """As torchvision stores them: with the heads that only training uses."""
+    state: dict[str, torch.Tensor] = torchvision.models.googlenet(aux_logits=True, init_weights=False).state_dict()
+    assert any(key.startswith("aux1.") for key in state)
+    return state
+
+
+@pytest.mark.parametrize("source", ["file", "DEFAULT"])
+def test_auxiliary_heads_are_left_out_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    stored = stored_googlenet()
+    monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", lambda *_, **__: stored)
+    if source == "file":
+        source = str(tmp_path / "googlenet-1378be20.pth")
+        torch.save(stored, source)
+    model = torchvision.models.googlenet(aux_logits=False, init_weights=False)
+    load_weights_(model, source, "googlenet", with_classifier=True)
+    assert_same_state(model, {key: value for key, value in stored.items() if not key.startswith("aux")})
+    (line,) = caplog.messages
+    assert "googlenet" in line
+    assert "the auxiliary heads aux1, aux2 are left out" in line
+
+
+def test_heads_that_the_network_has_are_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored = stored_googlenet()
+    torch.save(stored, tmp_path / "net.pth")
+    model = torchvision.models.googlenet(aux_logits=True, init_weights=False)
+    load_weights_(model, str(tmp_path / "net.pth"), "googlenet")
+    assert_same_state(model, stored)
+    assert caplog.messages == []
+
+
+def test_names_of_other_networks_are_left_as_they_are(tmp_path: Path) -> None:
+    stored, model = (nn.ModuleDict({"aux1": nn.Linear(2, 2)}) for _ in range(2))
+    torch.save(stored.state_dict() | {"aux2.weight": torch.zeros(1)}, tmp_path / "net.pt")
+    with pytest.raises(ValueError, match=r"the network lacks: aux2\.weight"):
+        load_weights_(model, str(tmp_path / "net.pt"), "small")
+
+
+def test_a_network_that_asks_for_the_version_of_its_weights_is_told(tmp_path: Path) -> None:
+    stored, model = (build_model("mnasnet0_5", num_classes=10) for _ in range(2))
+    torch.save(stored.state_dict(), tmp_path / "net.pth")
+    load_weights_(model, str(tmp_path / "net.pth"), "mnasnet0_5")
+    assert_same_state(model, copied_state(stored))

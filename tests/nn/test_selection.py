@@ -1,5 +1,6 @@
 import importlib
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -255,3 +256,35 @@ def test_a_bias_that_is_no_parameter_keeps_a_layer_whole() -> None:
     selection = select_layers(model)
     assert names(selection) == ["1"]
     assert "its bias is no parameter" in reason(selection, "0")
+
+
+def scripted(model: nn.Module) -> nn.Module:
+    module: nn.Module = torch.jit.script(model)
+    return module
+
+
+def traced(model: nn.Module) -> nn.Module:
+    module: nn.Module = torch.jit.trace(model, torch.zeros(1, 4, 3, 3))  # type: ignore[no-untyped-call]  # untyped in torch
+    return module
+
+
+# Their own words about themselves, in newer versions of torch.
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "ignore:.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("compiled", [scripted, traced])
+def test_layers_of_scripted_and_traced_networks_are_listed_with_the_reason(
+    compiled: Callable[[nn.Module], nn.Module],
+) -> None:
+    told = "it is scripted or traced: group the network first, then script it"
+    selection = select_layers(compiled(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU())), LayerRules(include=("0",)))
+    assert names(selection) == []
+    assert {skipped.name: skipped.reason for skipped in selection.skipped} == {"": told, "0": told}
+    part = select_layers(nn.Sequential(nn.Conv2d(4, 4, 1), compiled(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU()))))
+    assert names(part) == ["0"]
+    assert {skipped.name: skipped.reason for skipped in part.skipped} == {"1.0": told}
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "ignore:.*is deprecated:FutureWarning")
+def test_a_frozen_network_has_no_layers_left_and_is_named_itself() -> None:
+    frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Conv2d(4, 8, 1)).eval()))
+    with pytest.raises(ValueError, match="can be grouped: it is scripted or traced: group the network first"):
+        select_layers(frozen).check_not_empty()

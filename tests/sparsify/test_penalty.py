@@ -39,7 +39,7 @@ def expected_value(weights: list[nn.Parameter], strengths: list[torch.Tensor]) -
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_value_and_gradient_are_those_of_the_weighted_norm(memory_format: torch.memory_format) -> None:
     weights, penalty, strengths = weights_and_penalty(memory_format=memory_format)
-    value = penalty.value()
+    value = penalty.value(weights)
     assert value.item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
     gradients = torch.autograd.grad(3 * value, weights)
     for gradient, weight, strength in zip(gradients, weights, strengths, strict=True):
@@ -49,7 +49,7 @@ def test_value_and_gradient_are_those_of_the_weighted_norm(memory_format: torch.
 
 def test_weights_of_several_precisions_are_added_up() -> None:
     weights, penalty, strengths = weights_and_penalty(torch.float32, torch.float64)
-    value = penalty.value()
+    value = penalty.value(weights)
     assert value.item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
     for gradient, weight, strength in zip(torch.autograd.grad(value, weights), weights, strengths, strict=True):
         torch.testing.assert_close(gradient, weight.detach().sign() * strength)
@@ -62,15 +62,15 @@ def test_a_weight_with_gaps_in_memory_is_penalised_like_any_other() -> None:
     penalty = StructuredPenalty([weight, other], "l1")
     for index, parameter in enumerate((weight, other)):
         penalty.set_strength_(index, np.ones(parameter.shape))
-    torch.testing.assert_close(penalty.value(), weight.abs().sum() + other.abs().sum())
+    torch.testing.assert_close(penalty.value([weight, other]), weight.abs().sum() + other.abs().sum())
 
 
 def test_two_values_of_one_graph_and_a_graph_used_twice_give_twice_the_gradient() -> None:
     weights, penalty, _ = weights_and_penalty()
-    once = torch.autograd.grad(penalty.value(), weights)
-    twice = torch.autograd.grad(penalty.value() + penalty.value(), weights)
+    once = torch.autograd.grad(penalty.value(weights), weights)
+    twice = torch.autograd.grad(penalty.value(weights) + penalty.value(weights), weights)
     torch.testing.assert_close(twice, tuple(2 * gradient for gradient in once))
-    value = penalty.value()
+    value = penalty.value(weights)
     for _ in range(2):
         torch.autograd.backward(value, retain_graph=True)
     torch.testing.assert_close(tuple(weight.grad for weight in weights), twice)
@@ -78,21 +78,21 @@ def test_two_values_of_one_graph_and_a_graph_used_twice_give_twice_the_gradient(
 
 def test_an_earlier_value_keeps_its_number_and_gradient_when_another_is_taken() -> None:
     weights, penalty, strengths = weights_and_penalty()
-    first = penalty.value()
+    first = penalty.value(weights)
     before = first.item()
-    torch.autograd.backward(penalty.value())
+    torch.autograd.backward(penalty.value(weights))
     assert first.item() == before
     torch.testing.assert_close(torch.autograd.grad(first, weights)[1], weights[1].detach().sign() * strengths[1])
 
 
 def test_what_changes_between_forward_and_backward_raises() -> None:
     weights, penalty, strengths = weights_and_penalty()
-    value = penalty.value()
+    value = penalty.value(weights)
     with torch.no_grad():
         weights[1].neg_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.backward(value)
-    value = penalty.value()
+    value = penalty.value(weights)
     penalty.set_strength_(1, 2 * strengths[1][..., 0, 0].double().numpy())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.backward(value)
@@ -101,7 +101,7 @@ def test_what_changes_between_forward_and_backward_raises() -> None:
 def test_a_frozen_weight_counts_in_the_value_and_gets_no_gradient() -> None:
     weights, penalty, strengths = weights_and_penalty()
     weights[0].requires_grad_(False)
-    value = penalty.value()
+    value = penalty.value(weights)
     assert value.item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
     torch.autograd.backward(value)
     assert weights[0].grad is None
@@ -109,13 +109,13 @@ def test_a_frozen_weight_counts_in_the_value_and_gets_no_gradient() -> None:
         torch.testing.assert_close(weight.grad, weight.detach().sign() * strength)
     for weight in weights:
         weight.requires_grad_(False)
-    assert not penalty.value().requires_grad
+    assert not penalty.value(weights).requires_grad
 
 
 def test_the_gradient_can_be_differentiated_by_its_factor() -> None:
     weights, penalty, strengths = weights_and_penalty()
     factor = torch.tensor(2.0, requires_grad=True)
-    gradients = torch.autograd.grad(factor * penalty.value(), weights, create_graph=True)
+    gradients = torch.autograd.grad(factor * penalty.value(weights), weights, create_graph=True)
     (by_factor,) = torch.autograd.grad(torch.stack([gradient.sum() for gradient in gradients]).sum(), factor)
     signed = [(weight.detach().sign() * strength).sum() for weight, strength in zip(weights, strengths, strict=True)]
     torch.testing.assert_close(by_factor, torch.stack(signed).sum())
@@ -125,7 +125,7 @@ def test_a_scaled_loss_gives_the_unscaled_gradient_after_unscaling() -> None:
     weights, penalty, strengths = weights_and_penalty()
     optimizer = torch.optim.SGD(weights, lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    torch.autograd.backward(scaler.scale(penalty.value()))
+    torch.autograd.backward(scaler.scale(penalty.value(weights)))
     scaler.unscale_(optimizer)
     for weight, strength in zip(weights, strengths, strict=True):
         torch.testing.assert_close(weight.grad, weight.detach().sign() * strength)
@@ -136,6 +136,6 @@ def test_a_scaled_loss_gives_the_unscaled_gradient_after_unscaling() -> None:
 def test_the_compiled_value_has_the_same_gradient() -> None:
     weights, penalty, _ = weights_and_penalty()
     compiled = torch.compile(penalty.value, backend="aot_eager", fullgraph=True)
-    value, plain = compiled(), penalty.value()
+    value, plain = compiled(weights), penalty.value(weights)
     torch.testing.assert_close(value, plain)
     torch.testing.assert_close(torch.autograd.grad(value, weights), torch.autograd.grad(plain, weights))

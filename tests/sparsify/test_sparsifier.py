@@ -1,5 +1,6 @@
 import copy
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 import strucspars as ss
 from strucspars.core.hierarchy import penalty_matrix
@@ -443,3 +445,90 @@ def test_a_sparsifier_says_that_its_model_has_been_converted(use: str) -> None:
 def test_a_one_shot_plan_says_why_nothing_can_be_grouped() -> None:
     with pytest.raises(ValueError, match="no layer of the model can be grouped: 3 x 3 channels"):
         ss.one_shot_plan(nn.Sequential(nn.Conv2d(3, 3, 1)), target=0.3)
+
+
+def load_assigning_(model: nn.Module) -> None:
+    model.load_state_dict(copy.deepcopy(network(seed=1).state_dict()), assign=True)
+
+
+def replace_weights_(model: nn.Module) -> None:
+    for name, parameter in list(model.named_parameters()):
+        module, _, own_name = name.rpartition(".")
+        setattr(model.get_submodule(module), own_name, nn.Parameter(2 * parameter.detach()))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("replace_", [load_assigning_, replace_weights_])
+def test_weights_that_replace_others_are_the_ones_penalised(norm: Norm, replace_: Callable[[nn.Module], None]) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
+    dead = list(model.parameters())
+    replace_(model)
+    assert not {id(parameter) for parameter in model.parameters()} & {id(parameter) for parameter in dead}
+    value = sparsifier.penalty()
+    assert value.item() == pytest.approx(penalty_by_definition(model, sparsifier, norm), rel=1e-5)
+    torch.autograd.backward(value)
+    by_loss = gradients(model)
+    assert sorted(by_loss) == ["2.weight", "4.weight"]
+    model.zero_grad()
+    sparsifier.regularize_()
+    torch.testing.assert_close(gradients(model), by_loss)
+    assert all(parameter.grad is None for parameter in dead)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_penalty_follows_weights_that_replace_others() -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    compiled = torch.compile(sparsifier.penalty, backend="aot_eager", fullgraph=True)
+    compiled()
+    replace_weights_(model)
+    torch.autograd.backward(compiled())
+    assert sorted(gradients(model)) == ["2.weight", "4.weight"]
+    torch.testing.assert_close(compiled(), sparsifier.penalty())
+
+
+def test_training_makes_groups_after_weights_were_assigned() -> None:
+    model = network()
+    config = ss.SparsifyConfig(target=0.5, epochs=30, lambda_step=2e-3, lambda_warmup_epochs=2)
+    sparsifier = ss.Sparsifier(model, config)
+    load_assigning_(model)
+    reports = train(model, sparsifier, 30)
+    assert max(report.removed_fraction for report in reports) >= 0.4
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+def test_a_weight_of_another_shape_is_named(use: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    model[4].weight = nn.Parameter(torch.randn(16, 8, 1, 1))
+    with pytest.raises(ValueError, match=r"layer '4': .* shape \(16, 32, 1, 1\) .* \(16, 8, 1, 1\) now; make a new"):
+        getattr(sparsifier, use)()
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+def test_a_weight_that_is_no_parameter_any_more_is_named(use: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    prune.l1_unstructured(model[4], "weight", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
+    with pytest.raises(ValueError, match=r"layer '4': its weight is no parameter any more.*undo that"):
+        getattr(sparsifier, use)()
+
+
+def test_a_model_on_the_meta_device_is_told_to_get_memory() -> None:
+    model = network().to("meta")
+    told = r"layer '2' is on the meta device, .*; call model\.to_empty\(device=\.\.\.\) and load the weights first"
+    with pytest.raises(ValueError, match=told):
+        ss.Sparsifier(model, CONFIG)
+    with pytest.raises(ValueError, match=told):
+        ss.one_shot_plan(model, target=0.4)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "ignore:.*is deprecated:FutureWarning")
+def test_a_scripted_model_is_told_to_be_grouped_first() -> None:
+    scripted = torch.jit.script(network())
+    told = "can be grouped: it is scripted or traced: group the network first, then script it"
+    with pytest.raises(ValueError, match=told):
+        ss.Sparsifier(scripted, CONFIG)
+    with pytest.raises(ValueError, match=told):
+        ss.one_shot_plan(scripted, target=0.4)

@@ -102,7 +102,8 @@ def torchvision_names() -> list[str]:
 def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: bool = False) -> None:
     """Put stored weights into a model, or leave it as it was.
 
-    A classifier of another number of classes keeps its fresh weights; a log line says so.
+    A classifier of another number of classes keeps its fresh weights; a log line says so. Another names the auxiliary
+    heads of torchvision's weights, which its networks are built without here.
 
     Args:
         model: what `build_model` built.
@@ -121,6 +122,8 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
         state = _torchvision_state(source, name)
     where = f"weights {source!r} for network {name!r}"
     state = _without_wrappers(state, model)
+    if name in torchvision_names():
+        state = _as_built(state, model, where)
     classifier = _foreign_classifier(model, state, where)
     if classifier and with_classifier:
         classes, wanted = (each[f"{classifier}.weight"].shape[0] for each in (state, model.state_dict()))
@@ -226,7 +229,18 @@ def _torchvision_state(source: str, name: str) -> dict[str, Any]:
         raise ValueError(
             f"weights {source!r} of {name!r} could not be fetched: {error}; give a file that is here instead"
         ) from error
-    return {_present_key(key): value for key, value in state.items() if not _is_auxiliary(key)}
+    return dict(state)
+
+
+def _as_built(state: Mapping[str, Any], model: nn.Module, where: str) -> dict[str, Any]:
+    """Torchvision's weights, from wherever, under the names of its networks and without auxiliary heads."""
+    state = {_present_key(key): value for key, value in state.items()}
+    present = model.state_dict()
+    surplus = {key for key in state if _is_auxiliary(key) and key not in present}
+    if surplus:
+        heads = sorted({key.partition(".")[0] for key in surplus})
+        logger.warning("%s: the auxiliary heads %s are left out: the network is built without", where, ", ".join(heads))
+    return {key: value for key, value in state.items() if key not in surplus}
 
 
 def _present_key(key: str) -> str:
@@ -311,10 +325,13 @@ def _classifier_name(model: nn.Module) -> str:
 
 
 def _load_all_or_nothing_(model: nn.Module, state: Mapping[str, torch.Tensor], where: str) -> None:
-    present = model.state_dict()
+    wanted = model.state_dict()
+    present = dict(wanted)
     before = {key: value.clone() for key, value in present.items() if isinstance(value, torch.Tensor)}
+    # Into the model's own state, which knows its version: without one, some networks refuse (MNASNet).
+    wanted.update(state)
     try:
-        model.load_state_dict({**present, **state})
+        model.load_state_dict(wanted)
     except Exception as error:  # a model's own hooks may raise anything
         # Not by loading again, which would call the hooks again: these tensors share the parameters' memory.
         for key, value in before.items():

@@ -71,8 +71,15 @@ class SelectedLayer:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The dense weight `(C_out, C_in, *kernel)`."""
-        return self.module.get_parameter("weight")
+        """The dense weight `(C_out, C_in, *kernel)` that the module has now."""
+        # Past `get_parameter`, which takes ten times as long: every training step comes here once per layer.
+        weight = self.module._parameters.get("weight")
+        if weight is None:
+            raise ValueError(
+                f"layer {self.name!r}: its weight is no parameter any more, or recomputed before every call (pruning, "
+                "weight or spectral norm); undo that, or select the layers again"
+            )
+        return weight
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -123,7 +130,7 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     named: list[tuple[str, nn.Module]] = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, LAYERS_WITH_CHANNELS) or is_quantised(module)
+        if isinstance(module, LAYERS_WITH_CHANNELS) or is_quantised(module) or _is_scripted(module, model)
     ]
     _check_patterns(rules, [name for name, _ in named])
     others = _Others(owners_of_parameters(model), readers_of_weights(model))
@@ -150,6 +157,8 @@ def _reason_to_skip(
 ) -> str | None:
     """Why a layer stays as it is, or None. Cheap and general reasons come first."""
     kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is scripted or traced: group the network first, then script it"
     if is_quantised(module):
         return f"{kind} is quantised: group the network first, then quantise it"
     if is_grouped(module):
@@ -256,6 +265,13 @@ def is_quantised(module: nn.Module) -> bool:
         and not base.__name__.endswith("PackedParams")
         for base in type(module).__mro__
     )
+
+
+def _is_scripted(module: nn.Module, model: nn.Module) -> bool:
+    """Whether this is a layer of a scripted or traced network, or such a network: frozen ones have no layers left."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return False
+    return module is model or module.original_name in {layer_type.__name__ for layer_type in GROUPED_TYPES}
 
 
 def is_plain(weight: torch.Tensor) -> bool:

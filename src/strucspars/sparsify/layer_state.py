@@ -33,6 +33,16 @@ class LayerState:
     group_level: int
 
 
+def check_values(layers: Iterable[SelectedLayer]) -> None:
+    """Raise a `ValueError` where a weight is on the meta device: there is nothing to learn from."""
+    for layer in layers:
+        if layer.weight.is_meta:
+            raise ValueError(
+                f"layer {layer.name!r} is on the meta device, where weights have no values; call "
+                "model.to_empty(device=...) and load the weights first"
+            )
+
+
 def learned_states(
     layers: Sequence[SelectedLayer],
     config: SparsifyConfig,

@@ -13,7 +13,7 @@ from strucspars.nn.selection import FilterFn, LayerRules, select_layers
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.group_width import with_one_width
-from strucspars.sparsify.layer_state import learned_states
+from strucspars.sparsify.layer_state import check_values, learned_states
 from strucspars.sparsify.planning import kept_fraction, network_size, plan_for_target
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ def one_shot_plan(
     selection = select_layers(model, rules, filter_fn=filter_fn)
     if target > 0:
         selection.check_not_empty()
+    check_values(selection.layers)
     size = network_size(model, example_inputs, budget)
 
     def decide() -> GroupingPlan:

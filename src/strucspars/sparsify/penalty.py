@@ -17,24 +17,24 @@ from strucspars.core.importance import Norm
 
 
 class StructuredPenalty:
-    """The penalty on a fixed list of weights, with strengths that change from epoch to epoch.
+    """The penalty on a list of weights, with strengths that change from epoch to epoch.
 
-    Beside the weights it holds two tensors of their size: the strengths, and room to work in.
+    It holds two tensors of the weights' size, the strengths and room to work in, but not the weights: they are given
+    anew for every step, since a module's weight may be replaced by another one (`load_state_dict(assign=True)`).
     """
 
-    def __init__(self, weights: Sequence[torch.nn.Parameter], norm: Norm) -> None:
-        self._weights: list[torch.Tensor] = list(weights)
+    def __init__(self, weights: Sequence[torch.Tensor], norm: Norm) -> None:
         self._norm = norm
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-        for index, weight in enumerate(self._weights):
+        for index, weight in enumerate(weights):
             kinds[weight.device, weight.dtype].append(index)
-        self._buckets = [_Bucket([self._weights[index] for index in indices]) for indices in kinds.values()]
+        self._buckets = [_Bucket(weights, indices) for indices in kinds.values()]
         by_index = {
             index: strength
-            for indices, bucket in zip(kinds.values(), self._buckets, strict=True)
-            for index, strength in zip(indices, bucket.strengths, strict=True)
+            for bucket in self._buckets
+            for index, strength in zip(bucket.indices, bucket.strengths, strict=True)
         }
-        self._strengths = [by_index[index] for index in range(len(self._weights))]
+        self._strengths = [by_index[index] for index in range(len(weights))]
 
     def set_strength_(self, index: int, strength: FloatArray) -> None:
         """New lambda * R_g of one layer, `(C_out, C_in)` in the original channel order."""
@@ -42,14 +42,16 @@ class StructuredPenalty:
         values = torch.from_numpy(np.ascontiguousarray(strength)).to(target)
         target.copy_(values.view(*values.shape, *[1] * (target.dim() - 2)).expand_as(target))
 
-    def value(self) -> torch.Tensor:
-        """The penalty as a differentiable scalar."""
-        self._check_device()
+    def value(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The penalty on the weights, in the order of construction, as a differentiable scalar."""
+        self._check_device(weights)
         if self._norm == "l1" and not torch.compiler.is_compiling():
-            sums: list[torch.Tensor] = [_WeightedL1.apply(bucket, *bucket.weights) for bucket in self._buckets]
+            sums: list[torch.Tensor] = [
+                _WeightedL1.apply(bucket, *[weights[index] for index in bucket.indices]) for bucket in self._buckets
+            ]
         else:
             # The compiler fuses plain formulas by itself.
-            sums = [self._term(*pair) for pair in zip(self._weights, self._strengths, strict=True)]
+            sums = [self._term(*pair) for pair in zip(weights, self._strengths, strict=True)]
         return sums[0] if len(sums) == 1 else torch.stack([term.to(sums[0]) for term in sums]).sum()
 
     def _term(self, weight: torch.Tensor, strength: torch.Tensor) -> torch.Tensor:
@@ -59,42 +61,43 @@ class StructuredPenalty:
         return (norms * _kernels(strength)[..., 0]).sum()
 
     @torch.no_grad()
-    def add_gradient_(self) -> None:
+    def add_gradient_(self, weights: Sequence[torch.Tensor]) -> None:
         """Add the penalty's gradient to the weights' gradients; weights that are not trained are left alone."""
-        self._check_device()
-        weights, gradients, strengths = [], [], []
-        for weight, strength in zip(self._weights, self._strengths, strict=True):
+        self._check_device(weights)
+        trained, gradients, strengths = [], [], []
+        for weight, strength in zip(weights, self._strengths, strict=True):
             if weight.requires_grad:
                 if weight.grad is None:
                     weight.grad = torch.zeros_like(weight)
-                weights.append(weight)
+                trained.append(weight)
                 gradients.append(weight.grad)
                 strengths.append(strength)
-        if not weights:
+        if not trained:
             return
         if self._norm == "l1":
-            directions = list(torch._foreach_sign(weights))
+            directions = list(torch._foreach_sign(trained))
         else:
-            directions = [_unit_kernels(weight) for weight in weights]
+            directions = [_unit_kernels(weight) for weight in trained]
         torch._foreach_addcmul_(gradients, directions, strengths)
 
-    def _check_device(self) -> None:
-        here, there = self._weights[0].device, self._strengths[0].device
+    def _check_device(self, weights: Sequence[torch.Tensor]) -> None:
+        here, there = weights[0].device, self._strengths[0].device
         if here != there:
             raise ValueError(f"the model moved from {there} to {here} after its Sparsifier was made; move it before")
 
 
 class _Bucket:
-    """Weights of one device and precision, their strengths, and room for a copy: each side by side in one tensor.
+    """Strengths of the weights of one device and precision, and room for their copy: each side by side in one tensor.
 
     So the value takes one fused copy and two plain kernels however many weights there are. Most of what the loss term
     adds to a step is work of the host: small tensors made, listed and handed to autograd.
     """
 
-    def __init__(self, weights: list[torch.Tensor]) -> None:
-        self.weights = weights
-        self.all_strengths, self.strengths = _side_by_side(weights)
-        self.all_copies, self.copies = _side_by_side(weights)
+    def __init__(self, weights: Sequence[torch.Tensor], indices: list[int]) -> None:
+        self.indices = indices
+        chosen = [weights[index] for index in indices]
+        self.all_strengths, self.strengths = _side_by_side(chosen)
+        self.all_copies, self.copies = _side_by_side(chosen)
 
 
 class _WeightedL1(torch.autograd.Function):

@@ -21,7 +21,7 @@ from strucspars.nn.shuffled import is_grouped
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.group_width import threshold_for_target, with_one_width
-from strucspars.sparsify.layer_state import LayerState, churn, learned_states, penalty_strength
+from strucspars.sparsify.layer_state import LayerState, check_values, churn, learned_states, penalty_strength
 from strucspars.sparsify.penalty import StructuredPenalty
 from strucspars.sparsify.planning import network_budget, network_size, plan_for_target
 from strucspars.sparsify.report import EpochReport, LayerReport
@@ -32,7 +32,9 @@ STATE_VERSION = 1
 class Sparsifier:
     """Holds the training state of structured sparsification for one model.
 
-    The model stays as it is: no module is replaced, no key of its `state_dict` changes.
+    The model stays as it is: no module is replaced, no key of its `state_dict` changes. Weights that are replaced by
+    others (`load_state_dict(assign=True)`) are followed from the next step on; a step captured in a CUDA graph must be
+    captured again, for the model's sake too.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -70,8 +72,11 @@ class Sparsifier:
         self._executor = executor
         self.selection: Selection = select_layers(model, rules, filter_fn=filter_fn)
         self.selection.check_not_empty()
+        check_values(self.selection.layers)
         self._size = network_size(model, example_inputs, config.budget)
-        self._penalty = StructuredPenalty([layer.weight for layer in self.selection.layers], config.norm)
+        weights = self._present_weights()
+        self._shapes = [weight.shape for weight in weights]
+        self._penalty = StructuredPenalty(weights, config.norm)
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
         # A target out of reach fails here, not when the training is over.
@@ -86,9 +91,9 @@ class Sparsifier:
     def penalty(self) -> torch.Tensor:
         """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3)."""
         try:
-            return self._penalty.value()
+            return self._penalty.value(self._present_weights())
         except RuntimeError:
-            self._check_dense()
+            self._check_layers()
             raise
 
     def regularize_(self) -> None:
@@ -97,15 +102,15 @@ class Sparsifier:
         With a `GradScaler` call it after `scaler.unscale_(optimizer)`: the penalty is not scaled.
         """
         try:
-            self._penalty.add_gradient_()
+            self._penalty.add_gradient_(self._present_weights())
         except RuntimeError:
-            self._check_dense()
+            self._check_layers()
             raise
 
     def end_epoch(self) -> EpochReport:
         """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7)."""
         begin = time.perf_counter()
-        self._check_dense()
+        self._check_layers()
         before = self._states
         # Lambda's state comes along: a rank that resumed from elsewhere is brought back into step.
         self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
@@ -125,7 +130,7 @@ class Sparsifier:
         Raises:
             ValueError: the target cannot be reached; the message names what can.
         """
-        self._check_dense()
+        self._check_layers()
 
         def decide() -> GroupingPlan:
             return plan_for_target(self.selection.layers, self._learned_states(self._states), self._size, self.config)
@@ -186,13 +191,22 @@ class Sparsifier:
             group_level=checked_group_level(saved["group_level"], out_channels, in_channels),
         )
 
-    def _check_dense(self) -> None:
-        """Raise a `ValueError` where the model has been converted: what is grouped has nothing left to penalise."""
-        for layer in self.selection.layers:
+    def _present_weights(self) -> list[torch.Tensor]:
+        # Read off the modules every time: a parameter kept from before may be dead, and penalised without effect.
+        return [layer.weight for layer in self.selection.layers]
+
+    def _check_layers(self) -> None:
+        """Raise a `ValueError` where the model has been converted, or its weights no longer have their shapes."""
+        for layer, shape in zip(self.selection.layers, self._shapes, strict=True):
             if is_grouped(layer.module):
                 raise ValueError(
                     f"layer {layer.name!r} has been converted: sparse training ends with plan(); leave the Sparsifier "
                     "out of finetuning"
+                )
+            if layer.weight.shape != shape:
+                raise ValueError(
+                    f"layer {layer.name!r}: its weight had shape {tuple(shape)} when the Sparsifier was made, and has "
+                    f"{tuple(layer.weight.shape)} now; make a new Sparsifier"
                 )
 
     def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
