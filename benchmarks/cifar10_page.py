@@ -17,8 +17,8 @@ from strucspars.cli.table_rows import DISTILLED, base_row, table_rows
 from strucspars.measure.text_table import Column, markdown_table
 from strucspars.report.measured import sample_of
 from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe_identity import changes
-from strucspars.training.recipe_reading import read_recipe, recipe_names
+from strucspars.training.recipe_identity import changes_from_recipe
+from strucspars.training.recipe_reading import recipe_names
 
 RESULTS = ROOT / "results"
 FOLDER = RESULTS / "cifar10"
@@ -98,7 +98,7 @@ def recorded() -> Collection:
     collection = collected(FOLDER, recipe_names())
     wrong = {**collection.unreadable, **collection.misnamed}
     for run in (run for runs in collection.rows.values() for run in runs):
-        changed = changes(run.recipe, read_recipe(run.recipe.name))
+        changed = changes_from_recipe(run.recipe)
         if changed != ALLOWED_CHANGES:
             wrong[run.path] = f"the page says {', '.join(ALLOWED_CHANGES)}, the run had {', '.join(changed)}"
     if wrong:

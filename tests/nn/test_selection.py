@@ -258,6 +258,10 @@ def test_a_bias_that_is_no_parameter_keeps_a_layer_whole() -> None:
     assert "its bias is no parameter" in reason(selection, "0")
 
 
+# Torch deprecates it, in words of another category from version to version; people have such networks all the same.
+SCRIPTING_WARNS = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+
+
 def scripted(model: nn.Module) -> nn.Module:
     module: nn.Module = torch.jit.script(model)
     return module
@@ -268,8 +272,7 @@ def traced(model: nn.Module) -> nn.Module:
     return module
 
 
-# Their own words about themselves, in newer versions of torch.
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "ignore:.*is deprecated:FutureWarning")
+@SCRIPTING_WARNS
 @pytest.mark.parametrize("compiled", [scripted, traced])
 def test_layers_of_scripted_and_traced_networks_are_listed_with_the_reason(
     compiled: Callable[[nn.Module], nn.Module],
@@ -283,7 +286,7 @@ def test_layers_of_scripted_and_traced_networks_are_listed_with_the_reason(
     assert {skipped.name: skipped.reason for skipped in part.skipped} == {"1.0": told}
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "ignore:.*is deprecated:FutureWarning")
+@SCRIPTING_WARNS
 def test_a_frozen_network_has_no_layers_left_and_is_named_itself() -> None:
     frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Conv2d(4, 8, 1)).eval()))
     with pytest.raises(ValueError, match="can be grouped: it is scripted or traced: group the network first"):

@@ -128,7 +128,10 @@ def test_a_frozen_weight_is_left_alone() -> None:
 
 
 # Torch 2.11 says so of its own compiler, seen on a machine with a GPU.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+COMPILER_WARNS = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+@COMPILER_WARNS
 def test_the_penalty_compiles_without_a_break() -> None:
     model = network()
     sparsifier = sparsifier_with_penalty(model)
@@ -476,7 +479,7 @@ def test_weights_that_replace_others_are_the_ones_penalised(norm: Norm, replace_
     assert all(parameter.grad is None for parameter in dead)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@COMPILER_WARNS
 def test_a_compiled_penalty_follows_weights_that_replace_others() -> None:
     model = network()
     sparsifier = sparsifier_with_penalty(model)
@@ -524,7 +527,8 @@ def test_a_model_on_the_meta_device_is_told_to_get_memory() -> None:
         ss.one_shot_plan(model, target=0.4)
 
 
-@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning", "ignore:.*is deprecated:FutureWarning")
+# Torch deprecates scripting, in words of another category from version to version.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 def test_a_scripted_model_is_told_to_be_grouped_first() -> None:
     scripted = torch.jit.script(network())
     told = "can be grouped: it is scripted or traced: group the network first, then script it"

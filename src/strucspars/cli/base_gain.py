@@ -9,7 +9,7 @@ from strucspars.cli.table_rows import base_row
 from strucspars.report.measured import Sample, sample_of
 from strucspars.training.outcome_text import some_of
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changes
+from strucspars.training.recipe_identity import changes, changes_from_recipe
 from strucspars.training.recipe_reading import read_recipe
 
 
@@ -58,5 +58,5 @@ def _differing_changes(variant: Recipe, base: Recipe) -> list[str]:
 def _asked(recipe: Recipe) -> list[str]:
     """What was asked to be otherwise than in the recipe of that name; warm-ups follow from epochs."""
     epochs = [f"stage1.epochs={recipe.stage1.epochs}", f"stage2.epochs={recipe.stage2.epochs}"]
-    asked_epochs = [setting for setting in changes(recipe, read_recipe(recipe.name)) if setting in epochs]
+    asked_epochs = [setting for setting in changes_from_recipe(recipe) if setting in epochs]
     return [*changes(recipe, read_recipe(recipe.name, epochs)), *asked_epochs]

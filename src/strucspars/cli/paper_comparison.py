@@ -23,8 +23,7 @@ from strucspars.report.experiments import NUM_TEST_IMAGES
 from strucspars.report.measured import Sample, sample_of
 from strucspars.report.noise import NOISE, is_within_noise
 from strucspars.training.outcome_text import OPTIMISM, some_of
-from strucspars.training.recipe_identity import changes
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.recipe_identity import changes_from_recipe
 
 MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "table1": (PARAMS, MACS, FLOPS, ACCURACY, BEST),
@@ -87,7 +86,7 @@ class Comparison:
             said.append("over its base: the mean over pairs of runs of the same seed, their number in brackets.")
         said += [gain.remark for gain in self._gains.values() if gain.remark]
         recipes = [runs[0].recipe for runs in self._rows.values()]
-        changed = dict.fromkeys(change for recipe in recipes for change in changes(recipe, read_recipe(recipe.name)))
+        changed = dict.fromkeys(change for recipe in recipes for change in changes_from_recipe(recipe))
         if changed:
             said.append(f"Not quite as in the recipes: {some_of(list(changed))}.")
         return said

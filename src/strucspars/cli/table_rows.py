@@ -24,10 +24,10 @@ VARIED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cifar10-resnet110-60": ("distilled",),
     }
 )
-# Of these ways: with a dense teacher; with a first stage of their own; of another method.
+# Of these ways: with a dense teacher; of another method; with a first stage of their own.
 DISTILLED = "distilled"
-FROM_THE_START = ("paper-solver", "slimming")
 SLIMMING = "slimming"
+FROM_THE_START = ("paper-solver", SLIMMING)
 USUAL_ROWS = "cifar10-*"
 
 

@@ -10,8 +10,7 @@ from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, StageAccuracy
 from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changes
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.recipe_identity import changes_from_recipe
 
 MOST_NAMES = 4
 OPTIMISM = "The best epoch is chosen on the test images: an optimist's number."
@@ -62,6 +61,7 @@ def outcome_text(summary: RunSummary, recipe: Recipe, folder: RunFolder) -> str:
 def follows_paper(recipe: Recipe) -> bool:
     """Whether a recipe is that of a row of the paper, seed, places and devices aside.
 
+    >>> from strucspars.training.recipe_reading import read_recipe
     >>> follows_paper(read_recipe("cifar10-resnet20-40", ["seed=3", "data.root=there"]))
     True
     >>> follows_paper(read_recipe("cifar10-resnet20-40", ["stage1.epochs=1"]))
@@ -73,12 +73,13 @@ def follows_paper(recipe: Recipe) -> bool:
 def changes_from_paper(recipe: Recipe | None) -> tuple[str, ...]:
     """Where a recipe differs from that of the paper's row of its name, seed, places and devices aside; else empty.
 
+    >>> from strucspars.training.recipe_reading import read_recipe
     >>> changes_from_paper(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.epochs=40"]))
     ('stage2.epochs=40',)
     """
     if recipe is None or recipe.name not in PAPER_ROWS:
         return ()
-    return changes(recipe, read_recipe(recipe.name))
+    return changes_from_recipe(recipe)
 
 
 def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:

@@ -57,6 +57,15 @@ def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     return _differences(mine, its)
 
 
+def changes_from_recipe(recipe: Recipe) -> tuple[str, ...]:
+    """What a run has otherwise than the recipe of its name that comes with the package.
+
+    >>> changes_from_recipe(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.lr=0.05"]))
+    ('stage2.lr=0.05',)
+    """
+    return changes(recipe, read_recipe(recipe.name))
+
+
 def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     """What a recipe asks of its first stage that another did not: all that decides the network after it.
 

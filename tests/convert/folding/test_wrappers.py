@@ -1,7 +1,6 @@
 """Modules of PyTorch around grouped layers: what is inside is folded, or counted as left."""
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -69,7 +68,6 @@ def test_a_wrapped_network_folds_as_the_bare_one(wrap: Callable[[nn.Module], nn.
     check_folds_alike(wrap(model), model)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="the store of the process group is a file")
 @pytest.mark.usefixtures("_one_process")
 def test_a_distributed_network_folds_as_the_bare_one() -> None:
     model = network()
