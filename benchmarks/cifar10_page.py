@@ -109,10 +109,10 @@ def recorded() -> Collection:
 def comparison(table: str, collection: Collection) -> Comparison | None:
     """A table of what is recorded; None where there is nothing to compare."""
     rows = {name: collection.comparable(name) for name in table_rows(table)}
-    present = [name for name, runs in rows.items() if runs]
-    if not present or (table in VARYING and not any(base_row(name) for name in present)):
-        return None
-    return Comparison(MEASURES[table], rows, collection)
+    if table in VARYING:
+        bases = {base_row(name) for name, runs in rows.items() if runs}
+        rows = {name: runs for name, runs in rows.items() if base_row(name) or name in bases}
+    return Comparison(MEASURES[table], rows, collection) if any(rows.values()) else None
 
 
 def _place(name: str) -> tuple[int, str]:
