@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from strucspars.report.colours import FAINT, INK, PALETTE, house_style
 from strucspars.report.drawn_text import drawable, slug
+from strucspars.report.figures.label_places import Mark, write_labels
 from strucspars.report.named_figure import NamedFigure
 from strucspars.report.trade_off_points import Cost, Point
 from strucspars.training.outcome_text import percent
@@ -57,9 +58,13 @@ def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> N
     with house_style():
         figure = Figure(figsize=(8.0, 3.1 * len(costs) + 0.7), layout="constrained")
         axes = figure.subplots(len(costs), 1, squeeze=False)[:, 0]
+        drawn = {cost: [point for point in points if cost in point.costs] for cost in costs}
         for cost, axis in zip(costs, axes, strict=True):
-            _draw(axis, [point for point in points if cost in point.costs], cost, networks)
+            _draw(axis, drawn[cost], cost, networks)
         figure.legend(handles=_handles(points, networks), loc="outside upper left", ncols=4)
+        figure.draw_without_rendering()
+        for cost, axis in zip(costs, axes, strict=True):
+            write_labels(axis, _marks(drawn[cost], cost))
     papers = "Hollow: the paper's numbers. " if any(point.source == "paper" for point in points) else ""
     return NamedFigure(
         name=f"trade-off-{slug(data)}",
@@ -96,7 +101,6 @@ def _draw(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[st
             zorder=3 if is_ours else 2,
         )
     _connect(axis, points, cost, networks)
-    _write_labels(axis, points, cost)
     axis.set_xlabel(AXES[cost])
     axis.set_ylabel("top-1 accuracy, %")
     axis.xaxis.set_major_locator(MaxNLocator(7))
@@ -117,21 +121,19 @@ def _connect(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence
             axis.plot(costs, accuracies, style, color=_colour(network, networks), linewidth=0.9, alpha=0.6)
 
 
-def _write_labels(axis: Axes, points: Sequence[Point], cost: Cost) -> None:
-    """Ours below their marks, the paper's above: they often lie on the same spot."""
-    ours = [point for point in points if point.source == "ours" and point.label]
-    papers = [point for point in points if point.source == "paper" and point.label and point.method != "other methods"]
-    for point in (*ours, *(papers if len(papers) <= MOST_LABELS else ())):
-        is_ours = point.source == "ours"
-        axis.annotate(
-            drawable(point.label, 20),
-            (point.costs[cost], 100 * point.accuracy),
-            xytext=(6, -8) if is_ours else (-6, 8),
-            textcoords="offset points",
-            ha="left" if is_ours else "right",
-            va="center",
-            fontsize=7.5,
+def _marks(points: Sequence[Point], cost: Cost) -> list[Mark]:
+    """Ours labelled below, the paper's above: they often lie on the same spot."""
+    papers = [point for point in points if point.source == "paper" and point.method != "other methods"]
+    has_papers = len(papers) <= MOST_LABELS
+    return [
+        Mark(
+            place=(point.costs[cost], 100 * point.accuracy),
+            deviation=100 * (point.deviation or 0.0),
+            label=drawable(point.label, 20) if point.source == "ours" or (has_papers and point in papers) else "",
+            is_labelled_above=point.source == "paper",
         )
+        for point in points
+    ]
 
 
 def _handles(points: Sequence[Point], networks: Sequence[str]) -> list[Line2D]:
