@@ -6,7 +6,7 @@ import pytest
 from strucspars.runs.folder import RunFolder
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import without_place
+from strucspars.training.recipe_identity import changes, without_place
 from strucspars.training.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
@@ -37,6 +37,13 @@ def test_another_run_does_not_go_on_in_a_folder(other: str, small_recipe: Recipe
     with pytest.raises(ValueError, match="holds a run with another recipe"):
         run_pipeline(small_recipe(*SHORT, other), tmp_path / "run")
     assert RunFolder(tmp_path / "run").recipe_path.read_text() == before
+
+
+def test_options_that_a_kind_does_not_read_make_no_other_run(small_recipe: Recipes, tmp_path: Path) -> None:
+    begun(small_recipe(*SHORT, "slimming.strength=1e-5"), tmp_path / "run")
+    run_pipeline(small_recipe(*SHORT, "slimming.strength=1e-3"), tmp_path / "run")
+    weak, strong = (small_recipe("kind=slimming", f"slimming.strength={strength}") for strength in (1e-5, 1e-3))
+    assert changes(strong, weak) == ("slimming.strength=0.001",)
 
 
 def test_a_run_that_could_not_begin_leaves_the_folder_free(small_recipe: Recipes, tmp_path: Path) -> None:

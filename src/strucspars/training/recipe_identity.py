@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe
+from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe, SlimmingRecipe
 from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
 
@@ -39,7 +39,7 @@ def protocol(recipe: Recipe) -> Recipe:
     """
     teacher = recipe.finetune.teacher
     return replace(
-        without_place(recipe),
+        _without_unread(without_place(recipe)),
         seed=0,
         sparsify=replace(recipe.sparsify, from_run=None),
         finetune=replace(recipe.finetune, form="auto", teacher=teacher and without_seed(Path(teacher).name)),
@@ -83,6 +83,11 @@ def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in _options(values, "") if key != "sparsify.from_run"}
 
 
+def _without_unread(recipe: Recipe) -> Recipe:
+    """Without options of slimming where nothing reads them: their defaults may have been others once."""
+    return recipe if recipe.kind == "slimming" else replace(recipe, slimming=SlimmingRecipe())
+
+
 def _with_folder_names(recipe: Recipe) -> Recipe:
     """With the last part of every path alone: the same run, file or network may lie elsewhere now."""
     paths = recipe.sparsify.from_run, recipe.finetune.teacher, recipe.model.weights
@@ -124,6 +129,6 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
     """
     if not folder.recipe_path.is_file() or not folder.is_begun:
         return
-    before = read_recipe(folder.recipe_path)
-    if without_place(_with_folder_names(before)) != without_place(_with_folder_names(recipe)):
+    before, now = (_with_folder_names(each) for each in (read_recipe(folder.recipe_path), recipe))
+    if _without_unread(without_place(before)) != _without_unread(without_place(now)):
         folder.refuse_recipe(recipe_yaml(recipe))
