@@ -322,6 +322,41 @@ def test_a_plan_is_saved_under_bare_names_whichever_model_it_was_made_of(
         assert ss.GroupingPlan.from_json(file.metadata()[PLAN_KEY]).target == 0.4
 
 
+def wrapped_in_parts(model: nn.Sequential, wrap: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
+    """The same modules, some of them wrapped."""
+    return nn.Sequential(*(wrap(layer) if isinstance(layer, nn.Conv2d) else layer for layer in model))
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize("wrap_all", [True, False])
+def test_a_model_with_wrapped_parts_is_saved_and_loaded_like_the_bare_one(
+    tmp_path: Path, wrap: Callable[[nn.Module], nn.Module], wrap_all: bool
+) -> None:
+    def partly(model: nn.Sequential) -> nn.Module:
+        return wrap(wrapped_in_parts(model, wrap)) if wrap_all else wrapped_in_parts(model, wrap)
+
+    model = converted()
+    for name, saved in (("bare", model), ("partly", partly(model))):
+        ss.save(saved, tmp_path / name)
+    assert load_file(tmp_path / "partly").keys() == load_file(tmp_path / "bare").keys() == model.state_dict().keys()
+    for path in (tmp_path / "bare", tmp_path / "partly"):
+        fresh = [network(seed=5), network(seed=6)]
+        ss.load(path, fresh[0])
+        ss.load(path, partly(fresh[1]))
+        for restored in fresh:
+            torch.testing.assert_close(restored.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_model_with_a_wrapped_part_stays_as_it_was_where_the_file_is_bad(tmp_path: Path) -> None:
+    ss.save(converted(), tmp_path / "small.safetensors")
+    missing_tensor(tmp_path / "small.safetensors")
+    model = wrapped_in_parts(network(seed=2), nn.DataParallel)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"lacks \['3.weight'\]"):
+        ss.load(tmp_path / "small.safetensors", model)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("build", [network, converted])
 def test_a_model_on_the_meta_device_is_not_saved(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
     told = (

@@ -1,8 +1,13 @@
-"""The FLOPs of Table 1, from the paper's CIFAR networks."""
+"""The FLOPs of Table 1, from the paper's CIFAR networks; those of frozen batch norms."""
+
+from collections.abc import Callable
 
 import pytest
+import timm
 import torch
+from timm.layers.norm_act import FrozenBatchNormAct2d, freeze_batch_norm_2d
 from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
 
 from strucspars.measure.counting import count_macs
 
@@ -47,3 +52,30 @@ def test_paper_flops_are_those_of_table_1(depth: int, params: int, paper_flops: 
     digits = len(paper_flops.split("e")[0]) - 2
     assert f"{count.paper_flops:.{digits}e}" == paper_flops
     assert f"{count.macs:.{digits}e}" != paper_flops
+
+
+class ByKeyword(nn.Sequential):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        layer, norm = self
+        output: torch.Tensor = norm(x=layer(input=input))
+        return output
+
+
+@pytest.mark.parametrize("frozen", [FrozenBatchNorm2d, FrozenBatchNormAct2d])
+@pytest.mark.parametrize("network", [nn.Sequential, ByKeyword])
+def test_frozen_batch_norms_count_like_others(
+    frozen: Callable[[int], nn.Module], network: Callable[..., nn.Module]
+) -> None:
+    images = torch.zeros(2, 3, 8, 8)
+    plain = count_macs(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), images)
+    count = count_macs(network(nn.Conv2d(3, 4, 3), frozen(4)), images)
+    assert count.batch_norm_elements == plain.batch_norm_elements == 2 * 4 * 6 * 6
+    assert count.paper_flops == plain.paper_flops
+
+
+def test_freezing_a_network_does_not_change_its_flops() -> None:
+    images = torch.zeros(1, 3, 64, 64)
+    plain, frozen = (timm.create_model("resnet18", pretrained=False) for _ in range(2))
+    frozen = freeze_batch_norm_2d(frozen)  # type: ignore[no-untyped-call]  # untyped in timm
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in frozen.modules())
+    assert count_macs(frozen, images).paper_flops == count_macs(plain, images).paper_flops

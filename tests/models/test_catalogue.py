@@ -11,6 +11,8 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from strucspars.export.input_transform import TRANSFORM_KEY
+from strucspars.export.storage import save
 from strucspars.models import catalogue
 from strucspars.models.catalogue import build_model, load_weights_, torchvision_names
 from strucspars.models.cifar_resnet import CifarResNet
@@ -185,6 +187,8 @@ def test_an_impossible_number_of_classes_is_an_error(num_classes: int) -> None:
         lambda state: {f"module.{key}": value for key, value in state.items()},
         lambda state: {f"_orig_mod.module.{key}": value for key, value in state.items()},
         lambda state: {"state_dict": {f"module._orig_mod.{key}": value for key, value in state.items()}},
+        lambda state: {key.replace("1.", "1._orig_mod."): value for key, value in state.items()},
+        lambda state: {f"module.{key.replace('1.', '1._orig_mod.')}": value for key, value in state.items()},
         lambda state: {key: value for key, value in state.items() if "num_batches" not in key},
     ],
 )
@@ -203,6 +207,12 @@ def test_safetensors_are_loaded(tmp_path: Path) -> None:
     save_file(copied_state(stored), tmp_path / "net.safetensors")
     load_weights_(model, str(tmp_path / "net.safetensors"), "small")
     assert_same_state(model, copied_state(stored))
+
+
+def test_a_damaged_note_about_inputs_is_named(tmp_path: Path) -> None:
+    save_file(copied_state(small_network()), tmp_path / "net.safetensors", {TRANSFORM_KEY: "{"})
+    with pytest.raises(ValueError, match=r"net\.safetensors': its strucspars.transform_input is damaged"):
+        load_weights_(small_network(), str(tmp_path / "net.safetensors"), "small")
 
 
 def test_a_submodule_called_module_keeps_its_name(tmp_path: Path) -> None:
@@ -407,12 +417,13 @@ def test_auxiliary_heads_are_left_out_and_named(
     if source == "file":
         source = str(tmp_path / "googlenet-1378be20.pth")
         torch.save(stored, source)
-    model = torchvision.models.googlenet(aux_logits=False, init_weights=False)
+    model = torchvision.models.googlenet(aux_logits=False, init_weights=False, transform_input=True)
     load_weights_(model, source, "googlenet", with_classifier=True)
     assert_same_state(model, {key: value for key, value in stored.items() if not key.startswith("aux")})
-    (line,) = caplog.messages
-    assert "googlenet" in line
-    assert "the auxiliary heads aux1, aux2 are left out" in line
+    *others, heads = caplog.messages
+    assert "googlenet" in heads
+    assert "the auxiliary heads aux1, aux2 are left out" in heads
+    assert len(others) == (0 if source == "DEFAULT" else 1)
 
 
 def test_heads_that_the_network_has_are_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -421,7 +432,45 @@ def test_heads_that_the_network_has_are_loaded(tmp_path: Path, caplog: pytest.Lo
     model = torchvision.models.googlenet(aux_logits=True, init_weights=False)
     load_weights_(model, str(tmp_path / "net.pth"), "googlenet")
     assert_same_state(model, stored)
-    assert caplog.messages == []
+    assert "auxiliary" not in caplog.text
+
+
+@pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("inception_v3", 80)])
+def test_named_weights_compute_what_they_do_in_torchvision(
+    monkeypatch: pytest.MonkeyPatch, name: str, size: int
+) -> None:
+    stored = torchvision.models.get_model(name, aux_logits=True, init_weights=False).state_dict()
+    monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", lambda *_, **__: stored)
+    expected = torchvision.models.get_model(name, weights="DEFAULT").eval()
+    model = build_model(name, num_classes=1000).eval()
+    load_weights_(model, "DEFAULT", name, with_classifier=True)
+    images = torch.randn(1, 3, size, size)
+    with torch.no_grad():
+        torch.testing.assert_close(model(images), expected(images))
+        expected.transform_input = False
+        assert not torch.allclose(model(images), expected(images))
+
+
+@pytest.mark.parametrize("transform_input", [True, False])
+def test_what_a_file_cannot_tell_of_its_inputs_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, transform_input: bool
+) -> None:
+    options = {"aux_logits": False, "init_weights": False, "transform_input": transform_input}
+    model = torchvision.models.googlenet(**options)
+    torch.save(model.state_dict(), tmp_path / "net.pth")
+    load_weights_(model, str(tmp_path / "net.pth"), "googlenet")
+    (line,) = caplog.messages
+    assert f"taken to be trained with transform_input={transform_input}" in line
+    assert "package.module:function" in line
+    # A file of ours tells.
+    save(model, tmp_path / "net.safetensors")
+    built = build_model("googlenet", num_classes=1000)
+    if transform_input:
+        load_weights_(built, str(tmp_path / "net.safetensors"), "googlenet")
+        assert caplog.messages == [line]
+    else:
+        with pytest.raises(ValueError, match=r"trained with transform_input=False, and the network has True; name a"):
+            load_weights_(built, str(tmp_path / "net.safetensors"), "googlenet")
 
 
 def test_names_of_other_networks_are_left_as_they_are(tmp_path: Path) -> None:

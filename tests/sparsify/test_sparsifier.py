@@ -518,6 +518,76 @@ def test_a_weight_that_is_no_parameter_any_more_is_named(use: str) -> None:
         getattr(sparsifier, use)()
 
 
+class Nested(nn.Module):
+    """The network, with blocks to replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = network()
+        self.first, self.rest = nn.Sequential(*layers[:4]), nn.Sequential(*layers[4:])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.rest(self.first(images))
+        return scores
+
+
+def replace_layer_(model: Nested) -> None:
+    model.first[2] = nn.Conv2d(16, 32, 3, padding=1)
+
+
+def replace_block_(model: Nested) -> None:
+    model.first = copy.deepcopy(model.first)
+
+
+def remove_layer_(model: Nested) -> None:
+    del model.first[2:]
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+@pytest.mark.parametrize("replace_", [replace_layer_, replace_block_, remove_layer_])
+def test_a_module_that_has_been_replaced_is_named(use: str, replace_: Callable[[Nested], None]) -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    replace_(model)
+    with pytest.raises(ValueError, match=r"layer 'first\.2' has been replaced in the model.*make a new Sparsifier"):
+        getattr(sparsifier, use)()
+
+
+def test_modules_that_hold_no_layer_may_be_replaced() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    before = sparsifier.penalty()
+    model.rest[-1], model.first[1] = nn.Linear(16, 7), nn.SiLU()
+    assert torch.equal(sparsifier.penalty(), before)
+
+
+@pytest.mark.parametrize("wrap", [lambda part: torch.compile(part, backend="eager"), nn.DataParallel])
+def test_layers_that_are_wrapped_later_are_the_same_and_replaced_ones_are_still_named(
+    wrap: Callable[[nn.Module], Any],
+) -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    before = sparsifier.penalty()
+    model.first = wrap(model.first)
+    assert torch.equal(sparsifier.penalty(), before)
+    sparsifier.regularize_()
+    assert sorted(sparsifier.plan().layers) == ["first.2", "rest.0"]
+    model.first = wrap(copy.deepcopy(network()[:4]))
+    with pytest.raises(ValueError, match=r"layer 'first\.2' has been replaced"):
+        sparsifier.penalty()
+
+
+@COMPILER_WARNS
+def test_a_compiled_penalty_notices_a_module_that_has_been_replaced() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    compiled = torch.compile(sparsifier.penalty, backend="aot_eager")
+    torch.testing.assert_close(compiled(), sparsifier.penalty())
+    replace_block_(model)
+    with pytest.raises(ValueError, match=r"layer 'first\.2' has been replaced"):
+        compiled()
+
+
 def test_a_model_on_the_meta_device_is_told_to_get_memory() -> None:
     model = network().to("meta")
     told = r"layer '2' is on the meta device, .*; call model\.to_empty\(device=\.\.\.\) and load the weights first"

@@ -18,6 +18,7 @@ from strucspars.nn.shuffled import (
     is_grouped_as,
     like_memory_format,
 )
+from strucspars.nn.wrappers import modules_by_name
 
 
 def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
@@ -116,7 +117,7 @@ def _layers_to_convert(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[
 
 def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module]:
     """The layers that the plan names, after checking that they are there and have the shapes it knows."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = modules_by_name(model)
     layers = {name: module for name, module in modules.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
     for name in plan.layers:
         if name in layers:
@@ -158,8 +159,8 @@ def _check_not_left_behind(optimizer: torch.optim.Optimizer | None, model: nn.Mo
     """Refuse an optimizer that was not there when a layer was grouped: its momenta still have the dense shape."""
     if optimizer is None:
         return
-    for name, layer in plan.layers.items():
-        weight = model.get_submodule(name).get_parameter("weight")
+    for name, module in planned_modules(model, plan).items():
+        layer, weight = plan.layers[name], module.get_parameter("weight")
         if tuple(weight.shape) != layer.weight_shape and remembers_shape(optimizer, weight, layer.weight_shape):
             raise ValueError(
                 f"layer {name!r} is grouped already, but the optimizer remembers its weight in the dense shape "

@@ -9,6 +9,7 @@ from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.masked import DENSE_TYPES
 from strucspars.nn.shuffled import channel_orders, dense_shape, is_grouped
+from strucspars.nn.wrappers import bare_modules
 
 
 def model_plan(model: nn.Module) -> GroupingPlan:
@@ -21,7 +22,7 @@ def model_plan(model: nn.Module) -> GroupingPlan:
     True
     """
     layers = {}
-    for name, module in model.named_modules():
+    for name, module in bare_modules(model):
         if type(module) in DENSE_TYPES:
             raise ValueError(f"layer {name!r} is masked, not grouped; call convert_(model, plan) first")
         if is_grouped(module):

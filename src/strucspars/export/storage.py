@@ -7,7 +7,7 @@ group it. So there is no class to pickle, and no model zoo to depend on.
 import os
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,10 +20,11 @@ from strucspars._version import __version__
 from strucspars.convert.conversion import check_fits, convert_
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.plan import GroupingPlan
+from strucspars.export.input_transform import InputTransforms
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import DENSE_TYPES
 from strucspars.nn.shuffled import is_grouped, planned_orders
-from strucspars.nn.wrappers import inner_name
+from strucspars.nn.wrappers import bare_modules, bare_state_names, inner_name, modules_by_name
 
 PLAN_KEY = "strucspars.plan"
 VERSION_KEY = "strucspars.version"
@@ -35,7 +36,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     """Write a converted (or dense) model to one safetensors file, all or nothing.
 
     The file appears under its name only when it is complete; a file that was there before survives any failure. Names
-    in it are those of the network itself, where `torch.compile` or `DistributedDataParallel` has wrapped it too.
+    in it are those of the network itself, also where `torch.compile` or `DistributedDataParallel` has wrapped it or
+    parts of it. Whether torchvision's GoogLeNet or Inception transforms its inputs is kept beside its tensors.
 
     Args:
         model: what to save.
@@ -53,38 +55,30 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     True
     """
     path = Path(path)
-    network, prefix = _unwrapped(model)
-    tensors = _tensors_to_save(network)
-    present = model_plan(network)
-    plan = present if plan is None else under_first_names(network, _without_prefix(plan, network, prefix))
+    tensors, present = _tensors_to_save(_network_inside(model)), model_plan(model)
+    plan = present if plan is None else under_first_names(model, plan)
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
         raise ValueError(
             "the plan is not the one that the model was converted with; leave it out or give the right one"
         )
-    write_tensors(path, tensors, {PLAN_KEY: plan.to_json(), VERSION_KEY: __version__})
+    metadata = {PLAN_KEY: plan.to_json(), VERSION_KEY: __version__}
+    write_tensors(path, tensors, metadata | InputTransforms.of(model).as_metadata())
 
 
-def _unwrapped(model: nn.Module) -> tuple[nn.Module, str]:
-    """The network inside of wrappers, and what they put before its names."""
-    child = inner_name(model)
-    if child is None:
-        return model, ""
-    network, prefix = _unwrapped(model.get_submodule(child))
-    return network, f"{child}.{prefix}"
+def _network_inside(model: nn.Module) -> nn.Module:
+    # Past wrappers with hooks too: its tensors are asked for, not what it computes.
+    while (inner := inner_name(model)) is not None:
+        model = model.get_submodule(inner)
+    return model
 
 
-def _without_prefix(plan: GroupingPlan, network: nn.Module, prefix: str) -> GroupingPlan:
-    """A plan made of the wrapped model, for the network itself; one that was made of that stays as it is."""
-    own_names = dict(network.named_modules(remove_duplicate=False))
-    if not prefix or all(name in own_names for name in plan.layers):
-        return plan
-    # With a dot at the end: the network may be a layer itself, which then has no name of its own.
-    layers = {f"{name}.".removeprefix(prefix).removesuffix("."): layer for name, layer in plan.layers.items()}
-    return replace(plan, layers=layers)
+def _bare_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    state = model.state_dict()
+    return {bare: state[name] for name, bare in bare_state_names(model).items()}
 
 
-def _tensors_to_save(network: nn.Module) -> dict[str, torch.Tensor]:
-    state = network.state_dict()
+def _tensors_to_save(model: nn.Module) -> dict[str, torch.Tensor]:
+    state = _bare_state(model)
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
@@ -123,7 +117,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
 
     Args:
         path: a file that `save` has written.
-        model: the same network, dense, built by its own code; `torch.compile` may have wrapped it.
+        model: the same network, dense, built by its own code; `torch.compile` may have wrapped it, or parts of it.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -138,21 +132,31 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved model at {path}")
-    plan, tensors = _read(path)
-    network, _ = _unwrapped(model)
+    saved, network = _read(path), _network_inside(model)
     _check_dense(network)
     try:
-        check_fits(network, plan)
+        check_fits(network, saved.plan)
+        saved.input_transforms.check_fit(network)
     except ValueError as error:
         raise ValueError(f"{path} belongs to another network: {error}") from error
-    _check_tensors(path, tensors, expected=_expected_tensors(network, plan))
-    _check_orders(path, tensors, plan)
-    convert_(network, plan)
-    network.load_state_dict(tensors)
+    _check_tensors(path, saved.tensors, expected=_expected_tensors(network, saved.plan))
+    _check_orders(path, saved.tensors, saved.plan)
+    convert_(network, saved.plan)
+    network.load_state_dict({name: saved.tensors[bare] for name, bare in bare_state_names(network).items()})
+    saved.input_transforms.set_(network)
     return model
 
 
-def _read(path: Path) -> tuple[GroupingPlan, dict[str, torch.Tensor]]:
+@dataclass(frozen=True)
+class _SavedNetwork:
+    """What a file holds."""
+
+    plan: GroupingPlan
+    tensors: Mapping[str, torch.Tensor]
+    input_transforms: InputTransforms
+
+
+def _read(path: Path) -> _SavedNetwork:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -162,14 +166,15 @@ def _read(path: Path) -> tuple[GroupingPlan, dict[str, torch.Tensor]]:
     if PLAN_KEY not in metadata:
         raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
     try:
-        return GroupingPlan.from_json(metadata[PLAN_KEY]), tensors
+        plan = GroupingPlan.from_json(metadata[PLAN_KEY])
+        return _SavedNetwork(plan, tensors, InputTransforms.from_metadata(metadata))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def _check_dense(model: nn.Module) -> None:
     """`load` groups a model that is dense and has real tensors; on any other it would go wrong halfway."""
-    for name, module in model.named_modules():
+    for name, module in bare_modules(model):
         if is_grouped(module) or type(module) in DENSE_TYPES:
             raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
     for name, tensor in model.state_dict().items():
@@ -179,14 +184,14 @@ def _check_dense(model: nn.Module) -> None:
 
 def _expected_tensors(model: nn.Module, plan: GroupingPlan) -> dict[str, torch.Tensor]:
     """Empty tensors in the shapes and precisions that the model's will have once it is converted."""
-    expected = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
-    names = defaultdict(list)
-    for name, module in model.named_modules(remove_duplicate=False):
+    expected = {name: tensor.to("meta") for name, tensor in _bare_state(model).items()}
+    modules, names = modules_by_name(model), defaultdict(list)
+    for name, module in bare_modules(model, remove_duplicate=False):
         names[module].append(name)
     for name, layer in plan.layers.items():
         out_channels, in_channels, *kernel = layer.weight_shape
         # A shared module stands in the state under each of its names.
-        for alias in names[model.get_submodule(name)] if layer.group_level > 1 else ():
+        for alias in names[modules[name]] if layer.group_level > 1 else ():
             weight = expected[_key(alias, "weight")]
             expected[_key(alias, "weight")] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
             expected |= {_key(alias, order): perm.to("meta") for order, perm in planned_orders(layer).items()}

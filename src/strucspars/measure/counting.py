@@ -17,6 +17,7 @@ from torch import nn
 from strucspars.core.plan import GroupingPlan
 from strucspars.measure.layers import LayerForm, layer_forms, network_params
 from strucspars.measure.uncompiled import uncompiled
+from strucspars.nn.batch_norms import is_batch_norm
 from strucspars.nn.shuffled import channels
 
 # One tensor, or the positional arguments of `forward`.
@@ -147,25 +148,28 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
     """Call the model once and note how often each weight is used. The hooks are gone afterwards, also on errors."""
     arguments = as_arguments(example_inputs)
     layers = [form.module for form in forms.values()]
-    batch_norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    batch_norms = [module for module in model.modules() if is_batch_norm(module)]
     uses: Counter[nn.Module] = Counter()
 
-    def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
+    def count_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
         uses[module] += _uses_of_each_weight(module, args[0] if args else kwargs["input"], outputs)
 
+    def count_elements(module: nn.Module, args: tuple[Any, ...], outputs: torch.Tensor) -> None:
+        uses[module] += outputs.numel()
+
     with ExitStack() as hooks, uncompiled(model):
-        for module in (*layers, *batch_norms):
-            # Ahead of the user's own hooks, which may change the output.
-            hooks.callback(module.register_forward_hook(count, prepend=True, with_kwargs=True).remove)
+        # Ahead of the user's own hooks, which may change the output.
+        for module in layers:
+            hooks.callback(module.register_forward_hook(count_layer, prepend=True, with_kwargs=True).remove)
+        for module in batch_norms:
+            hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
         model(*arguments)
     positions = {name: uses[form.module] for name, form in forms.items()}
     return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
 
 
 def _uses_of_each_weight(module: nn.Module, inputs: torch.Tensor, outputs: torch.Tensor) -> int:
-    """Positions of the output in one call, of the input if the layer is transposed; all elements of a batch norm."""
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        return outputs.numel()
+    """Positions of the output in one call, of the input if the layer is transposed."""
     out_channels, in_channels = channels(module)
     if isinstance(module, nn.modules.conv._ConvTransposeNd):
         return inputs.numel() // in_channels

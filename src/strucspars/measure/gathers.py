@@ -13,6 +13,7 @@ from strucspars.core.arrays import IntArray
 from strucspars.core.plan import LayerPlan
 from strucspars.measure.uncompiled import uncompiled
 from strucspars.nn.shuffled import channel_orders, is_grouped, planned_orders
+from strucspars.nn.wrappers import bare_modules
 
 Side = Literal["input", "output"]
 
@@ -56,7 +57,7 @@ def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = N
     planned = planned or {}
     names: dict[nn.Module, str] = {}
     orders: dict[nn.Module, Mapping[str, torch.Tensor]] = {}
-    for name, module in model.named_modules():
+    for name, module in bare_modules(model):
         if is_grouped(module):
             names[module], orders[module] = name, channel_orders(module)
         elif name in planned and planned[name].num_groups > 1:

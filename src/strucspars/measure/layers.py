@@ -13,6 +13,7 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import MASKED_TYPES
 from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, GroupLinear, dense_shape, is_grouped
+from strucspars.nn.wrappers import bare_modules
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     BeforeAfter(before=1168, after=1168)
     """
     _refuse_lazy_modules(model)
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, LAYERS_WITH_CHANNELS)}
+    modules = {name: module for name, module in bare_modules(model) if isinstance(module, LAYERS_WITH_CHANNELS)}
     plan = None if plan is None else under_first_names(model, plan)
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
     _check_types(planned, modules)
@@ -117,6 +118,6 @@ def _check_types(planned: Mapping[str, LayerPlan], modules: Mapping[str, nn.Modu
 
 
 def _refuse_lazy_modules(model: nn.Module) -> None:
-    for name, module in model.named_modules():
+    for name, module in bare_modules(model):
         if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise ValueError(f"layer {name!r}: {type(module).__name__} has no shape yet; run the model once first")

@@ -25,6 +25,7 @@ from strucspars.nn.first_names import under_first_names
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import SkippedLayer, is_plain, select_layers
 from strucspars.nn.shuffled import is_grouped
+from strucspars.nn.wrappers import bare_modules
 
 TEXT_WIDTH = 120
 
@@ -126,7 +127,7 @@ def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan:
             _row(name, forms[name], planned.get(name), trace, skipped.get(name))
             if name in forms
             else _quantised_row(skipped[name])
-            for name, _ in model.named_modules()
+            for name, _ in bare_modules(model)
             if name in forms or name in skipped
         )
     macs = None if trace is None else _macs_of_all(rows)

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torchvision
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from strucspars.core.checks import checked_at_least
+from strucspars.export.input_transform import InputTransforms
 from strucspars.measure.counting import undisturbed
 from strucspars.models.cifar_resnet import CifarResNet
 from strucspars.models.preactivation_resnet import PreactivationResNet
@@ -32,8 +34,15 @@ USUAL_DEPTHS = {"preact-resnet": (20, 56, 110, 164), "cifar-resnet": (20, 32, 44
 
 TIMM = "timm:"
 
-# While training, these return several outputs by default, for which nothing here has a loss.
-WITH_AUXILIARY_CLASSIFIERS = ("googlenet", "inception_v3")
+# While training, these return several outputs by default, for which nothing here has a loss. Their published weights
+# want inputs of another scale than other networks: `transform_input` is what torchvision sets with them. It is set for
+# fresh weights too, whose first norms all but undo it: no file of tensors tells of it, so the name has to.
+INCEPTIONS = ("googlenet", "inception_v3")
+INCEPTION_OPTIONS = {"aux_logits": False, "init_weights": True, "transform_input": True}
+TORCHVISIONS_TRANSFORMS = InputTransforms({"": True})
+
+# What `torch.compile` calls the module that it wraps.
+COMPILED = "_orig_mod"
 
 CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth")
 
@@ -51,6 +60,9 @@ def build_model(
     name: str, *, num_classes: int, image_shape: tuple[int, int, int] | None = None, must_classify: bool = True
 ) -> nn.Module:
     """The network of this name, with fresh weights.
+
+    GoogLeNet and Inception v3 of torchvision are as it builds them for its weights: with `transform_input`, for images
+    normalised as for the other networks, and here without auxiliary classifiers.
 
     Args:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision classifier, `timm:NAME`,
@@ -77,7 +89,7 @@ def build_model(
     elif names_a_function(name):
         model = _model_of_function(name, num_classes)
     elif name in torchvision_names():
-        options = {"aux_logits": False, "init_weights": True} if name in WITH_AUXILIARY_CLASSIFIERS else {}
+        options = INCEPTION_OPTIONS if name in INCEPTIONS else {}
         model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options)
     else:
         raise ValueError(f"there is no network {name!r}; {_suggestion(name)}")
@@ -103,7 +115,8 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     """Put stored weights into a model, or leave it as it was.
 
     A classifier of another number of classes keeps its fresh weights; a log line says so. Another names the auxiliary
-    heads of torchvision's weights, which its networks are built without here.
+    heads of torchvision's weights, which its networks are built without here. Most files do not tell whether their
+    GoogLeNet or Inception v3 was trained with `transform_input`; a third line says what it is taken for.
 
     Args:
         model: what `build_model` built.
@@ -117,11 +130,13 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     """
     path = Path(source).expanduser()
     if path.suffix in CHECKPOINT_SUFFIXES or path.is_file():
-        state = _checkpoint_state(path)
+        state, transforms = _checkpoint_state(path), _told_transforms(path)
     else:
-        state = _torchvision_state(source, name)
+        state, transforms = _torchvision_state(source, name), TORCHVISIONS_TRANSFORMS
     where = f"weights {source!r} for network {name!r}"
     state = _without_wrappers(state, model)
+    if name in INCEPTIONS:
+        _check_transforms(model, transforms, where)
     if name in torchvision_names():
         state = _as_built(state, model, where)
     classifier = _foreign_classifier(model, state, where)
@@ -135,6 +150,34 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
         logger.warning("%s: classifier %r has another number of classes and keeps its fresh weights", where, classifier)
         state = {key: value for key, value in state.items() if not key.startswith(f"{classifier}.")}
     _load_all_or_nothing_(model, state, where)
+
+
+def _told_transforms(path: Path) -> InputTransforms:
+    """Whether the network of a file transforms its inputs, as far as it tells: what `strucspars.save` wrote does."""
+    if path.suffix != ".safetensors":
+        return InputTransforms({})
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    try:
+        return InputTransforms.from_metadata(metadata)
+    except ValueError as error:
+        raise ValueError(f"weights {str(path)!r}: {error}") from error
+
+
+def _check_transforms(model: nn.Module, told: InputTransforms, where: str) -> None:
+    """The model is not changed: whoever builds it again by its name would not know."""
+    present = InputTransforms.of(model)
+    remedy = "name a function of your own that builds the network: package.module:function"
+    if not told.by_name:
+        logger.warning(
+            "%s: taken to be trained with transform_input=%s, which the file does not tell; for the other, %s",
+            *(where, present.by_name.get(""), remedy),
+        )
+    elif told != present:
+        raise ValueError(
+            f"{where} were trained with transform_input={told.by_name.get('')}, and the network has "
+            f"{present.by_name.get('')}; {remedy}"
+        )
 
 
 def _suggestion(name: str) -> str:
@@ -288,12 +331,12 @@ def _is_state(content: object) -> bool:
 
 
 def _without_wrappers(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Names as in the network itself, not in `DistributedDataParallel` or `torch.compile` around it."""
-    for prefix in ("_orig_mod.", "module.", "_orig_mod."):
-        if all(key.startswith(prefix) for key in state) and not any(
-            key.startswith(prefix) for key in model.state_dict()
-        ):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    """Names as in the network itself, not in `DistributedDataParallel` around it or `torch.compile` anywhere in it."""
+    present = list(model.state_dict())
+    if not any(COMPILED in key.split(".") for key in present):
+        state = {".".join(part for part in key.split(".") if part != COMPILED): state[key] for key in state}
+    if all(key.startswith("module.") for key in state) and not any(key.startswith("module.") for key in present):
+        state = {key.removeprefix("module."): value for key, value in state.items()}
     return state
 
 

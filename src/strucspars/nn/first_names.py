@@ -1,14 +1,15 @@
-"""Plans for networks in which a module has several names."""
+"""Plans for networks in which a module has several names, or one with a wrapper in it."""
 
 from dataclasses import replace
 
 from torch import nn
 
 from strucspars.core.plan import GroupingPlan
+from strucspars.nn.wrappers import bare_modules, modules_by_name
 
 
 def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
-    """The same plan with every shared module under its first name, by which networks list it.
+    """The same plan with every module under the name by which networks list it: the first, without wrappers.
 
     A name that the network does not have stays as it is.
 
@@ -23,11 +24,11 @@ def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
     >>> list(under_first_names(model, renamed).layers)
     ['0']
     """
-    modules = dict(model.named_modules(remove_duplicate=False))
-    first_names = {module: name for name, module in model.named_modules()}
+    modules = modules_by_name(model)
+    first_names = {module: name for name, module in bare_modules(model)}
     given: dict[str, str] = {}
     for name in plan.layers:
-        first = first_names[modules[name]] if name in modules else name
+        first = first_names.get(modules[name], name) if name in modules else name
         if first in given:
             raise ValueError(f"layers {given[first]!r} and {name!r} of the plan are one shared module; keep one")
         given[first] = name

@@ -15,6 +15,7 @@ from strucspars.core.checks import checked_at_least, make_plain_
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.nn.masked import MASKED_TYPES
 from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, is_grouped
+from strucspars.nn.wrappers import bare_modules, unwrapped
 
 FilterFn = Callable[[nn.Module, str], bool]
 
@@ -113,6 +114,8 @@ class Selection:
 def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_fn: FilterFn | None = None) -> Selection:
     """Sort the layers of any model into groupable and not. A shared module appears once, under its first name.
 
+    Names are those of the network itself, where `torch.compile` or another wrapper holds it or a part of it too.
+
     Args:
         model: anything; its source is not looked at.
         rules: names, types and limits.
@@ -129,7 +132,7 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     rules = rules or LayerRules()
     named: list[tuple[str, nn.Module]] = [
         (name, module)
-        for name, module in model.named_modules()
+        for name, module in bare_modules(model)
         if isinstance(module, LAYERS_WITH_CHANNELS) or is_quantised(module) or _is_scripted(module, model)
     ]
     _check_patterns(rules, [name for name, _ in named])
@@ -229,7 +232,7 @@ def reason_in_the_bias(module: nn.Module, owners: Mapping[int, list[str]]) -> st
 def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
     """Names of the modules that hold each parameter, by its id: different modules can hold the same one."""
     owners = defaultdict(list)
-    for name, module in model.named_modules():
+    for name, module in bare_modules(model):
         for parameter in module._parameters.values():
             owners[id(parameter)].append(name)
     return owners
@@ -249,7 +252,7 @@ def readers_of_weights(model: nn.Module) -> Mapping[nn.Module, str]:
         for parent_type, children in _READ_BY_PARENT.items():
             for name, child in parent.named_children() if isinstance(parent, parent_type) else ():
                 if name in children:
-                    readers[child] = type(parent).__name__
+                    readers[unwrapped(child)] = type(parent).__name__
     return readers
 
 

@@ -1,5 +1,7 @@
 """Modules that do nothing but call another: on several devices, in step with other processes, or compiled."""
 
+from collections.abc import Iterator
+
 from torch import nn
 
 # By name: importing the compiler takes seconds. The module inside is under the second name.
@@ -42,3 +44,57 @@ def unwrap_children_(model: nn.Module) -> None:
         for name, child in module._modules.items():
             if child is not None:
                 module._modules[name] = unwrapped(child)
+
+
+def bare_modules(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of a network as `named_modules` lists them where nothing is wrapped: no wrapper, no name of one.
+
+    So a layer has one name in plans and files, whether parts of its network are compiled or not.
+
+    >>> model = nn.Sequential(nn.DataParallel(nn.Sequential(nn.Conv2d(1, 1, 1))))
+    >>> [name for name, _ in bare_modules(model)]
+    ['', '0', '0.0']
+    """
+    bare_names: dict[str, str] = {}
+    inside: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=remove_duplicate):
+        parent, _, own_name = name.rpartition(".")
+        # Inside of a wrapper stands what the wrapper is called.
+        before = bare_names.get(parent, "")
+        bare_names[name] = before if name in inside else _joined(before, own_name)
+        inner = inner_name(module)
+        if inner is None:
+            yield bare_names[name], module
+        else:
+            inside.add(_joined(name, inner))
+
+
+def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module under each of its names, those with wrappers in them too."""
+    return dict(model.named_modules(remove_duplicate=False)) | dict(bare_modules(model, remove_duplicate=False))
+
+
+def bare_state_names(model: nn.Module) -> dict[str, str]:
+    """The names in a model's `state_dict`, each with the name that it has where nothing is wrapped.
+
+    >>> bare_state_names(nn.Sequential(nn.DataParallel(nn.Linear(1, 1))))
+    {'0.module.weight': '0.weight', '0.module.bias': '0.bias'}
+    """
+    wrappers = [
+        (f"{name}." if name else "", f"{inner}.")
+        for name, module in model.named_modules(remove_duplicate=False)
+        if (inner := inner_name(module)) is not None
+    ]
+    names = {}
+    for name in model.state_dict():
+        bare = name
+        # From the innermost outwards: the names of those around it are still what they were.
+        for wrapper, inner in reversed(wrappers):
+            if bare.startswith(wrapper + inner):
+                bare = wrapper + bare.removeprefix(wrapper + inner)
+        names[name] = bare
+    return names
+
+
+def _joined(parent: str, name: str) -> str:
+    return f"{parent}.{name}" if parent else name

@@ -21,6 +21,7 @@ from strucspars.nn.shuffled import is_grouped
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.group_width import threshold_for_target, with_one_width
+from strucspars.sparsify.layer_places import LayerPlaces
 from strucspars.sparsify.layer_state import LayerState, check_values, churn, learned_states, penalty_strength
 from strucspars.sparsify.penalty import StructuredPenalty
 from strucspars.sparsify.planning import network_budget, network_size, plan_for_target
@@ -34,7 +35,8 @@ class Sparsifier:
 
     The model stays as it is: no module is replaced, no key of its `state_dict` changes. Weights that are replaced by
     others (`load_state_dict(assign=True)`) are followed from the next step on; a step captured in a CUDA graph must be
-    captured again, for the model's sake too.
+    captured again, for the model's sake too. Modules that are replaced by others are an error, unless by a wrapper such
+    as `torch.compile`.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -73,6 +75,7 @@ class Sparsifier:
         self.selection: Selection = select_layers(model, rules, filter_fn=filter_fn)
         self.selection.check_not_empty()
         check_values(self.selection.layers)
+        self._places = LayerPlaces(model, self.selection.layers)
         self._size = network_size(model, example_inputs, config.budget)
         weights = self._present_weights()
         self._shapes = [weight.shape for weight in weights]
@@ -90,6 +93,7 @@ class Sparsifier:
 
     def penalty(self) -> torch.Tensor:
         """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3)."""
+        self._places.check()
         try:
             return self._penalty.value(self._present_weights())
         except RuntimeError:
@@ -101,6 +105,7 @@ class Sparsifier:
 
         With a `GradScaler` call it after `scaler.unscale_(optimizer)`: the penalty is not scaled.
         """
+        self._places.check()
         try:
             self._penalty.add_gradient_(self._present_weights())
         except RuntimeError:
@@ -196,7 +201,8 @@ class Sparsifier:
         return [layer.weight for layer in self.selection.layers]
 
     def _check_layers(self) -> None:
-        """Raise a `ValueError` where the model has been converted, or its weights no longer have their shapes."""
+        """Raise a `ValueError` where modules are others, or converted, or weights no longer have their shapes."""
+        self._places.check()
         for layer, shape in zip(self.selection.layers, self._shapes, strict=True):
             if is_grouped(layer.module):
                 raise ValueError(

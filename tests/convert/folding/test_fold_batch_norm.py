@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from strucspars.convert.folding.batch_norms_as_modules import batch_norms_as_modules_
 from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_, fold_into_layer_
-from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_
 from strucspars.convert.folding.tracing import traced
 from strucspars.nn.shuffled import ShuffledGroupConv2d, ShuffledGroupLinear
 

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 # In eval mode the synchronised one is like the others.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# By name, so that folding does not import torchvision.
-FROZEN_BATCH_NORM_NAMES = frozenset({"torchvision.ops.misc.FrozenBatchNorm2d"})
 
 # Entry by entry: any order will do, as long as all operands have the same.
 ELEMENTWISE_MODULES: tuple[type[nn.Module], ...] = (
@@ -55,7 +53,7 @@ ELEMENTWISE_METHODS = frozenset(
     for name in ("add", "sub", "mul", "div", "neg", "abs", "exp", "clamp", "relu", "sigmoid", "tanh")
     for suffix in ("", "_")
 ) | {"clone", "contiguous", "detach"}
-# By name too.
+# By name, so that folding does not import torchvision.
 ELEMENTWISE_NAMES = frozenset({"torchvision.ops.stochastic_depth.stochastic_depth"})
 
 # Position by position or over neighbouring ones; by the number of trailing axes they work on.
@@ -98,11 +96,6 @@ def has_entry_per_channel(module: nn.Module) -> bool:
         return module.num_parameters > 1
     # One group over all channels has no order in it.
     return type(module) in BATCH_NORMS or (type(module) is nn.GroupNorm and module.num_groups == 1)
-
-
-def is_frozen_batch_norm(module: nn.Module) -> bool:
-    """Whether this is a batch norm whose parameters and statistics are all buffers, in eval mode for good."""
-    return f"{type(module).__module__}.{type(module).__qualname__}" in FROZEN_BATCH_NORM_NAMES
 
 
 def is_elementwise_module(module: nn.Module) -> bool:

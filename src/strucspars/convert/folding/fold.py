@@ -8,11 +8,11 @@ import torch
 from torch import fx, nn
 
 from strucspars.convert.conversion import unmask_
-from strucspars.convert.folding.channel_rules import BATCH_NORMS, is_frozen_batch_norm
+from strucspars.convert.folding.batch_norms_as_modules import batch_norms_as_modules_, frozen_batch_norms_as_modules_
+from strucspars.convert.folding.channel_rules import BATCH_NORMS
 from strucspars.convert.folding.comparison import difference
 from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_
 from strucspars.convert.folding.folded_graph import graph_of_one_call
-from strucspars.convert.folding.functional_batch_norm import batch_norms_as_modules_, frozen_batch_norms_as_modules_
 from strucspars.convert.folding.merged_groups import widen_called_groups_, widen_groups_
 from strucspars.convert.folding.reordering import absorb_shuffles_
 from strucspars.convert.folding.tracing import traced, without_unread_attributes
@@ -22,6 +22,7 @@ from strucspars.measure.counting import ExampleInputs, as_arguments, undisturbed
 from strucspars.measure.folded import PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded
 from strucspars.measure.gathers import shuffles_in_pass
 from strucspars.measure.random_inputs import random_arguments
+from strucspars.nn.batch_norms import is_frozen_batch_norm
 from strucspars.nn.copying import copied
 from strucspars.nn.wrappers import unwrap_children_, unwrapped
 

@@ -9,8 +9,8 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 
-from strucspars.convert.folding.channel_rules import is_frozen_batch_norm
 from strucspars.convert.folding.folded_graph import FoldedGraph
+from strucspars.nn.batch_norms import is_frozen_batch_norm
 from strucspars.nn.shuffled import is_grouped
 
 

@@ -7,8 +7,8 @@ from torch import fx, nn
 from torch.nn import functional
 
 from strucspars.convert.folding.call_arguments import argument
-from strucspars.convert.folding.channel_rules import is_frozen_batch_norm
 from strucspars.convert.folding.tracing import attribute, free_name, has_plain_forward, source_shape, tensor_shape
+from strucspars.nn.batch_norms import is_frozen_batch_norm
 
 BATCH_NORM_OF_DIMENSIONS: dict[int, type[nn.Module]] = {
     2: nn.BatchNorm1d,

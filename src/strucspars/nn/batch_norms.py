@@ -1,0 +1,31 @@
+"""Which modules are batch norms: PyTorch's, and those of other libraries that are frozen and no kin of them."""
+
+from torch import nn
+
+# By name, so that nobody imports these libraries for it.
+_OF_TORCHVISION = "torchvision.ops.misc.FrozenBatchNorm2d"
+_WITH_ACTIVATION = "timm.layers.norm_act.FrozenBatchNormAct2d"
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether this is a batch norm, frozen or not, alone or with more: subclasses may add an activation.
+
+    >>> is_batch_norm(nn.BatchNorm2d(4)), is_batch_norm(nn.GroupNorm(2, 4))
+    (True, False)
+    """
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return True
+    return any(_full_name(base) in (_OF_TORCHVISION, _WITH_ACTIVATION) for base in type(module).__mro__)
+
+
+def is_frozen_batch_norm(module: nn.Module) -> bool:
+    """Whether this is a batch norm and no more, whose parameters and statistics are buffers: in eval mode for good.
+
+    >>> is_frozen_batch_norm(nn.BatchNorm2d(4))
+    False
+    """
+    return _full_name(type(module)) == _OF_TORCHVISION
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,61 @@
+"""GoogLeNet transforms its inputs or not, which no tensor tells: what commands read back computes what was saved."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import strucspars as ss
+from strucspars.cli.networks import network_of_file, saved_network
+from strucspars.core.plan import GroupingPlan
+from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe_reading import read_recipe
+
+IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def scores(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        output: torch.Tensor = model.eval()(IMAGES)
+    return output
+
+
+def stored_googlenet() -> dict[str, torch.Tensor]:
+    """With statistics of its own: without, a fresh network's scores say next to nothing about its inputs."""
+    torch.manual_seed(0)
+    model = torchvision.models.googlenet(aux_logits=True, init_weights=False)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+    with torch.no_grad():
+        model(torch.randn(4, 3, 64, 64))
+    state: dict[str, torch.Tensor] = model.state_dict()
+    return state
+
+
+@pytest.mark.parametrize("transforms", [True, False])
+def test_a_file_is_read_as_the_network_that_was_saved(tmp_path: Path, transforms: bool) -> None:
+    saved = torchvision.models.googlenet(
+        num_classes=5, aux_logits=False, init_weights=False, transform_input=transforms
+    )
+    ss.save(saved, tmp_path / "net.safetensors")
+    assert torch.equal(scores(network_of_file(tmp_path / "net.safetensors", "googlenet")), scores(saved))
+
+
+def test_a_folder_of_torchvisions_weights_holds_the_network_that_torchvision_builds(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = stored_googlenet()
+    monkeypatch.setattr(torchvision.models.WeightsEnum, "get_state_dict", lambda *_, **__: stored)
+    options = ("--model", "googlenet", "--image-shape", "3x64x64", "--target", "0.1", "--run", "runs/first")
+    assert call("compress", "DEFAULT", *options).status == 0
+    folder = RunFolder(Path("runs/first"))
+    expected = torchvision.models.googlenet(weights="DEFAULT")
+    ss.convert_(expected, GroupingPlan.from_json(folder.plan_path.read_text()))
+    found = saved_network(folder, read_recipe(folder.recipe_path))
+    torch.testing.assert_close(scores(found), scores(expected))
+    expected.transform_input = False
+    assert (scores(found) - scores(expected)).abs().max() > 0.01
