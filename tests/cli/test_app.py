@@ -2,8 +2,10 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ from typer.testing import CliRunner
 
 from strucspars._version import __version__
 from strucspars.cli.app import app, main
-from strucspars.cli.errors import RunFailed, explained, reported
+from strucspars.cli.errors import BY_SIGNAL, FAILED, WRONG_USE, OtherProcessFailed, RunFailed, explained, reported
 from strucspars.cli.interrupt import Interrupted
 from strucspars.runs.lock import RunFolderBusy
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
 COMMANDS = ("demo", "run", "compress", "eval", "summary", "export", "bench", "report", "reproduce")
 
 
@@ -76,6 +79,45 @@ def test_wrong_use_is_one_line_and_status_2(arguments: tuple[str, ...], part: st
     assert said.err.startswith("error: ")
     assert said.err.count("\n") == 1
     assert part in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("demo", "sparsify.target=two"),
+        ("run", "dmo"),
+        ("compress", "nowhere.pt", "--model", "resnet18", "--target", "0.5"),
+        ("eval", "nowhere"),
+        ("summary", "nowhere"),
+        ("export", "nowhere", "--format", "onnx"),
+        ("bench", "nowhere"),
+        ("report", "nowhere"),
+        ("reproduce", "table1", "--rows", "nowhere"),
+        ("reproduce", "table1", "--collect"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_leaves_the_standard_output_empty_with_json_too(arguments: tuple[str, ...], call: Any) -> None:
+    said = call(*arguments, "--json")
+    assert (said.status, said.out) == (WRONG_USE, "")
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+
+
+def test_the_page_about_the_command_line_has_every_exit_status() -> None:
+    statuses = re.findall(r"^\| (\d[\d n+]*) \|", PAGE.read_text(), re.MULTILINE)
+    assert statuses == ["0", str(FAILED), str(WRONG_USE), f"{BY_SIGNAL} + n"]
+
+
+def test_what_another_process_met_is_told_by_the_first_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OtherProcessFailed("process 3: no such image", WRONG_USE)
+    assert reported(error, []) == WRONG_USE
+    assert capsys.readouterr().err == "error: process 3: no such image\n"
+    monkeypatch.setenv("RANK", "1")
+    assert reported(error, []) == WRONG_USE
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,39 @@ def test_the_classes_of_a_file_are_not_given(call: Any, networks: Path) -> None:
 def test_a_network_by_name_is_not_named_twice(call: Any, networks: Path) -> None:
     said = call("summary", "cifar-resnet20", "--model", "cifar-resnet56")
     assert said.status == 2
-    assert "--model: 'cifar-resnet20' is a name already" in said.err
+    assert said.err == (
+        "error: --model: it is for files and runs, and there is no file or folder 'cifar-resnet20'; leave it out\n"
+    )
+
+
+@pytest.mark.parametrize("target", ["runs/nosuch", "nosuch.pt", "~/nosuch.pth"])
+@pytest.mark.parametrize("options", [(), ("--model", SMALL)])
+def test_a_path_to_nothing_is_not_taken_for_the_name_of_a_network(
+    call: Any, target: str, options: tuple[str, ...]
+) -> None:
+    said = call("summary", target, *options)
+    assert said.status == 2
+    assert said.err.startswith(f"error: there is no file or folder {target}; give the folder of a run, ")
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.pth", "model.onnx"])
+def test_a_file_that_is_not_read_here_comes_with_what_does(call: Any, networks: Path, name: str) -> None:
+    Path(name).touch()
+    said = call("summary", name, "--model", SMALL)
+    assert said.status == 2
+    assert said.err.startswith(f"error: {name} is no .safetensors file, and summary reads no other.")
+    assert f"strucspars summary {SMALL}; export and compress read them, with --model {SMALL}\n" in said.err
+    assert call("summary", SMALL, *SHAPE).status == 0
+
+
+def test_the_name_of_a_network_wins_over_a_file_of_that_name(call: Any, networks: Path) -> None:
+    Path("cifar-resnet20").touch()
+    assert call("summary", "cifar-resnet20").status == 0
+
+
+def test_weights_without_a_name_for_their_network_come_with_what_reads_them(call: Any, networks: Path) -> None:
+    Path("weights.pt").touch()
+    assert "strucspars summary NAME" in call("summary", "weights.pt").err
 
 
 @pytest.mark.usefixtures("networks")

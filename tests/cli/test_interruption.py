@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strucspars.cli.interrupt import StopRequest
+from strucspars.training.stage import RunInterrupted
 
 # More epochs than could pass while the signal is on its way.
 LONG = ("stage1.epochs=15", "stage2.epochs=1")
@@ -87,6 +89,18 @@ def test_a_run_that_failed_before_the_signal_is_named_too(networks: Path, argume
     assert process.returncode == 143
     assert "runs/demo: stopped" in err
     assert "runs/demo-seed1 failed before: runs/demo-seed1" in err
+
+
+def test_a_process_that_stops_because_another_was_signalled_has_a_status_too(
+    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(recipes: Mapping[Path, object], **options: object) -> dict[Path, Exception]:
+        return {path: RunInterrupted("stopped after epoch 1 of sparsify") for path in recipes}
+
+    monkeypatch.setattr("strucspars.cli.running.run_side_by_side", stopped)
+    said = call("run", "demo", *tiny)
+    assert said.status == 143
+    assert "stopped by SIGTERM; everything so far is saved:\n  runs/demo: stopped after epoch 1" in said.err
 
 
 def test_the_second_signal_ends_the_process_at_once() -> None:

@@ -65,9 +65,8 @@ def test_runs_with_other_changes_are_not_compared(call: Any, of_base: str, of_va
     assert "over its base: the mean" not in text
 
 
-def test_a_change_that_makes_a_variant_more_like_its_base_is_a_change_all_the_same(call: Any) -> None:
-    unused_in_base = f"slimming.strength={read_recipe(BASE).slimming.strength}"
-    assert read_recipe(SLIMMING, [unused_in_base]) != read_recipe(SLIMMING)
+def test_a_change_of_what_the_base_does_not_read_is_a_change_all_the_same(call: Any) -> None:
+    unused_in_base = "slimming.strength=1e-05"
     finished(BASE)
     finished(SLIMMING, unused_in_base)
     assert gain(call, SLIMMING) is None

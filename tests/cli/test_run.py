@@ -37,6 +37,19 @@ def test_a_finished_run_prints_the_same_again(call: Any, tiny: tuple[str, ...]) 
     assert again.out.endswith(first.out)
 
 
+def test_a_finished_run_without_its_network_writes_it_again_and_says_so(call: Any, tiny: tuple[str, ...]) -> None:
+    first = call("run", "demo", *tiny, "--quiet")
+    network = Path("runs/demo/model.safetensors")
+    before = network.read_bytes()
+    network.unlink()
+    again = call("run", "demo", *tiny)
+    assert again.status == 0
+    assert "finished already" not in again.out + again.err
+    assert "model.safetensors is missing; it is written again" in again.err
+    assert again.out.endswith(first.out)
+    assert network.read_bytes() == before
+
+
 def test_a_finished_folder_does_not_take_another_recipe(call: Any, tiny: tuple[str, ...]) -> None:
     call("run", "demo", *tiny, "--quiet")
     said = call("run", "demo", *tiny, "sparsify.target=0.3")

@@ -1,11 +1,14 @@
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import functional
 
 from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderData, image_folder
+from strucspars.data.image_file import in_8_bits
 
 
 def write_image(path: Path, number: int, size: tuple[int, int] = (20, 14)) -> None:
@@ -109,6 +112,48 @@ def test_grey_and_transparent_images_become_coloured_ones(tmp_path: Path, mode: 
     write_set(tmp_path)
     Image.new(mode, (9, 30)).save(tmp_path / "train" / "class_0" / "0.png")
     assert folder(tmp_path).train[0, 0][0].shape == (3, 8, 8)
+
+
+def write_grey(path: Path, pixels: np.ndarray[Any, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".pgm":  # which older versions of Pillow read, but do not write
+        path.write_bytes(b"P5 %d %d 65535\n" % pixels.shape[::-1] + pixels.astype(">u2").tobytes())
+    else:
+        Image.fromarray(pixels.astype(">u2") if path.stem == "big_endian" else pixels).save(path)
+
+
+@pytest.mark.parametrize("name", ["0.png", "0.tif", "big_endian.tif", "0.pgm"])
+def test_a_16_bit_image_is_the_picture_that_its_8_bit_version_is(tmp_path: Path, name: str) -> None:
+    shallow = np.arange(10 * 14).reshape(10, 14)
+    noise = np.random.default_rng(0).integers(-128, 129, shallow.shape)
+    deep = np.clip(257 * shallow + noise, 0, 65535)
+    for split in ("train", "val"):
+        write_grey(tmp_path / split / "class_0" / "0.png", shallow.astype(np.uint8))
+        write_grey(tmp_path / split / "class_1" / name, deep.astype(np.uint16))
+    test = folder(tmp_path).test
+    assert torch.equal(test[0, 0][0], test[0, 1][0])
+
+
+def test_a_16_bit_png_is_scaled_whatever_mode_pillow_gives_it(tmp_path: Path) -> None:
+    pixels = np.array([[0, 300, 65535]], dtype=np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "0.png")
+    with Image.open(tmp_path / "0.png") as image:
+        as_numbers = Image.fromarray(pixels.astype(np.int32))
+        as_numbers.format = image.format
+    assert as_numbers.mode == "I"
+    assert np.asarray(in_8_bits(as_numbers)).tolist() == [[0, 1, 255]]
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [(np.int32, "I"), (np.float32, "F")])
+def test_an_image_whose_pixels_have_no_fixed_range_is_refused_by_name(
+    tmp_path: Path, dtype: type[np.generic], mode: str
+) -> None:
+    write_set(tmp_path)
+    Image.fromarray(np.ones((12, 12), dtype=dtype)).save(tmp_path / "train" / "class_0" / "0.tif")
+    (tmp_path / "train" / "class_0" / "0.png").unlink()
+    complaint = rf"class_0/0\.tif: .*mode {mode}\) have no fixed range, and must be converted to 8 or 16 bit"
+    with pytest.raises(ValueError, match=complaint):
+        folder(tmp_path).train[0, 0]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "text", "removed"])

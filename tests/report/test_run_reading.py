@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from strucspars.report.headlines import headlines
 from strucspars.report.run_reading import read_run
 from strucspars.runs.arrays import load_arrays, save_arrays
 from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe_reading import recipe_yaml
 
 SHAPES = {"block.conv1": (8, 4, 1, 1), "block.conv2": (8, 8, 3, 3)}
 
@@ -107,6 +109,51 @@ def test_a_torn_last_line_is_no_problem(path: Path) -> None:
     run = read_run(path)
     assert run.problems == ()
     assert len(run.rows) == 8
+
+
+# The rows of 4 epochs, of the compression, and of 3 epochs.
+LACKING = {
+    "the last three": (range(5), "lacks 3 of 8 rows, first epoch 1 of finetune:"),
+    "the first": (range(1, 8), "lacks 1 of 8 rows, first epoch 1 of sparsify:"),
+    "two in the middle": ((0, 1, 2, 3, 5, 7), "lacks 2 of 8 rows, first the compression's:"),
+    "all but one": ((2,), "lacks 7 of 8 rows, first epoch 1 of sparsify:"),
+}
+
+
+def keep_rows(path: Path, kept: Iterable[int], *, torn: str = "") -> None:
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(lines[place] for place in kept) + torn)
+
+
+@pytest.mark.parametrize("torn", ["", '{"stage":"fine'])
+@pytest.mark.parametrize("case", LACKING)
+def test_rows_that_a_finished_run_lacks_are_named(path: Path, case: str, torn: str) -> None:
+    kept, words = LACKING[case]
+    keep_rows(path, kept, torn=torn)
+    run = read_run(path)
+    assert run.state == "finished"
+    assert run.problems == (f"metrics.jsonl {words} curves and times are shown without them",)
+
+
+def test_a_run_in_progress_lacks_only_rows_before_its_last(unfinished: Path) -> None:
+    keep_rows(unfinished, (0, 1))
+    assert read_run(unfinished).problems == ()
+    keep_rows(unfinished, (1,))
+    assert "metrics.jsonl lacks 1 of 2 rows, first epoch 1 of sparsify" in read_run(unfinished).problems[0]
+
+
+def test_a_run_with_another_runs_first_stage_does_not_lack_its_rows(path: Path) -> None:
+    keep_rows(path, range(4, 8))
+    recipe = replace(small_recipe(), sparsify=replace(small_recipe().sparsify, from_run="elsewhere"))
+    (path / "recipe.yaml").write_text(recipe_yaml(recipe))
+    assert not any("metrics.jsonl" in problem for problem in read_run(path).problems)
+
+
+def test_a_recipe_that_asks_for_countless_epochs_is_no_obstacle(path: Path) -> None:
+    recipe = (path / "recipe.yaml").read_text()
+    (path / "recipe.yaml").write_text(recipe.replace("epochs: 3\n", f"epochs: {10**30}\n"))
+    (problem,) = read_run(path).problems
+    assert problem.startswith(f"metrics.jsonl lacks {10**30 - 3} of {10**30 + 5} rows, first epoch 4 of finetune")
 
 
 @pytest.mark.parametrize(
@@ -252,6 +299,8 @@ def test_a_dense_run_lacks_nothing(tmp_path: Path) -> None:
         (tmp_path / "run" / name).unlink()
     for name in ("dynamics", "importance"):
         shutil.rmtree(tmp_path / "run" / name)
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)[-recipe.stage2.epochs :]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(rows).replace('"finetune"', '"train"'))
     assert read_run(tmp_path / "run").problems == ()
 
 

@@ -34,6 +34,7 @@ def test_everything_has_its_place_inside_the_folder(folder: RunFolder) -> None:
     assert {name: place.name for name, place in places.items()} == {
         "recipe_path": "recipe.yaml",
         "environment_path": "environment.json",
+        "classes_path": "classes.json",
         "plan_path": "plan.json",
         "metrics_path": "metrics.jsonl",
         "decisions_path": "decisions.json",

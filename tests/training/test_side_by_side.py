@@ -129,3 +129,31 @@ def test_one_of_several_processes_does_not_go_on_to_another_run(
     with pytest.raises(ValueError, match="only here"):
         run_side_by_side({tmp_path / "first": small_recipe(), tmp_path / "second": small_recipe()}, jobs=1)
     assert begun == [tmp_path / "first"]
+
+
+@pytest.mark.parametrize("error", [RunInterrupted("stopped"), TrainingDiverged("the loss became nan")])
+def test_what_several_processes_have_decided_together_is_an_outcome(
+    error: Exception, small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(recipe: Recipe, path: Path, **options: object) -> None:
+        raise error
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("strucspars.training.side_by_side.run_pipeline", failing)
+    recipes = {tmp_path / "first": small_recipe(), tmp_path / "second": small_recipe()}
+    assert run_side_by_side(recipes, jobs=1) == dict.fromkeys(recipes, error)
+
+
+def test_processes_begin_no_run_that_another_of_them_has_been_asked_to_stop_before(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gathered(answers: list[bool], own: bool) -> None:
+        answers[:] = [own, True]
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gathered)
+    (outcome,) = run_side_by_side({tmp_path / "run": small_recipe()}, jobs=1).values()
+    assert str(outcome) == "not begun"
+    assert not (tmp_path / "run").exists()

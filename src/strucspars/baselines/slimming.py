@@ -48,8 +48,8 @@ class SlimmingPenalty:
 
     Args:
         model: any network with batch norms, wrapped or not.
-        strength: weight of the penalty. Liu et al. choose among 1e-3, 1e-4 and 1e-5; a good one leaves as many scales at
-            zero as channels are to go.
+        strength: weight of the penalty. Liu et al. choose among 1e-3, 1e-4 and 1e-5; a good one leaves as many scales
+            at zero as channels are to go.
 
     >>> norm = nn.BatchNorm2d(2)
     >>> SlimmingPenalty(norm, strength=0.5).add_gradient_()

@@ -32,6 +32,9 @@ from strucspars.training.outcome_text import duration, outcome_text, percent
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
 
+# What networks' weights are kept in elsewhere.
+PICKLED = (".pt", ".pth")
+
 
 @dataclass(frozen=True)
 class Description:
@@ -54,6 +57,7 @@ def described(
 
     Raises:
         ValueError: there is no such thing, something is missing, or an option does not apply.
+        FileNotFoundError: the target is meant as a path, but nothing is there.
     """
     path = Path(target).expanduser()
     if path.is_dir():
@@ -64,7 +68,11 @@ def described(
             raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
         refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
         return _described_network(network_of_file(path, model), image_shape or usual_image_shape(model))
-    refuse_ignored(f"{target!r} is a name already; --model is for a file or a run", {"--model": model})
+    _refuse_other_path(target, model)
+    refuse_ignored(
+        f"it is for files and runs, and there is no file or folder {target!r}",
+        {"--model": model},
+    )
     shape = image_shape or usual_image_shape(target)
     try:
         network = build_model(
@@ -75,6 +83,24 @@ def described(
             f"{target!r} is neither a folder nor a .safetensors file, and as a network: {error}"
         ) from error
     return _described_network(network, shape)
+
+
+def _refuse_other_path(target: str, model: str | None) -> None:
+    """Refuse paths that are neither a folder nor a .safetensors file: as names of networks they would be a riddle."""
+    path = Path(target).expanduser()
+    # Networks of timm's may come from a hub, hf-hub:owner/name.
+    looks_like_path = path.suffix in PICKLED or ("/" in target and ":" not in target)
+    if looks_like_path and not path.exists():
+        raise FileNotFoundError(
+            f"there is no file or folder {target}; give the folder of a run, a .safetensors file with --model, or the "
+            "name of a network"
+        )
+    if path.is_file() and (looks_like_path or model is not None):
+        name = model or "NAME"
+        raise ValueError(
+            f"{target} is no .safetensors file, and summary reads no other. Files of {' and '.join(PICKLED)} have the "
+            f"layers of their network: strucspars summary {name}; export and compress read them, with --model {name}"
+        )
 
 
 def _described_network(network: nn.Module, shape: ImageShape) -> Description:

@@ -30,6 +30,18 @@ class RunFailed(Exception):
     """A run did not come to what it should; the message says how."""
 
 
+class OtherProcessFailed(Exception):
+    """Another of the processes that torchrun has started failed, and this one could not go on without it.
+
+    Attributes:
+        exit_status: of that process.
+    """
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
 @dataclass(frozen=True)
 class Explanation:
     """An error for the user.
@@ -52,6 +64,8 @@ def explained(error: BaseException) -> Explanation | None:
     if isinstance(error, _ArgumentError):
         message = cast(typer.BadParameter, error).format_message()
         return Explanation(f"{message.rstrip('.')}; --help tells more", WRONG_USE)
+    if isinstance(error, OtherProcessFailed):
+        return Explanation(_one_line(error), error.exit_status)
     if isinstance(error, torch.OutOfMemoryError):
         remedy = "use a smaller data.batch_size or fewer --jobs; the same command goes on from the last checkpoint"
         return Explanation(f"the GPU's memory is full; {remedy}", FAILED)
@@ -78,8 +92,9 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
         raise error
     if "--debug" in arguments:
         traceback.print_exception(error)
-    # An error of one process only would be lost if the others kept quiet.
-    print(f"error: {explanation.text}", file=sys.stderr)
+    # An error of one process only would be lost if it kept quiet; those who have heard of it need not repeat it.
+    if is_first_process() or not isinstance(error, OtherProcessFailed):
+        print(f"error: {explanation.text}", file=sys.stderr)
     return explanation.exit_status
 
 

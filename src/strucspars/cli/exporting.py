@@ -25,7 +25,8 @@ from strucspars.export.onnx_export import export_onnx
 from strucspars.export.openvino_export import export_openvino, openvino_module, weights_path
 from strucspars.export.torch_export import export_torch
 from strucspars.export.whole_files import followed
-from strucspars.models.catalogue import build_model, load_weights_
+from strucspars.models.catalogue import build_model
+from strucspars.models.weights import load_weights_
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe

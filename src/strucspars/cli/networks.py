@@ -9,7 +9,8 @@ from torch import nn
 from strucspars.baselines.slimmed_file import SELECTION_KEY, load_slimmed
 from strucspars.data.digits import digits
 from strucspars.export.storage import PLAN_KEY, load
-from strucspars.models.catalogue import OWN_NETWORKS, build_model, load_weights_, names_a_function
+from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function
+from strucspars.models.weights import load_weights_
 from strucspars.report.one_shot import read_one_shot
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import DataRecipe, Kind, Recipe

@@ -17,7 +17,8 @@ from strucspars.convert.conversion import convert_
 from strucspars.core.budget import Budget
 from strucspars.export.storage import save
 from strucspars.measure.summary import Summary, summary
-from strucspars.models.catalogue import build_model, load_weights_
+from strucspars.models.catalogue import build_model
+from strucspars.models.weights import load_weights_
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import LayerRules, select_layers
 from strucspars.report.one_shot import OneShotOutcome

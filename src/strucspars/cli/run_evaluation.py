@@ -100,7 +100,7 @@ def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
             a function of the user's own, `model.name=...` must name it again.
 
     Raises:
-        ValueError: an override of something else, or the data are not there.
+        ValueError: an override of something else, or the data are not there or have other classes.
         FileNotFoundError: the run is not finished.
     """
     named = [override.removeprefix(NAMING) for override in overrides if override.startswith(NAMING)]
@@ -116,6 +116,7 @@ def evaluated_run(path: Path, overrides: Sequence[str]) -> EvaluatedRun:
     # One pass only: capturing it in a graph would cost more than it saves.
     engine = Engine(replace(recipe.engine, cuda_graph=False))
     setting = Setting(recipe, engine)
+    setting.check_classes_of(folder)
     model = engine.placed(READERS[recipe.kind](folder.model_path, setting.fresh_model()))
     accuracy = Evaluation(engine, model, setting.test).accuracy()
     return EvaluatedRun(path, recipe.data.name, accuracy, recorded_top1)

@@ -13,6 +13,8 @@ from strucspars.cli.interrupt import Interrupted, StopRequest
 from strucspars.cli.output import Output
 from strucspars.cli.progress import RunProgress
 from strucspars.cli.run_state import run_state
+from strucspars.cli.shared_failure import failures_shared
+from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary
 from strucspars.training.recipe import EngineRecipe, Recipe
 from strucspars.training.recipe_reading import read_recipe
@@ -58,6 +60,7 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
     Raises:
         ValueError: several at a time, but in several processes.
         Interrupted: a signal came, and not everything is finished.
+        OtherProcessFailed: of several processes another one failed.
     """
     if not recipes:
         return {}
@@ -67,6 +70,7 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
         _say_where(path, output)
     engines = [recipe.engine for recipe in recipes.values()]
     with (
+        failures_shared(),
         StopRequest() as stop,
         solver_pool(max(map(_solver_workers, engines), default=0)) as executor,
         RunProgress(output.console, quiet=output.is_quiet) as progress,
@@ -129,10 +133,10 @@ def runs_document(outcomes: Outcomes) -> dict[str, Any]:
 
 def _say_where(path: Path, output: Output) -> None:
     state = run_state(path)
+    if state.is_one_shot or (state.is_finished and not RunFolder(path).model_path.is_file()):
+        return  # it will be refused, or say itself what is written again
     if state.is_finished:
         output.remark(f"{path} is finished already")
-    elif state.is_one_shot:
-        return  # it will be refused
     elif state.is_begun:
         output.remark(f"going on in {path}: {state.words}")
     else:
@@ -148,9 +152,10 @@ def _solver_workers(engine: EngineRecipe) -> int:
 def _check_not_interrupted(outcomes: Outcomes, stop: StopRequest) -> None:
     interrupted = {path: error for path, error in outcomes.items() if isinstance(error, RunInterrupted)}
     if interrupted:
-        assert stop.signal_number is not None
-        name = signal.Signals(stop.signal_number).name
+        # torchrun stops a process by SIGTERM, so that is what one was stopped by that heard of it from another.
+        number = signal.SIGTERM if stop.signal_number is None else stop.signal_number
         saved = "\n".join(f"  {path}: {error}" for path, error in interrupted.items())
         failed = {path: reason for path, reason in failed_runs(outcomes).items() if path not in interrupted}
         others = "".join(f"\n  {path} failed before: {reason}" for path, reason in failed.items())
-        raise Interrupted(f"stopped by {name}; everything so far is saved:\n{saved}{others}", stop.signal_number)
+        name = signal.Signals(number).name
+        raise Interrupted(f"stopped by {name}; everything so far is saved:\n{saved}{others}", number)

@@ -1,5 +1,7 @@
 """Compression: every planned layer becomes input shuffle, group convolution, output shuffle (Sec. 3.1, 3.5)."""
 
+import logging
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -20,6 +22,8 @@ from strucspars.nn.shuffled import (
 )
 from strucspars.nn.wrappers import modules_by_name
 
+logger = logging.getLogger(__name__)
+
 
 def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
     """Turn the planned layers of a model into group convolutions, in place; returns the model.
@@ -27,7 +31,8 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     What the plan prunes is dropped, so the tensors really shrink. Names, devices, precisions, memory formats, modes,
     hooks and the parameters' identity stay. Layers of one group and layers that this plan grouped already stay as they
     are, masked ones are converted like dense ones. Nothing changes if the plan does not fit the model. A model wrapped
-    for distributed training must be wrapped again afterwards: the wrapper knows the old shapes.
+    for distributed training must be wrapped again afterwards: the wrapper knows the old shapes, and the processes would
+    drift apart. Where the wrapper itself is given, a warning says so.
 
     Args:
         model: any module; no graph is traced.
@@ -54,6 +59,11 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
         if optimizer is not None:
             _regroup_optimizer_state_(optimizer, module, layer)
         group_module_(module, layer)
+    if changes and any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        logger.warning(
+            "DistributedDataParallel knows the shapes of before, and would not average all gradients: wrap the network "
+            "again before it is trained, model = DistributedDataParallel(model.module)"
+        )
     return model
 
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import default_loader
 from torchvision.transforms import functional
 
+from strucspars.data.image_file import read_image
 from strucspars.data.seeding import Stream, generator_for
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -58,7 +59,7 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
         epoch, index = key
         path = os.fsdecode(self._paths[index])
         try:
-            image = functional.resize(default_loader(path), self.resize)
+            image = functional.resize(read_image(path), self.resize)
         except Exception as error:  # decoders of many formats raise many types
             raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
         if self.random:
@@ -68,13 +69,12 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
         pixels = functional.normalize(functional.to_tensor(image), IMAGENET_MEAN, IMAGENET_STD)
         return pixels, int(self._labels[index])
 
-    # "object": torchvision has no types, and an image here may come from either of its backends.
-    def _random_crop(self, image: object, generator: torch.Generator) -> object:
+    def _random_crop(self, image: Image.Image, generator: torch.Generator) -> Image.Image:
         _, height, width = functional.get_dimensions(image)
         top = int(torch.randint(0, height - self.image_size + 1, (), generator=generator))
         left = int(torch.randint(0, width - self.image_size + 1, (), generator=generator))
         mirrored = bool(torch.randint(0, 2, (), generator=generator))
-        cropped: object = functional.crop(image, top, left, self.image_size, self.image_size)
+        cropped: Image.Image = functional.crop(image, top, left, self.image_size, self.image_size)
         return functional.hflip(cropped) if mirrored else cropped
 
 
@@ -95,6 +95,11 @@ class FolderData:
     test: FolderSplit
     num_classes: int
     image_shape: tuple[int, int, int]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the class folders, in the order of the labels."""
+        return self.train.classes
 
 
 def image_folder(

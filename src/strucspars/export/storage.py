@@ -4,6 +4,7 @@ The file holds the tensors of the converted model; the user's own code builds th
 group it. So there is no class to pickle, and no model zoo to depend on.
 """
 
+import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from strucspars.convert.conversion import check_fits, convert_
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.input_transform import InputTransforms
+from strucspars.export.whole_files import written_whole
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import DENSE_TYPES
 from strucspars.nn.shuffled import is_grouped, planned_orders
@@ -28,6 +30,8 @@ from strucspars.nn.wrappers import bare_modules, bare_state_names, inner_name, m
 
 PLAN_KEY = "strucspars.plan"
 VERSION_KEY = "strucspars.version"
+# What safetensors calls its own entry in a file's header.
+METADATA = "__metadata__"
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -91,22 +95,31 @@ def _tensors_to_save(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file that appears under its name only when it is complete, or raise an `OSError`."""
+    """Write a safetensors file that appears under its name only when it is complete, or raise an `OSError`.
+
+    The same tensors and metadata give the same bytes.
+    """
     # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
     separate = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     try:
-        # As bytes, written here: the library's own files can be read by nobody else.
-        with unfinished.open("wb") as file:
-            file.write(serialised(separate, metadata))
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}; make it first") from error
+        content = serialised(separate, metadata)
     except SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    with written_whole(path) as unfinished, unfinished.open("wb") as file:
+        # As bytes, written here: the library's own files can be read by nobody else.
+        file.write(_in_order(content[8:header_end]))
+        file.write(memoryview(content)[header_end:])
+
+
+def _in_order(header: bytes) -> bytes:
+    """The header with its length before it, and its metadata by name: the library has them in any order."""
+    entries = json.loads(header)
+    entries[METADATA] = dict(sorted(entries[METADATA].items()))
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    # The format aligns the tensors that follow.
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def load(path: str | os.PathLike[str], model: Model) -> Model:

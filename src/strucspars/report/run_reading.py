@@ -8,6 +8,7 @@ from typing import Any
 
 from strucspars.bench.results import BenchReport
 from strucspars.core.plan import GroupingPlan
+from strucspars.report.expected_rows import lacking_rows
 from strucspars.report.one_shot import ONE_SHOT_STATE, OneShotOutcome, read_one_shot
 from strucspars.report.run_parts import EpochLayers, PartReader, StoredMatrix
 from strucspars.runs.folder import RunFolder
@@ -148,8 +149,8 @@ def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
     """What should be there by now, and is not; what is named as damaged already is not named again."""
     stages = {row["stage"] for row in run.rows}
     is_one_shot = run.state == ONE_SHOT_STATE
-    if run.is_finished and not is_one_shot and not run.rows:
-        yield "metrics.jsonl is missing or empty: there are no curves"
+    if not is_one_shot:
+        yield from _missing_rows(run, damaged)
     if run.recipe is None or run.recipe.kind != "strucspars":
         return
     if (
@@ -168,3 +169,12 @@ def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
     ):
         if is_due and moment not in run.importance:
             yield f"importance/{moment}.npz is missing: there are no matrices of that moment"
+
+
+def _missing_rows(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
+    if run.is_finished and not run.rows:
+        yield "metrics.jsonl is missing or empty: there are no curves"
+    elif run.recipe is not None and not any(line.startswith("metrics.jsonl") for line in damaged):
+        lacking = lacking_rows(run.recipe, run.rows, is_finished=run.is_finished)
+        if lacking is not None:
+            yield lacking

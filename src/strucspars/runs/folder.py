@@ -48,6 +48,7 @@ class RunFolder:
         self.path = Path(path)
         self.recipe_path = self.path / "recipe.yaml"
         self.environment_path = self.path / "environment.json"
+        self.classes_path = self.path / "classes.json"
         self.plan_path = self.path / "plan.json"
         self.metrics_path = self.path / "metrics.jsonl"
         self.decisions_path = self.path / "decisions.json"

@@ -1,5 +1,6 @@
 """Train, compress, finetune, evaluate, save: a recipe becomes a finished run folder, whatever happens in between."""
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -13,6 +14,7 @@ from torch import nn
 from strucspars.nn.copying import copied
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.checkpoint import load_named, save_named
+from strucspars.runs.classes import store_classes
 from strucspars.runs.environment import environment
 from strucspars.runs.folder import RunFolder
 from strucspars.training.compression import FORMS, form_milliseconds, recalibrate_
@@ -38,6 +40,8 @@ COMPRESS = "compress"
 SPARSIFIED = "sparsified"
 # Group convolutions add in another order, half precision coarsely so; another network is far beyond.
 ROUNDING_OF_LOSS = 0.05
+
+_logger = logging.getLogger(__name__)
 
 
 def run_pipeline(
@@ -98,7 +102,7 @@ def _run(
             return finished
         # Before anything is written: where the data are missing, the next attempt is free to say where they are.
         setting = engine.together(lambda: Setting(recipe, engine))
-        checkpoint = engine.shared(engine.together(lambda: _begun(recipe, folder) if engine.is_first else None))
+        checkpoint = engine.shared(engine.together(lambda: _begun(setting, folder) if engine.is_first else None))
         watchers = [observer]
         if engine.is_first:
             log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
@@ -121,16 +125,29 @@ def _opened(recipe: Recipe, folder: RunFolder, stack: ExitStack) -> RunSummary |
     folder.create()
     stack.enter_context(folder.locked())
     check_same_run(folder, recipe)
-    return read_summary(folder)
+    summary = read_summary(folder)
+    if summary is None or folder.model_path.is_file():
+        return summary
+    if folder.load_checkpoint() is None:
+        # Going on would train from the beginning, over the metrics that are there.
+        raise ValueError(
+            f"{folder.model_path} is missing, though the run is finished, and there is no checkpoint to write it again "
+            f"from; restore it from a copy, or delete {folder.summary_json_path} to train from the beginning"
+        )
+    _logger.warning("%s is missing; it is written again from the last checkpoint", folder.model_path)
+    return None
 
 
-def _begun(recipe: Recipe, folder: RunFolder) -> dict[str, Any] | None:
+def _begun(setting: Setting, folder: RunFolder) -> dict[str, Any] | None:
     """Write down what is about to happen; returns the last checkpoint, whose later rows will be written again."""
     checkpoint = folder.load_checkpoint()
     if checkpoint is not None:
         check_checkpoint(checkpoint, folder.checkpoints)
+    if folder.is_begun:
+        setting.check_classes_of(folder)
     folder.remove_leftovers()
-    folder.write_recipe(recipe_yaml(recipe))
+    folder.write_recipe(recipe_yaml(setting.recipe))
+    store_classes(folder, setting.classes)
     folder.write_json(folder.environment_path, environment())
     folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
     return checkpoint
@@ -190,9 +207,11 @@ class _Run:
         model = self._setting.first_model()
         source = self._recipe.sparsify.from_run
         if source is not None:
-            saved = load_named(RunFolder(Path(source).expanduser()).checkpoints, SPARSIFIED)
+            origin = RunFolder(Path(source).expanduser())
+            saved = load_named(origin.checkpoints, SPARSIFIED)
             if saved is None:
                 raise ValueError(f"sparsify.from_run: {source} is no run that has finished its first stage")
+            self._setting.check_classes_of(origin)
             try:
                 model.load_state_dict(saved["model"])
             except (KeyError, TypeError, RuntimeError) as error:

@@ -6,8 +6,11 @@ import torch
 from torch import nn
 
 from strucspars.data.catalogue import batches_of, load_data
+from strucspars.data.folder import FolderData
 from strucspars.export.storage import load
-from strucspars.models.catalogue import build_model, load_weights_, names_a_function
+from strucspars.models.catalogue import build_model, names_a_function
+from strucspars.models.weights import load_weights_
+from strucspars.runs.classes import check_same_classes
 from strucspars.runs.folder import RunFolder
 from strucspars.training.engine import Engine
 from strucspars.training.loss import Distillation, StageLoss
@@ -49,6 +52,19 @@ class Setting:
         """One image of zeros, to count operations with."""
         return torch.zeros(1, *self._data.image_shape, device=self.engine.device)
 
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes of an image folder, in the order of the labels; None where they are fixed."""
+        return self._data.classes if isinstance(self._data, FolderData) else None
+
+    def check_classes_of(self, folder: RunFolder) -> None:
+        """Refuse a run whose network means other classes than these data.
+
+        Raises:
+            ValueError: names the first class that differs.
+        """
+        check_same_classes(folder, self.classes, data=f"data.root {self.recipe.data.root}")
+
     def fresh_model(self) -> nn.Module:
         """The recipe's network with fresh weights, on the device; the same ones every time."""
         return self._built(self.recipe, "weights")
@@ -87,6 +103,7 @@ class Setting:
                 f"finetune.teacher: {folder.path} names {recipe.model.name!r} as its network; code that a folder names "
                 "is not run unless the recipe names the same"
             )
+        self.check_classes_of(folder)
         teacher = load(folder.model_path, self._built(recipe, "weights"))
         teacher.eval().requires_grad_(False)
         return Distillation(teacher=teacher, weight=options.distill_weight, temperature=options.distill_temperature)

@@ -8,12 +8,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from pathlib import Path
 
+import torch
+
 from strucspars.training.engine import is_one_of_several_processes
 from strucspars.training.observer import Observer
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
-from strucspars.training.stage import RunInterrupted
+from strucspars.training.stage import RunInterrupted, TrainingDiverged
 
 SECONDS_BETWEEN_SIGNAL_CHECKS = 0.5
 
@@ -28,15 +30,20 @@ def run_side_by_side(
 ) -> dict[Path, RunSummary | Exception]:
     """Run recipes in their folders, at most `jobs` at a time. One that fails does not stop the others.
 
+    In several processes it does, unless all of them have failed of it together: its error is raised.
+
     Returns:
         For every folder its summary, or what went wrong; a `RunInterrupted` too where the stop came before the run.
     """
 
     def outcome(path: Path) -> RunSummary | Exception:
-        if should_stop():
+        if _stops_before_run(should_stop):
             return RunInterrupted("not begun")
         try:
             return run_pipeline(recipes[path], path, observer=observer, should_stop=should_stop, executor=executor)
+        except (RunInterrupted, TrainingDiverged) as error:
+            # Processes decide on these together, so they are in step still.
+            return error
         except Exception as error:
             if is_one_of_several_processes():
                 # The others may wait for this one in the middle of this run: it must not begin another.
@@ -53,3 +60,15 @@ def run_side_by_side(
         while wait(futures.values(), timeout=SECONDS_BETWEEN_SIGNAL_CHECKS).not_done:
             pass
     return {path: future.result() for path, future in futures.items()}
+
+
+def _stops_before_run(should_stop: Callable[[], bool]) -> bool:
+    """Whether to begin no other run; of several processes, either all begin it or none does."""
+    if not is_one_of_several_processes():
+        return should_stop()
+    if not torch.distributed.is_initialized():
+        # The first run makes them known to each other, and asks them itself.
+        return False
+    answers = [False] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(answers, should_stop())
+    return any(answers)

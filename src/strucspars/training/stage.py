@@ -212,7 +212,9 @@ class Stage:
     def _check_weights(self, epoch: int, rate: float) -> None:
         """In the middle of an epoch nothing else says whether what is about to be saved is worth it."""
         largest = [parameter.detach().abs().max() for parameter in self._model.parameters() if parameter.numel()]
-        self._check_finite(float(torch.stack(largest).sum() + self._step.sums[0]), epoch, rate)
+        # Of all processes: where one found its own sums spoilt, the others would save without it.
+        loss_sum = self._context.engine.summed(self._step.sums.clone())[0]
+        self._check_finite(float(torch.stack(largest).sum() + loss_sum), epoch, rate)
 
     def _save(self, done_epochs: int) -> None:
         """Write a checkpoint: of an epoch's end, or of the step within the next one that the run has come to."""

@@ -2,13 +2,12 @@
 
 import copy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
 import torchvision
-from torch import distributed, nn
+from torch import nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import strucspars as ss
@@ -29,13 +28,6 @@ def compiled(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         wrapper(IMAGES)
     return wrapper
-
-
-@pytest.fixture
-def _one_process(tmp_path: Path) -> Iterator[None]:
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,252 @@
+"""The weights that networks start from: torchvision's by name, or those of a file."""
+
+import logging
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+from strucspars.core.plan import GroupingPlan
+from strucspars.export.input_transform import InputTransforms
+from strucspars.export.storage import PLAN_KEY
+from strucspars.models.catalogue import INCEPTIONS, torchvision_names
+
+logger = logging.getLogger(__name__)
+
+TORCHVISIONS_TRANSFORMS = InputTransforms({"": True})
+
+# What `torch.compile` calls the module that it wraps.
+COMPILED = "_orig_mod"
+
+CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth")
+# Where training scripts put the state dict in a checkpoint.
+STATE_KEYS = ("state_dict", "model", "model_state_dict")
+
+
+def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: bool = False) -> None:
+    """Put stored weights into a model, or leave it as it was.
+
+    A classifier of another number of classes keeps its fresh weights; a log line says so. Another names the auxiliary
+    heads of torchvision's weights, which its networks are built without here. Most files do not tell whether their
+    GoogLeNet or Inception v3 was trained with `transform_input`; a third line says what it is taken for.
+
+    Args:
+        model: what `build_model` built.
+        source: a name of torchvision's weights, such as `DEFAULT`, or a checkpoint: a `.safetensors`, `.pt` or `.pth`
+            file of a state dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed.
+        name: of the network, as in `build_model`.
+        with_classifier: make another number of classes an error instead.
+
+    Raises:
+        ValueError: there are no such weights, the file is damaged, or they belong to another network.
+    """
+    path = Path(source).expanduser()
+    if path.suffix in CHECKPOINT_SUFFIXES or path.is_file():
+        state, metadata = _checkpoint_state(path), _metadata(path)
+        _check_not_compressed(metadata, path)
+        transforms = _told_transforms(metadata, path)
+    else:
+        state, transforms = _torchvision_state(source, name), TORCHVISIONS_TRANSFORMS
+    where = f"weights {source!r} for network {name!r}"
+    state = _without_wrappers(state, model)
+    if name in INCEPTIONS:
+        _check_transforms(model, transforms, where)
+    if name in torchvision_names():
+        state = _as_built(state, model, where)
+    classifier = _foreign_classifier(model, state, where)
+    if classifier and with_classifier:
+        classes, wanted = (each[f"{classifier}.weight"].shape[0] for each in (state, model.state_dict()))
+        raise ValueError(
+            f"{where} are for {classes} classes, not {wanted}; build the network for as many (--classes {classes} on "
+            "the command line)"
+        )
+    if classifier:
+        logger.warning("%s: classifier %r has another number of classes and keeps its fresh weights", where, classifier)
+        state = {key: value for key, value in state.items() if not key.startswith(f"{classifier}.")}
+    _load_all_or_nothing_(model, state, where)
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """What a file tells besides its tensors: only safetensors files can."""
+    if path.suffix != ".safetensors":
+        return {}
+    with safe_open(path, framework="pt") as file:
+        return file.metadata() or {}
+
+
+def _check_not_compressed(metadata: Mapping[str, str], path: Path) -> None:
+    if PLAN_KEY in metadata and GroupingPlan.from_json(metadata[PLAN_KEY]).layers:
+        raise ValueError(
+            f"weights {str(path)!r}: this network is compressed already; give dense weights. To finetune what is here, "
+            f"strucspars.load({str(path)!r}, model) gives it to a training loop of your own"
+        )
+
+
+def _told_transforms(metadata: Mapping[str, str], path: Path) -> InputTransforms:
+    """Whether the network of a file transforms its inputs, as far as it tells: what `strucspars.save` wrote does."""
+    try:
+        return InputTransforms.from_metadata(metadata)
+    except ValueError as error:
+        raise ValueError(f"weights {str(path)!r}: {error}") from error
+
+
+def _check_transforms(model: nn.Module, told: InputTransforms, where: str) -> None:
+    """The model is not changed: whoever builds it again by its name would not know."""
+    present = InputTransforms.of(model)
+    remedy = "name a function of your own that builds the network: package.module:function"
+    if not told.by_name:
+        logger.warning(
+            "%s: taken to be trained with transform_input=%s, which the file does not tell; for the other, %s",
+            *(where, present.by_name.get(""), remedy),
+        )
+    elif told != present:
+        raise ValueError(
+            f"{where} were trained with transform_input={told.by_name.get('')}, and the network has "
+            f"{present.by_name.get('')}; {remedy}"
+        )
+
+
+def _torchvision_state(source: str, name: str) -> dict[str, Any]:
+    if name not in torchvision_names():
+        raise ValueError(
+            f"weights {source!r}: there is no such file, and only networks of torchvision have weights by name, which "
+            f"{name!r} is not; give a {', '.join(CHECKPOINT_SUFFIXES)} file"
+        )
+    choices = torchvision.models.get_model_weights(name)
+    if source not in choices.__members__:
+        raise ValueError(
+            f"weights {source!r}: there is no such file, and torchvision's weights of {name!r} are "
+            f"{', '.join(choices.__members__)}"
+        )
+    try:
+        state: Mapping[str, Any] = choices[source].get_state_dict(check_hash=True, progress=False)
+    except (OSError, RuntimeError) as error:  # no connection; another hash
+        raise ValueError(
+            f"weights {source!r} of {name!r} could not be fetched: {error}; give a file that is here instead"
+        ) from error
+    return dict(state)
+
+
+def _as_built(state: Mapping[str, Any], model: nn.Module, where: str) -> dict[str, Any]:
+    """Torchvision's weights, from wherever, under the names of its networks and without auxiliary heads."""
+    state = {_present_key(key): value for key, value in state.items()}
+    present = model.state_dict()
+    surplus = {key for key in state if _is_auxiliary(key) and key not in present}
+    if surplus:
+        heads = sorted({key.partition(".")[0] for key in surplus})
+        logger.warning("%s: the auxiliary heads %s are left out: the network is built without", where, ", ".join(heads))
+    return {key: value for key, value in state.items() if key not in surplus}
+
+
+def _present_key(key: str) -> str:
+    """Stored DenseNets say `norm.1` where the network has `norm1`."""
+    return re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key)
+
+
+def _is_auxiliary(key: str) -> bool:
+    return key.startswith(("aux1.", "aux2.", "AuxLogits."))
+
+
+def _checkpoint_state(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"weights {str(path)!r}: there is no such file")
+    try:
+        if path.suffix == ".safetensors":
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"weights {str(path)!r}: holds more than tensors{_foreign_class(error)}, or is damaged, and was not "
+            "executed; save model.state_dict() alone"
+        ) from error
+    except Exception as error:  # a damaged file can fail anywhere in the reader
+        raise ValueError(f"weights {str(path)!r}: the file cannot be read: {' '.join(str(error).split())}") from error
+    for key in STATE_KEYS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not _is_state(content):
+        found = f"keys {_first_of(list(content))}" if isinstance(content, Mapping) else type(content).__name__
+        raise ValueError(
+            f"weights {str(path)!r}: must hold a state dict of tensors, bare or under one of "
+            f"{', '.join(map(repr, STATE_KEYS))}, got {found}"
+        )
+    return dict(content)
+
+
+def _foreign_class(error: Exception) -> str:
+    """What torch has refused to load. The rest of its message tells how to switch the protection off."""
+    found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return f" ({found[1]})" if found else ""
+
+
+def _is_state(content: object) -> bool:
+    return (
+        isinstance(content, Mapping)
+        and len(content) > 0
+        and all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items())
+    )
+
+
+def _without_wrappers(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Names as in the network itself, not in `DistributedDataParallel` around it or `torch.compile` anywhere in it."""
+    present = list(model.state_dict())
+    if not any(COMPILED in key.split(".") for key in present):
+        state = {".".join(part for part in key.split(".") if part != COMPILED): state[key] for key in state}
+    if all(key.startswith("module.") for key in state) and not any(key.startswith("module.") for key in present):
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    return state
+
+
+def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], where: str) -> str | None:
+    """Name of the classifier if the weights have one of another number of classes; an error if more is different."""
+    present = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    differing = [key for key in present if key in state and state[key].shape != present[key].shape]
+    classifier = _classifier_name(model)
+    only_outputs_differ = f"{classifier}.weight" in differing and all(
+        key.startswith(f"{classifier}.") and state[key].shape[1:] == present[key].shape[1:] for key in differing
+    )
+    shapes = [f"{key} {tuple(state[key].shape)} where {tuple(present[key].shape)} is wanted" for key in differing]
+    complaints = {
+        # Networks of before PyTorch 0.4.1 did not count their batches.
+        "the weights lack": [key for key in present if key not in state and not key.endswith("num_batches_tracked")],
+        "the network lacks": [key for key in state if key not in present],
+        "shapes differ": [] if only_outputs_differ else shapes,
+    }
+    if any(complaints.values()):
+        reasons = "; ".join(f"{title}: {_first_of(found)}" for title, found in complaints.items() if found)
+        raise ValueError(f"{where} belong to another network: {reasons}")
+    return classifier if only_outputs_differ else None
+
+
+def _classifier_name(model: nn.Module) -> str:
+    """The last layer that was registered; there is no better rule that holds for all libraries."""
+    kinds = nn.Linear | nn.modules.conv._ConvNd
+    return next((name for name, layer in reversed(list(model.named_modules())) if isinstance(layer, kinds)), "")
+
+
+def _load_all_or_nothing_(model: nn.Module, state: Mapping[str, torch.Tensor], where: str) -> None:
+    wanted = model.state_dict()
+    present = dict(wanted)
+    before = {key: value.clone() for key, value in present.items() if isinstance(value, torch.Tensor)}
+    # Into the model's own state, which knows its version: without one, some networks refuse (MNASNet).
+    wanted.update(state)
+    try:
+        model.load_state_dict(wanted)
+    except Exception as error:  # a model's own hooks may raise anything
+        # Not by loading again, which would call the hooks again: these tensors share the parameters' memory.
+        for key, value in before.items():
+            present[key].copy_(value)
+        raise ValueError(f"{where} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def _first_of(texts: Sequence[object], limit: int = 5) -> str:
+    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
+    return ", ".join(map(str, texts[:limit])) + more
