@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import strucspars as ss
-from strucspars.baselines.slimmed_file import SELECTION_KEY
 from strucspars.baselines.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
+from strucspars.export.storage import SELECTION_KEY
 from strucspars.models.cifar_resnet import CifarResNet
 from strucspars.models.preactivation_resnet import PreactivationResNet
 

@@ -71,3 +71,14 @@ def test_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(RuntimeError, match="Connection closed"):
         fail(0, BROKEN, monkeypatch)
+
+
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
+@pytest.mark.usefixtures("store")
+def test_where_torchrun_has_not_set_everything_errors_stay_what_they_are(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv(missing)
+    with pytest.raises(ValueError, match="no image"), failures_shared():
+        raise ValueError("no image")

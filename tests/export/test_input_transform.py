@@ -66,6 +66,18 @@ def with_metadata(path: Path, text: str) -> None:
     save_file(load_file(path), path, metadata | {TRANSFORM_KEY: text})
 
 
+@pytest.mark.parametrize("transforms", [True, False])
+def test_where_an_older_file_does_not_tell_the_model_stays_as_it_is_and_a_line_says_so(
+    tmp_path: Path, transforms: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ss.save(compressed(transform_input=True), tmp_path / "small.safetensors")
+    with_metadata(tmp_path / "small.safetensors", "{}")
+    model = ss.load(tmp_path / "small.safetensors", googlenet(transform_input=transforms))
+    assert model.transform_input is transforms
+    assert "does not tell whether the network was trained with transform_input" in caplog.text
+    assert f"keeps {transforms}: set it" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -10,11 +10,13 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from strucspars.baselines.slimming import save_slimmed, select_channels, slim_
 from strucspars.convert.conversion import convert_
 from strucspars.export.input_transform import TRANSFORM_KEY
-from strucspars.export.storage import save
+from strucspars.export.storage import PLAN_KEY, save
 from strucspars.models import weights
 from strucspars.models.catalogue import build_model
+from strucspars.models.cifar_resnet import CifarResNet
 from strucspars.models.weights import load_weights_
 from strucspars.sparsify.one_shot import one_shot_plan
 
@@ -161,6 +163,22 @@ def test_a_pickled_model_is_named_without_advice_to_run_it(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"torch.nn.modules.container.Sequential.*state_dict\(\) alone$") as caught:
         load_weights_(small_network(), str(path), "net")
     assert "weights_only" not in str(caught.value)
+
+
+def test_a_slimmed_network_is_named_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "slim.safetensors"
+    model = CifarResNet(8)
+    selection = select_channels(model, target=0.3)
+    save_slimmed(slim_(model, selection), selection, path)
+    with pytest.raises(ValueError, match=r"slim\.safetensors': this network is slimmed already; give dense weights"):
+        load_weights_(CifarResNet(8), str(path), "cifar-resnet8")
+
+
+def test_weights_with_a_damaged_plan_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    save_file(small_network().state_dict(), path, {PLAN_KEY: "{"})
+    with pytest.raises(ValueError, match=r"^weights .*small\.safetensors': "):
+        load_weights_(small_network(), str(path), "net")
 
 
 def test_a_compressed_network_is_no_other_network(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Several runs: which belong together, what they come to, and what the paper has beside them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+from matplotlib.text import Annotation
 
 from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
 from strucspars.measure.layers import BeforeAfter
@@ -14,14 +16,14 @@ from strucspars.report.experiments import (
     experiments_of,
     paper_accuracy,
 )
-from strucspars.report.figures.trade_off import plotted_costs, trade_off_figure
+from strucspars.report.figures.trade_off import MOST_LABELS, plotted_costs, trade_off_figure
 from strucspars.report.headlines import headlines
 from strucspars.report.latency import latency_of
 from strucspars.report.measured import Difference, Sample, sample_of
 from strucspars.report.named_table import Cell, NamedTable
 from strucspars.report.paper_baselines import PAPER_BASELINES
 from strucspars.report.run_reading import RunData, read_run
-from strucspars.report.trade_off_points import points_of
+from strucspars.report.trade_off_points import Point, points_of
 from strucspars.training.paper_rows import PAPER_ROWS
 from strucspars.training.recipe_reading import read_recipe
 
@@ -237,6 +239,18 @@ def test_the_drawn_marks_are_the_points(template: RunData) -> None:
         if line.get_marker() in ("o", "s")
     }
     assert marks == {(130_394.0, 90.0), (219_482.0, 95.0)}
+
+
+def _labels(points: Sequence[Point]) -> list[str]:
+    axis = trade_off_figure(points, data="any").figure.axes[0]
+    return sorted(child.get_text() for child in axis.get_children() if isinstance(child, Annotation))
+
+
+def test_labels_are_those_of_the_points_and_the_papers_only_where_they_are_few(template: RunData) -> None:
+    points = points_of(experiments_of([finished(template, "cifar10-resnet20-40", 0.9)]))
+    papers = [point for point in points if point.source == "paper"]
+    assert _labels(points) == sorted(["40%", *(point.label for point in papers if point.label)])
+    assert _labels([*points, *papers * MOST_LABELS]) == ["40%"]
 
 
 def test_every_data_set_has_a_figure_of_its_own(template: RunData) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.export.whole_files import UNFINISHED
 from strucspars.runs.environment import environment
 from strucspars.runs.folder import RunFolder
 from strucspars.runs.lock import RunFolderBusy
@@ -135,8 +136,12 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(folder: RunF
     kept = [folder.recipe_path, folder.checkpoints / "last.pt", folder.path / "unfinished"]
     for path in (*leftovers, *kept):
         path.touch()
+    half_written = folder.path / f"{UNFINISHED}x1" / "model.safetensors"
+    half_written.parent.mkdir()
+    half_written.touch()
     folder.remove_leftovers()
     assert [path.exists() for path in (*leftovers, *kept)] == [False, False, True, True, True]
+    assert not half_written.parent.exists()
 
 
 def test_a_refused_recipe_is_shown_with_the_keys_that_differ(folder: RunFolder) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn import functional
 from torch.nn.utils import prune
 
@@ -575,6 +576,37 @@ def test_layers_that_are_wrapped_later_are_the_same_and_replaced_ones_are_still_
     model.first = wrap(copy.deepcopy(network()[:4]))
     with pytest.raises(ValueError, match=r"layer 'first\.2' has been replaced"):
         sparsifier.penalty()
+
+
+def test_layers_that_move_to_other_names_are_named() -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    del model[0]
+    with pytest.raises(ValueError, match=r"layer '2' has been replaced in the model"):
+        sparsifier.penalty()
+
+
+def test_recomputed_activations_change_no_layer() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    before = sparsifier.penalty()
+    model.add_module("first", checkpoint_wrapper(model.first))
+    assert torch.equal(sparsifier.penalty(), before)
+    model.rest[0] = checkpoint_wrapper(model.rest[0])
+    assert torch.equal(sparsifier.penalty(), before)
+
+
+def test_a_state_with_the_names_of_wrappers_is_read() -> None:
+    model = network()
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    train(model, sparsifier, 2)
+    state = sparsifier.state_dict()
+    older = {**state, "layers": {f"module.{name}": layer for name, layer in state["layers"].items()}}
+    restored = ss.Sparsifier(nn.DataParallel(model), CONFIG)
+    restored.load_state_dict(older)
+    assert str(restored.state_dict()) == str(state)
+    with pytest.raises(ValueError, match=r"belongs to the layers \['module.2', .* give that of the same network"):
+        ss.Sparsifier(model, CONFIG).load_state_dict(older)
 
 
 @COMPILER_WARNS

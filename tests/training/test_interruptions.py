@@ -14,6 +14,7 @@ import torch
 from strucspars.runs import checkpoint as checkpoints
 from strucspars.runs.folder import RunFolder
 from strucspars.runs.lock import RunFolderBusy
+from strucspars.training.engine import Engine
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
 from strucspars.training.stage import RunInterrupted, TrainingDiverged
@@ -253,3 +254,13 @@ def test_a_stop_after_the_weights_are_spoilt_does_not_replace_a_good_checkpoint(
         run_pipeline(recipe, stopped, should_stop=lambda: next(asked) >= 4)
     assert RunFolder(stopped).load_checkpoint() is None
     assert not RunFolder(stopped).is_begun
+
+
+def test_a_stop_after_another_process_has_spoilt_sums_saves_nothing_either(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "summed", lambda self, values: values + torch.nan)
+    asked = iter(range(100))
+    with pytest.raises(TrainingDiverged, match="became nan in epoch 1"):
+        run_pipeline(small_recipe("kind=dense"), tmp_path / "run", should_stop=lambda: next(asked) >= 4)
+    assert RunFolder(tmp_path / "run").load_checkpoint() is None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from strucspars.runs.folder import RunFolder
+from strucspars.training import pipeline
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
 
@@ -35,6 +36,20 @@ def test_a_missing_network_is_written_again_as_it_was(
     assert run_pipeline(recipe, folder.path) == summary
     assert_same_outcome(tmp_path / "run", tmp_path / "copy")
     assert f"{folder.model_path} is missing; it is written again from the last checkpoint" in caplog.text
+
+
+def test_a_network_that_is_not_written_again_well_leaves_the_run_unfinished(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, folder = small_recipe("kind=dense", "stage2.epochs=1"), RunFolder(tmp_path / "run")
+    summary = run_pipeline(recipe, folder.path)
+    folder.model_path.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "ROUNDING_OF_LOSS", -1.0)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="is not the network that was trained"):
+                run_pipeline(recipe, folder.path)
+    assert run_pipeline(recipe, folder.path).finetuned == summary.finetuned
 
 
 def test_without_network_and_checkpoint_a_finished_run_is_refused_and_stays_as_it_is(

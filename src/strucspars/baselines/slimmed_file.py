@@ -12,10 +12,8 @@ from torch import nn
 from strucspars._version import __version__
 from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.baselines.narrowing import check_slimmed, slim_
-from strucspars.export.storage import VERSION_KEY, write_tensors
+from strucspars.export.storage import SELECTION_KEY, VERSION_KEY, write_tensors
 from strucspars.nn.copying import copied
-
-SELECTION_KEY = "strucspars.channel_selection"
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -25,15 +25,13 @@ from strucspars.measure.folded import FoldReport, fold_report
 from strucspars.measure.summary import summary
 from strucspars.measure.text_table import Column, text_table
 from strucspars.models.catalogue import build_model
+from strucspars.models.weights import PICKLED_SUFFIXES
 from strucspars.report.one_shot import read_one_shot
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics
 from strucspars.training.outcome_text import duration, outcome_text, percent
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
-
-# What networks' weights are kept in elsewhere.
-PICKLED = (".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def _refuse_other_path(target: str, model: str | None) -> None:
     """Refuse paths that are neither a folder nor a .safetensors file: as names of networks they would be a riddle."""
     path = Path(target).expanduser()
     # Networks of timm's may come from a hub, hf-hub:owner/name.
-    looks_like_path = path.suffix in PICKLED or ("/" in target and ":" not in target)
+    looks_like_path = path.suffix in PICKLED_SUFFIXES or ("/" in target and ":" not in target)
     if looks_like_path and not path.exists():
         raise FileNotFoundError(
             f"there is no file or folder {target}; give the folder of a run, a .safetensors file with --model, or the "
@@ -98,8 +96,9 @@ def _refuse_other_path(target: str, model: str | None) -> None:
     if path.is_file() and (looks_like_path or model is not None):
         name = model or "NAME"
         raise ValueError(
-            f"{target} is no .safetensors file, and summary reads no other. Files of {' and '.join(PICKLED)} have the "
-            f"layers of their network: strucspars summary {name}; export and compress read them, with --model {name}"
+            f"{target} is no .safetensors file, and summary reads no other. Files of {' and '.join(PICKLED_SUFFIXES)} "
+            f"have the layers of their network: strucspars summary {name}; export and compress read them, with "
+            f"--model {name}"
         )
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from strucspars.baselines.slimmed_file import SELECTION_KEY, load_slimmed
+from strucspars.baselines.slimmed_file import load_slimmed
 from strucspars.data.digits import digits
-from strucspars.export.storage import PLAN_KEY, load
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function
 from strucspars.models.weights import load_weights_
 from strucspars.report.one_shot import read_one_shot

@@ -13,6 +13,7 @@ from strucspars.cli.errors import FAILED, Explanation, OtherProcessFailed, expla
 from strucspars.training.engine import is_one_of_several_processes
 
 KEY = "failure"
+SET_BY_TORCHRUN = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 # The store answers at once, or its process is gone.
 STORE_TIMEOUT = timedelta(seconds=5)
 
@@ -29,7 +30,7 @@ def failures_shared() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not is_one_of_several_processes():
+        if not is_one_of_several_processes() or not all(name in os.environ for name in SET_BY_TORCHRUN):
             raise
         explanation = explained(error)
         own = explanation or Explanation(f"{type(error).__name__}: {error}", FAILED)

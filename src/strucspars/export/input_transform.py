@@ -5,6 +5,7 @@ same tensors compute something else.
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 from torch import nn
 
 from strucspars.nn.wrappers import bare_modules
+
+logger = logging.getLogger(__name__)
 
 TRANSFORM_KEY = "strucspars.transform_input"
 
@@ -61,10 +64,16 @@ class InputTransforms:
                 )
 
     def set_(self, model: nn.Module) -> None:
-        """Let the modules of the model do as these do, in place."""
+        """Let the modules of the model do as these do, in place; where nothing is told of one, a warning says so."""
         for name, module in _able(model).items():
             if name in self.by_name:
                 module.transform_input = self.by_name[name]
+            else:
+                logger.warning(
+                    "the file does not tell whether %s was trained with transform_input, as older ones do not; it "
+                    "keeps %s: set it to what is right",
+                    *(repr(name) if name else "the network", bool(module.transform_input)),
+                )
 
 
 def _able(model: nn.Module) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from strucspars.nn.shuffled import is_grouped, planned_orders
 from strucspars.nn.wrappers import bare_modules, bare_state_names, inner_name, modules_by_name
 
 PLAN_KEY = "strucspars.plan"
+SELECTION_KEY = "strucspars.channel_selection"
 VERSION_KEY = "strucspars.version"
 # What safetensors calls its own entry in a file's header.
 METADATA = "__metadata__"

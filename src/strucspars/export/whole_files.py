@@ -20,6 +20,10 @@ _REMEDIES = {
 }
 
 
+# What the folders of unfinished files are called, to know those that a killed process has left.
+UNFINISHED = ".unfinished-"
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Give a file of the same name in an unfinished folder; it takes its place when the block ends well.
@@ -35,7 +39,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         # Beside the file, since a rename does not cross disks. Not named after it: the name may be as long as allowed.
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=target.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=target.parent) as folder:
             yield Path(folder) / target.name
             _publish(Path(folder), target)
     except OSError as error:

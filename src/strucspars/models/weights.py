@@ -15,17 +15,16 @@ from torch import nn
 
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.input_transform import InputTransforms
-from strucspars.export.storage import PLAN_KEY
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
+from strucspars.nn.wrappers import COMPILED
 
 logger = logging.getLogger(__name__)
 
 TORCHVISIONS_TRANSFORMS = InputTransforms({"": True})
 
-# What `torch.compile` calls the module that it wraps.
-COMPILED = "_orig_mod"
-
-CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth")
+PICKLED_SUFFIXES = (".pt", ".pth")
+CHECKPOINT_SUFFIXES = (".safetensors", *PICKLED_SUFFIXES)
 # Where training scripts put the state dict in a checkpoint.
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
 
@@ -82,7 +81,14 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _check_not_compressed(metadata: Mapping[str, str], path: Path) -> None:
-    if PLAN_KEY in metadata and GroupingPlan.from_json(metadata[PLAN_KEY]).layers:
+    """Refuse grouped and slimmed networks: a dense one has no place for their tensors."""
+    if SELECTION_KEY in metadata:
+        raise ValueError(f"weights {str(path)!r}: this network is slimmed already; give dense weights")
+    try:
+        is_grouped = PLAN_KEY in metadata and len(GroupingPlan.from_json(metadata[PLAN_KEY]).layers) > 0
+    except ValueError as error:
+        raise ValueError(f"weights {str(path)!r}: {error}") from error
+    if is_grouped:
         raise ValueError(
             f"weights {str(path)!r}: this network is compressed already; give dense weights. To finetune what is here, "
             f"strucspars.load({str(path)!r}, model) gives it to a training loop of your own"

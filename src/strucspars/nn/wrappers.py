@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 from torch import nn
 
+# What `torch.compile` calls the module that it wraps.
+COMPILED = "_orig_mod"
+
 # By name: importing the compiler takes seconds. The module inside is under the second name.
 _INNER_NAMES = {
-    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch._dynamo.eval_frame.OptimizedModule": COMPILED,
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
 }

@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from strucspars.core.checks import checked_at_least
 from strucspars.core.plan import GroupingPlan
+from strucspars.export.whole_files import UNFINISHED
 from strucspars.runs.arrays import load_arrays, save_arrays
 from strucspars.runs.atomic import reworded, write_text_atomic
 from strucspars.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -117,6 +119,8 @@ class RunFolder:
         """Remove what a killed process was writing; only while the folder is locked."""
         for leftover in self.path.rglob(".*.unfinished"):
             leftover.unlink(missing_ok=True)
+        for leftover in self.path.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def write_json(self, path: Path, value: object) -> None:
         """Replace a JSON file, all or nothing; NaN and infinity become null."""

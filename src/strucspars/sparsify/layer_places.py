@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from strucspars.nn.selection import SelectedLayer
-from strucspars.nn.wrappers import bare_modules
+from strucspars.nn.wrappers import bare_modules, modules_by_name
 
-# One step of the way to a layer: all that a module holds, the name of one, and that one. No class: that takes twice as
+# One step of the way to a layer: a module, the name of one that it holds, and that one. No class: that takes twice as
 # long to look at, and every training step does.
-_Place = tuple[Mapping[str, nn.Module | None], str, nn.Module]
+_Place = tuple[nn.Module, str, nn.Module]
 
 
 class LayerPlaces:
@@ -21,21 +21,33 @@ class LayerPlaces:
 
     def check(self) -> None:
         """Raise a `ValueError` that names a layer whose place in the model another module has taken."""
-        for modules, name, module in self._places:
-            if modules.get(name) is not module:
+        for holder, name, module in self._places:
+            if holder._modules.get(name) is not module:
                 self._follow()
                 return
 
+    def are_called(self, names: Sequence[str]) -> bool:
+        """Whether these are the layers in their order; names may have wrappers in them, as those of older states."""
+        modules = modules_by_name(self._model)
+        return [modules.get(name) for name in names] == [layer.module for layer in self._layers]
+
     def _follow(self) -> None:
-        """A wrapper (`torch.compile`) may have come between: then the layers are the same."""
+        """A wrapper may have come between (compiled, or with activations recomputed): then the layers are the same."""
         present = dict(bare_modules(self._model, remove_duplicate=False))
         for layer in self._layers:
-            if present.get(layer.name) is not layer.module:
+            if layer.module not in _nearest(layer.name, present).modules():
                 raise ValueError(
                     f"layer {layer.name!r} has been replaced in the model, or taken out of it, and the Sparsifier "
                     "would go on with the old module; make a new Sparsifier"
                 )
         self._places = _ways(self._model, {layer.module for layer in self._layers})
+
+
+def _nearest(name: str, present: Mapping[str, nn.Module]) -> nn.Module:
+    """What is there under a name, or as much of it as there is."""
+    while name not in present:
+        name = name.rpartition(".")[0]
+    return present[name]
 
 
 def _ways(model: nn.Module, layers: set[nn.Module]) -> tuple[_Place, ...]:
@@ -46,6 +58,6 @@ def _ways(model: nn.Module, layers: set[nn.Module]) -> tuple[_Place, ...]:
         holder, parts = model, name.split(".") if name else []
         for depth, part in enumerate(parts, start=1):
             held = holder.get_submodule(part)
-            places[tuple(parts[:depth])] = holder._modules, part, held
+            places[tuple(parts[:depth])] = holder, part, held
             holder = held
     return tuple(places.values())

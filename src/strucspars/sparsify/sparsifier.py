@@ -176,11 +176,13 @@ class Sparsifier:
                 name for name, value in asdict(self.config).items() if state["config"].get(name) != value
             )
             raise ValueError(f"the state was saved with other options: {', '.join(different)}; use the same config")
-        names = [layer.name for layer in self.selection.layers]
-        if list(state["layers"]) != names:
-            raise ValueError(f"the state belongs to the layers {list(state['layers'])}, the model has {names}")
+        names, saved = [layer.name for layer in self.selection.layers], dict(state["layers"])
+        if names != list(saved) and not self._places.are_called(list(saved)):
+            raise ValueError(
+                f"the state belongs to the layers {list(saved)}, the model has {names}; give that of the same network"
+            )
         controller = _restored_controller(state["controller"])
-        self._states = [self._restored_state(index, state["layers"][name]) for index, name in enumerate(names)]
+        self._states = [self._restored_state(index, layer) for index, layer in enumerate(saved.values())]
         self._controller = controller
         self._set_strengths_()
 

@@ -146,6 +146,8 @@ def _begun(setting: Setting, folder: RunFolder) -> dict[str, Any] | None:
     if folder.is_begun:
         setting.check_classes_of(folder)
     folder.remove_leftovers()
+    # Of a run whose network was lost: it is finished when that has been written again and found good.
+    folder.summary_json_path.unlink(missing_ok=True)
     folder.write_recipe(recipe_yaml(setting.recipe))
     store_classes(folder, setting.classes)
     folder.write_json(folder.environment_path, environment())
