@@ -14,6 +14,7 @@ BROKEN = RuntimeError("Connection closed by peer")
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> object:
     """The store of processes that torchrun has started; it lives while the test holds it."""
+    # Torch does not list it among what the module has.
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

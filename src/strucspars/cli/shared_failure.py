@@ -64,6 +64,6 @@ def _store() -> Any:
         wait_for_workers=False,
     )
     # torchrun keeps the store when it starts its processes again: what failed then is over.
-    return distributed.PrefixStore(  # type: ignore[attr-defined]
+    return distributed.PrefixStore(  # type: ignore[attr-defined]  # as above
         f"strucspars/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server
     )
