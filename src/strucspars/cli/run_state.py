@@ -6,8 +6,8 @@ from pathlib import Path
 from strucspars.report.one_shot import ONE_SHOT_STATE
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics
-from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.stage_names import stage_epochs
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,5 @@ def run_state(path: Path) -> RunState:
     stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
     if stage == "compress":
         return RunState(True, False, "compressed, not finetuned yet")
-    epochs = _epochs(read_recipe(folder.recipe_path), stage)
+    epochs = stage_epochs(read_recipe(folder.recipe_path), stage)
     return RunState(True, False, f"{stage}, epoch {epoch} of {epochs} done")
-
-
-def _epochs(recipe: Recipe, stage: str) -> int:
-    return recipe.stage2.epochs if stage in ("finetune", "train") else recipe.stage1.epochs

@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strucspars.training.recipe import Kind, Recipe
-
-FIRST_STAGES: dict[Kind, str] = {"strucspars": "sparsify", "slimming": "slim"}
+from strucspars.training.recipe import Recipe
+from strucspars.training.stage_names import COMPRESS, FINETUNE, FIRST_STAGES, TRAIN
 
 Rows = Sequence[Mapping[str, Any]]
 # Stage to its first and last epoch, in order. No lists: a recipe from anywhere may ask for any number of epochs.
@@ -21,8 +20,8 @@ def expected_epochs(recipe: Recipe) -> StageEpochs:
     {'train': (1, 160)}
     """
     if recipe.kind not in FIRST_STAGES:
-        return {"train": (1, recipe.stage2.epochs)}
-    following = {"compress": (0, 0), "finetune": (1, recipe.stage2.epochs)}
+        return {TRAIN: (1, recipe.stage2.epochs)}
+    following = {COMPRESS: (0, 0), FINETUNE: (1, recipe.stage2.epochs)}
     if recipe.sparsify.from_run is not None:
         # The run that has trained the first stage has its rows.
         return following

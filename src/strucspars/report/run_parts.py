@@ -23,13 +23,13 @@ from strucspars.runs.arrays import load_arrays
 from strucspars.runs.folder import RunFolder
 from strucspars.runs.strict_json import parse
 from strucspars.training.outcome import LARGEST, ROW_TYPES
+from strucspars.training.stage_names import STAGES
 
 # What S is stored as: half precision, which is plenty for a picture.
 StoredMatrix = npt.NDArray[np.floating[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 Part = TypeVar("Part")
 
-STAGES = ("sparsify", "slim", "compress", "finetune", "train")
 EPOCH_FILE = re.compile(r"sparsify-(\d{4,})\.npz")
 MOMENTS = ("start", "end")
 # More problems of one kind say nothing new.

@@ -15,6 +15,7 @@ from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, read_summary, stage_seconds
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.stage_names import stage_epochs
 
 __all__ = ["EpochLayers", "RunData", "read_run"]
 
@@ -137,12 +138,8 @@ def _state(folder: RunFolder, rows: Rows, recipe: Recipe | None) -> str:
     stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
     if stage == "compress":
         return "compressed, not finetuned yet"
-    epochs = "" if recipe is None else f" of {_epochs(recipe, stage)}"
+    epochs = "" if recipe is None else f" of {stage_epochs(recipe, stage)}"
     return f"in stage {stage}, epoch {epoch}{epochs}"
-
-
-def _epochs(recipe: Recipe, stage: str) -> int:
-    return recipe.stage2.epochs if stage in ("finetune", "train") else recipe.stage1.epochs
 
 
 def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:

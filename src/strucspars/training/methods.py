@@ -28,6 +28,7 @@ from strucspars.training.recipe import Form, Kind, Recipe
 from strucspars.training.recipe_identity import first_stage_changes
 from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.rules import PlainRule, SlimmingRule, SparsifyRule, TrainingRule
+from strucspars.training.stage_names import SLIM, SPARSIFY
 from strucspars.training.steps import CAPTURE_LOCK
 
 
@@ -92,7 +93,7 @@ class CompressionMethod(Deployment, Protocol):
 class StructuredSparsification:
     """The paper's method."""
 
-    first_stage = "sparsify"
+    first_stage = SPARSIFY
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
@@ -200,7 +201,7 @@ class StructuredSparsification:
 class NetworkSlimming:
     """Liu et al. (2017): the baseline of the paper's tables."""
 
-    first_stage = "slim"
+    first_stage = SLIM
     plan: GroupingPlan | None = None
 
     def __init__(self, workshop: Workshop) -> None:

@@ -31,12 +31,10 @@ from strucspars.training.recipe_reading import recipe_yaml
 from strucspars.training.rules import TrainingRule
 from strucspars.training.setting import Setting
 from strucspars.training.stage import RunContext, RunInterrupted, Stage, check_checkpoint
+from strucspars.training.stage_names import COMPRESS, FINETUNE, TRAIN
 from strucspars.training.steps import CAPTURE_LOCK
 from strucspars.training.tensorboard import TensorBoardLog
 
-TRAIN = "train"
-FINETUNE = "finetune"
-COMPRESS = "compress"
 SPARSIFIED = "sparsified"
 # Group convolutions add in another order, half precision coarsely so; another network is far beyond.
 ROUNDING_OF_LOSS = 0.05

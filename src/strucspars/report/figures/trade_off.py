@@ -123,7 +123,7 @@ def _connect(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence
 
 def _marks(points: Sequence[Point], cost: Cost) -> list[Mark]:
     """Ours labelled below, the paper's above: they often lie on the same spot."""
-    papers = [point for point in points if point.source == "paper" and point.method != "other methods"]
+    papers = [point for point in points if point.source == "paper" and point.label and point.method != "other methods"]
     has_papers = len(papers) <= MOST_LABELS
     return [
         Mark(
