@@ -179,5 +179,5 @@ def _removed_mac_fraction(
 
 def _checked_strength(strength: float) -> float:
     if not is_number(strength) or not math.isfinite(strength) or strength < 0:
-        raise ValueError(f"slimming strength must be a number from 0 on, such as 1e-3, got {strength!r}")
+        raise ValueError(f"slimming strength must be a number from 0 on, such as 5e-4, got {strength!r}")
     return float(strength)

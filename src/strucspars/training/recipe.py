@@ -166,11 +166,12 @@ class SlimmingRecipe:
 
     Attributes:
         target: fraction of all the network's parameters to remove.
-        strength: of the L1 penalty on the batch-norm scales. Too weak, and the channels that go are not idle yet.
+        strength: of the L1 penalty on the batch-norm scales. Too weak, and the channels that go are not idle yet; too
+            strong, and channels that stay are.
     """
 
     target: float = 0.4
-    strength: float = 1e-3
+    strength: float = 5e-4
 
     def __post_init__(self) -> None:
         if checked_fraction("slimming.target", self.target) == 1:
