@@ -12,10 +12,10 @@ from torch import nn
 
 from strucspars.core.arrays import FloatArray
 from strucspars.core.plan import GroupingPlan
+from strucspars.export.os_errors import reworded
 from strucspars.export.storage import save
 from strucspars.report.one_shot import OneShotOutcome
 from strucspars.runs.arrays import save_arrays
-from strucspars.runs.atomic import reworded
 from strucspars.runs.environment import environment
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import DataRecipe, ModelRecipe, Recipe, SparsifyRecipe

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from strucspars.export.os_errors import DISK_REMEDIES, reworded
+
 _REMEDIES = {
-    errno.ENOSPC: "free some space on that disk",
-    errno.EDQUOT: "free some of your disk quota",
+    **DISK_REMEDIES,
     errno.EACCES: "make the folder writable for you, or choose another path",
     errno.EPERM: "make the folder writable for you, or choose another path",
     errno.EROFS: "choose a disk that is not read-only",
@@ -46,7 +47,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         # Ours have no number, and say all already.
         if error.errno is None:
             raise
-        raise _reworded(error, error.errno, path) from error
+        remedy = _REMEDIES.get(error.errno, "see to that, or choose another path")
+        raise reworded(error, f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def followed(path: Path) -> Path:
@@ -94,11 +96,3 @@ def _publish(folder: Path, path: Path) -> None:
         for target, kept in former.items():
             os.replace(kept, target)
         raise
-
-
-def _reworded(error: OSError, number: int, path: Path) -> OSError:
-    """An error of the same kind and number, said in terms of the file."""
-    remedy = _REMEDIES.get(number, "see to that, or choose another path")
-    result = type(OSError(number, ""))(f"cannot write {path}: {error.strerror or error}; {remedy}")
-    result.errno = number
-    return result

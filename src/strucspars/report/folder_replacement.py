@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from strucspars.export.os_errors import DISK_REMEDIES, reworded
+
 MANIFEST = "report.json"
 _FORMAT = "strucspars-report"
 _SHOWN_FILES = 3
 _REMEDIES = {
-    errno.ENOSPC: "free some space on that disk",
-    errno.EDQUOT: "free some of your disk quota",
+    **DISK_REMEDIES,
     errno.EACCES: "make the folder around it writable for you, or choose another one with --out",
     errno.EPERM: "make the folder around it writable for you, or choose another one with --out",
     errno.EROFS: "choose a disk that is not read-only with --out",
@@ -46,7 +47,15 @@ def replaced_folder(path: Path) -> Iterator[Path]:
             _write_manifest(unfinished)
             _swap(unfinished, path, former=Path(place) / "former")
     except OSError as error:
-        raise _reworded(error, path) from error
+        # Ours have no number, and say all already.
+        if error.errno is None:
+            raise
+        remedy = _REMEDIES.get(error.errno, "see to that, or choose another folder with --out")
+        raise reworded(
+            error,
+            f"cannot write the report {path}: {error.strerror or error}; what was there before is kept. "
+            f"{remedy[0].upper()}{remedy[1:]}",
+        ) from error
 
 
 def check_replaceable(path: Path) -> None:
@@ -94,16 +103,3 @@ def _swap(unfinished: Path, path: Path, *, former: Path) -> None:
         with suppress(FileNotFoundError):
             os.replace(former, path)
         raise
-
-
-def _reworded(error: OSError, path: Path) -> OSError:
-    """An error of the same kind and number, said in terms of the report."""
-    if error.errno is None:
-        return error
-    remedy = _REMEDIES.get(error.errno, "see to that, or choose another folder with --out")
-    result = type(OSError(error.errno, ""))(
-        f"cannot write the report {path}: {error.strerror or error}; what was there before is kept. "
-        f"{remedy[0].upper()}{remedy[1:]}"
-    )
-    result.errno = error.errno
-    return result

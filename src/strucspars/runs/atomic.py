@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from strucspars.export.os_errors import DISK_REMEDIES, reworded
+
 _REMEDIES = {
-    errno.ENOSPC: "free some space on that disk",
-    errno.EDQUOT: "free some of your disk quota",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    **DISK_REMEDIES,
     errno.EACCES: "make the folder writable",
     errno.EPERM: "make the folder writable",
     errno.EROFS: "use a disk that is not read-only",
@@ -113,11 +113,3 @@ def unwritable(path: Path, error: OSError) -> OSError:
         f"cannot write {path}: {reason}; the previous version of it is kept. "
         f"{remedy[0].upper()}{remedy[1:]}, then run the same command again",
     )
-
-
-def reworded(error: OSError, message: str) -> OSError:
-    """An error of the same kind and number that reads as the message alone."""
-    kind = type(OSError(error.errno, "")) if error.errno else OSError
-    result = kind(message)
-    result.errno = error.errno
-    return result

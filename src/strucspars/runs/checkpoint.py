@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from strucspars.runs.atomic import atomic_file, reworded
+from strucspars.export.os_errors import reworded
+from strucspars.runs.atomic import atomic_file
 
 LAST = "last.pt"
 PREVIOUS = "previous.pt"

@@ -17,9 +17,10 @@ import numpy as np
 
 from strucspars.core.checks import checked_at_least
 from strucspars.core.plan import GroupingPlan
+from strucspars.export.os_errors import reworded
 from strucspars.export.whole_files import UNFINISHED
 from strucspars.runs.arrays import load_arrays, save_arrays
-from strucspars.runs.atomic import reworded, write_text_atomic
+from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.checkpoint import load_checkpoint, save_checkpoint
 from strucspars.runs.lock import LOCK_NAME, folder_lock
 from strucspars.runs.metrics import append_row, keep_rows, read_rows

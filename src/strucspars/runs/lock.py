@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from strucspars.runs.atomic import reworded
+from strucspars.export.os_errors import reworded
 
 LOCK_NAME = ".lock"
 
