@@ -148,8 +148,8 @@ def test_a_choice_that_looks_like_a_number_needs_no_quotes(tmp_path: Path) -> No
         ("zebra: 3", ["no key 'zebra'", "Known here: name, kind, seed"]),
         ("1: 3", ["no key '1'"]),
         ("stage1.epochs: 3", ["no key 'stage1.epochs'", "nested, not dotted: stage1: {epochs: ...}"]),
-        ("stage1: {epochs: 0}", ["stage1.epochs must be a whole number from 1 on, got 0"]),
-        ("stage1: {epochs: -7}", ["stage1.epochs must be a whole number from 1 on, got -7"]),
+        ("stage1: {epochs: 0}", ["stage1.epochs 0 groups the weights as they are", "model.weights"]),
+        ("stage1: {epochs: -7}", ["stage1.epochs must be a whole number from 0 on, got -7"]),
         ("stage2: {momentum: 1}", ["stage2.momentum must lie in [0, 1), got 1"]),
         ("sparsify: {target: 1.5}", ["sparsify.target is a removed fraction", "1.5"]),
         ("{kind: dense, sparsify: {target: 1.5}}", ["sparsify.target is a removed fraction", "1.5"]),
@@ -201,7 +201,7 @@ def test_a_value_that_aliases_blow_up_is_named_briefly(tmp_path: Path) -> None:
         ("base=demo", ["no key 'base'"]),
         ("sparsify.include=[*]", ["is no valid YAML", "goes in quotes"]),
         ("stage1={epochs: 1, epochs: 2}", ["twice"]),
-        ("stage1.epochs=0", ["stage1.epochs must be a whole number from 1 on, got 0"]),
+        ("stage1.epochs=-1", ["stage1.epochs must be a whole number from 0 on, got -1"]),
         ("sparsify.target=2", ["sparsify.target is a removed fraction"]),
         ("stage1.lr_warmup_epochs=100", ["stage1.lr_warmup_epochs must be fewer than the 100 epochs, got 100"]),
     ],
@@ -337,7 +337,7 @@ def test_the_share_of_a_warmup_is_that_of_the_epochs_it_was_given_for(tmp_path: 
     # Not of the two epochs in between: it was never given.
     assert read_recipe(middle, ["stage1.epochs=20"]).sparsify.lambda_warmup_epochs == 10
     assert read_recipe(middle, ["stage1.epochs=40"]).sparsify.lambda_warmup_epochs == 20
-    assert "stage1.epochs must be a whole number from 1 on, got -3" in complaint(middle, ("stage1.epochs=-3",))
+    assert "stage1.epochs must be a whole number from 0 on, got -3" in complaint(middle, ("stage1.epochs=-3",))
 
 
 def test_names_of_the_package_are_sorted_and_without_bases() -> None:

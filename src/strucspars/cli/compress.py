@@ -62,7 +62,8 @@ def compress(
 ) -> None:
     """Group the convolutions of a trained network as its weights are: one-shot, without training.
 
-    Much of the weights' norm is lost this way: finetune the outcome, or use `run`, which trains for it.
+    Much of the weights' norm is lost this way, and only training brings the accuracy back. `run` does both with
+    `model.weights=CHECKPOINT stage1.epochs=0`, and loses less where it may train before, too.
     """
     from strucspars.cli.networks import usual_classes, usual_image_shape
     from strucspars.cli.one_shot import compressed_checkpoint

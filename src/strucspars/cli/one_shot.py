@@ -55,7 +55,8 @@ class CompressedCheckpoint:
         return (
             f"{self.summary}\n\n"
             f"{self.lost_norm:.1%} of the norm of the layers that can be grouped is lost: without training that is the "
-            "price.\nFinetune the network before you judge it, or lose less with strucspars run.\n\n"
+            "price.\nFinetune the network before you judge it: strucspars run RECIPE model.weights=CHECKPOINT "
+            "stage1.epochs=0\ngroups and finetunes, and loses less with some epochs of stage1.\n\n"
             f"{self.path}  the compressed network; strucspars.load({str(self.path)!r}, model) reads it"
             f"{run}"
         )

@@ -13,6 +13,7 @@ EXAMPLES = examples(
     "strucspars run demo",
     "strucspars run cifar10-resnet56-60 data.root=~/cifar10 --seeds 0,1,2 --jobs 3",
     "strucspars run my-recipe.yaml sparsify.target=0.7 --export onnx --out runs/seventy",
+    "strucspars run my-recipe.yaml model.weights=trained.pth stage1.epochs=0 stage2.epochs=40",
     "torchrun --nproc-per-node 2 -m strucspars run imagenet-resnet50-65 data.root=/imagenet",
 )
 

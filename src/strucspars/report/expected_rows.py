@@ -22,8 +22,8 @@ def expected_epochs(recipe: Recipe) -> StageEpochs:
     if recipe.kind not in FIRST_STAGES:
         return {TRAIN: (1, recipe.stage2.epochs)}
     following = {COMPRESS: (0, 0), FINETUNE: (1, recipe.stage2.epochs)}
-    if recipe.sparsify.from_run is not None:
-        # The run that has trained the first stage has its rows.
+    if recipe.sparsify.from_run is not None or not recipe.stage1.epochs:
+        # The run that has trained the first stage has its rows; or nothing has trained it.
         return following
     return {FIRST_STAGES[recipe.kind]: (1, recipe.stage1.epochs), **following}
 

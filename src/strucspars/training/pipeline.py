@@ -220,9 +220,10 @@ class _Run:
             return model
         options = self._recipe.stage1
         rule = method.first_rule(model)
-        trained = self._stage(method.first_stage, options, model, rule, self._setting.loss(options)).run()
-        if trained is not model:
-            model.load_state_dict(trained.state_dict())
+        if options.epochs:
+            trained = self._stage(method.first_stage, options, model, rule, self._setting.loss(options)).run()
+            if trained is not model:
+                model.load_state_dict(trained.state_dict())
         if self._engine.is_first:
             save_named(self._folder.checkpoints, SPARSIFIED, {"model": model.state_dict()})
         return model

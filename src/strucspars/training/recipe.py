@@ -65,7 +65,7 @@ class StageRecipe:
     """One stage of training with SGD.
 
     Attributes:
-        epochs: how long.
+        epochs: how long; 0 for a first stage that takes the weights as they are.
         lr: learning rate, at its highest.
         momentum: of SGD.
         weight_decay: of all parameters.
@@ -85,7 +85,7 @@ class StageRecipe:
     ema: float | None = None
 
     def __post_init__(self) -> None:
-        checked_at_least("epochs", self.epochs, 1)
+        checked_at_least("epochs", self.epochs, 0)
         _check_choice("schedule", self.schedule, Schedule)
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be above 0 and finite, got {self.lr!r}")
@@ -97,7 +97,7 @@ class StageRecipe:
             raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing!r}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema!r}; leave it out for none")
-        if checked_at_least("lr_warmup_epochs", self.lr_warmup_epochs, 0) >= self.epochs:
+        if checked_at_least("lr_warmup_epochs", self.lr_warmup_epochs, 0) >= max(self.epochs, 1):
             raise ValueError(
                 f"lr_warmup_epochs must be fewer than the {self.epochs} epochs, got {self.lr_warmup_epochs}"
             )
@@ -143,7 +143,7 @@ class SparsifyRecipe:
         try:
             return SparsifyConfig(
                 target=self.target,
-                epochs=stage1.epochs,
+                epochs=max(stage1.epochs, 1),  # with none, nothing asks for them
                 budget=self.budget,
                 min_kept_norm=self.min_kept_norm,
                 decay=self.decay,
@@ -258,7 +258,7 @@ class Recipe:
         seed: of everything random.
         protocol: `original` has the two warm-ups that the authors' code has, `paper-text` has none.
         data, model, sparsify, slimming, finetune, engine: see there.
-        stage1: training with the penalty.
+        stage1: training with the penalty; without an epoch, trained weights are grouped as they are, one-shot.
         stage2: finetuning; for a dense network, its training.
 
     >>> Recipe(name="mine", stage1=StageRecipe(epochs=20)).sparsify_config(steps_per_epoch=10).epochs
@@ -284,8 +284,10 @@ class Recipe:
         _check_choice("kind", self.kind, Kind)
         _check_choice("protocol", self.protocol, Protocol)
         checked_at_least("seed", self.seed, 0)
+        checked_at_least("stage2.epochs", self.stage2.epochs, 1)
         self._check_protocol()
         self._check_kind()
+        self._check_first_stage()
         if self.kind == "strucspars":
             _ = self.sparsify_config(steps_per_epoch=1)  # checks the rest
 
@@ -309,6 +311,17 @@ class Recipe:
             raise ValueError("finetune.recalibrate_bn needs a network that is compressed, but kind is dense")
         if self.kind != "strucspars" and self.sparsify.from_run is not None:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
+
+    def _check_first_stage(self) -> None:
+        if self.stage1.epochs:
+            return
+        if self.kind == "slimming":
+            raise ValueError("stage1.epochs must be at least 1 with kind slimming, got 0: scales fall in training only")
+        if self.kind == "strucspars" and self.model.weights is None and self.sparsify.from_run is None:
+            raise ValueError(
+                "stage1.epochs 0 groups the weights as they are, but they are fresh; name trained ones with "
+                "model.weights, or train at least one epoch"
+            )
 
 
 def _check_choice(key: str, value: str, choices: object) -> None:
