@@ -65,6 +65,24 @@ def test_the_alt_text_has_the_numbers(run: RunData) -> None:
         assert words in alt
 
 
+def test_a_compression_before_any_training_stands_inside_the_axes(run: RunData) -> None:
+    one_shot = dynamics_of(replace(run, rows=tuple(row for row in run.rows if row["stage"] != "sparsify"), dynamics=()))
+    assert one_shot.compressed_after == 0
+    drawn = dynamics_figure(one_shot)
+    assert drawn.figure.axes[0].get_xlim()[0] < 0.5
+    assert dynamics_figure(dynamics_of(run)).figure.axes[0].get_xlim()[0] == 0.5
+
+
+def test_the_caption_explains_what_is_drawn_and_nothing_else(run: RunData) -> None:
+    assert "lambda is the strength" in dynamics_figure(dynamics_of(run)).caption
+    assert "The removed fraction is" in dynamics_figure(dynamics_of(run)).caption
+    finetuned = replace(run, rows=tuple(row for row in run.rows if row["stage"] != "sparsify"), dynamics=())
+    caption = dynamics_figure(dynamics_of(finetuned)).caption
+    assert "The dashed line is the compression" in caption
+    assert "lambda" not in caption
+    assert "removed fraction" not in caption
+
+
 def test_there_are_only_panels_with_something_in_them(run: RunData) -> None:
     assert len(dynamics_figure(dynamics_of(run)).figure.axes) == 5
     plain = tuple({**row, "stage": "train"} for row in run.rows if row["stage"] == "finetune")

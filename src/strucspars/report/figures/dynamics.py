@@ -122,21 +122,31 @@ def dynamics_figure(data: Dynamics) -> NamedFigure:
             _mark_compression(axis, data, with_words=place == 0)
         figure.align_ylabels(list(axes))
         axes[-1].set_xlabel(f"epoch ({', then '.join(span.stage for span in data.stages)})")
-        axes[-1].set_xlim(0.5, data.epochs + 0.5)
+        # Where nothing was trained before, the marks of the compression would be cut in two by the edge.
+        margin = 0.03 * data.epochs if data.compressed_after == 0 else 0
+        axes[-1].set_xlim(0.5 - margin, data.epochs + 0.5)
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return NamedFigure(
         name="dynamics",
         title="Training dynamics",
-        caption=(
-            "Every epoch of all stages. The dashed line is the compression; the crosses are the accuracy right before "
-            "and right after it. lambda is the strength of the structured penalty, the removed fraction what the group "
-            "levels of that epoch would remove."
-            if data.compressed_after is not None
-            else "Every epoch that has run."
-        ),
+        caption=_caption(data),
         alt=_alt(data),
         figure=figure,
     )
+
+
+def _caption(data: Dynamics) -> str:
+    sentences = ["Every epoch that has run."]
+    if data.compressed_after is not None:
+        sentences = [
+            "Every epoch of all stages.",
+            "The dashed line is the compression; the crosses are the accuracy right before and right after it.",
+        ]
+    if data.has("lambda"):
+        sentences.append("lambda is the strength of the structured penalty.")
+    if data.has("removed_fraction"):
+        sentences.append("The removed fraction is what the group levels of that epoch would remove.")
+    return " ".join(sentences)
 
 
 def _panels(data: Dynamics) -> list[tuple[Any, bool]]:
