@@ -10,6 +10,7 @@ import compatibility
 import inference_page
 import over_runs
 import pytest
+import record_run
 import table2_recipes
 import torch
 import training_step
@@ -25,7 +26,9 @@ from strucspars.models.catalogue import build_model
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.training.paper_rows import PAPER_ROWS
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe
+from strucspars.training.recipe_identity import without_place
+from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
 ROOT = Path(__file__).parent.parent
 
@@ -218,3 +221,50 @@ def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
     assert not [row.error for row in report.rows if row.error]
     reached = inference_page.best_compressed(report)
     assert {rate for rate, goal in inference_page.GOALS.items() if reached[rate] >= goal} == set(inference_page.GOALS)
+
+
+def finished_run(path: Path) -> Recipe:
+    """The files of a run, by name alone."""
+    recipe = Recipe(
+        name="mine",
+        seed=2,
+        data=DataRecipe(root="/home/someone/cifar10", workers=9),
+        engine=EngineRecipe(device="cpu", precision="bf16", solver_workers=5),
+    )
+    (path / "checkpoints").mkdir(parents=True)
+    for name in (*record_run.SMALL_FILES, "checkpoints/last.pt", "summary.txt"):
+        (path / name).write_text(f"content of {name}")
+    (path / "recipe.yaml").write_text(recipe_yaml(recipe))
+    (path / "environment.json").write_text('{"commit": "0123456789ab", "device": "a GPU"}')
+    (path / "model.safetensors").write_bytes(bytes(record_run.LARGEST_NETWORK_BYTES))
+    (path / "checkpoints" / "sparsified.pt").write_bytes(bytes(record_run.LARGEST_NETWORK_BYTES + 1))
+    return recipe
+
+
+def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
+    recipe = finished_run(tmp_path / "runs" / "mine-seed2")
+    kept = record_run.record(tmp_path / "runs" / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
+    assert kept == tmp_path / "results" / "mine-seed2"
+    # The network after the first stage is too large, and checkpoints are of no use to others.
+    found = {path.name for path in kept.rglob("*") if path.is_file()}
+    assert found == {*record_run.SMALL_FILES, "recipe.yaml", "environment.json", "model.safetensors"}
+    for name in record_run.SMALL_FILES:
+        assert (kept / name).read_text() == f"content of {name}"
+    assert read_recipe(kept / "recipe.yaml") == without_place(recipe)
+    assert "someone" not in (kept / "recipe.yaml").read_text()
+    environment = json.loads((kept / "environment.json").read_text())
+    assert environment == {"commit": "0123456789ab", "device": "a GPU", "gpu_minutes": 3.5}
+
+
+def test_a_run_that_could_not_know_its_commit_is_told(tmp_path: Path) -> None:
+    finished_run(tmp_path / "mine-seed2")
+    kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5, commit="abc")
+    assert json.loads((kept / "environment.json").read_text())["commit"] == "abc"
+
+
+def test_an_unfinished_run_is_not_recorded(tmp_path: Path) -> None:
+    finished_run(tmp_path / "mine-seed2")
+    (tmp_path / "mine-seed2" / "summary.json").unlink()
+    with pytest.raises(ValueError, match=r"is not a finished run: it has no summary\.json"):
+        record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
+    assert not (tmp_path / "results").exists()

@@ -113,3 +113,11 @@ def test_a_selection_of_another_network_is_named() -> None:
         selection().check_matches({"a": 4})
     with pytest.raises(ValueError, match="'b' has 8 channels, but the selection was made for 2"):
         selection().check_matches({"a": 4, "b": 8})
+
+
+@pytest.mark.parametrize("version", [0, -1, 1.0, "1", None])
+def test_a_version_that_never_was_is_refused(version: object) -> None:
+
+    document = json.loads(selection().to_json()) | {"format_version": version}
+    with pytest.raises(ValueError, match="no usable 'format_version'"):
+        ChannelSelection.from_json(json.dumps(document))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from PIL import Image
 
+from strucspars.data import catalogue
 from strucspars.data.batches import FolderBatches, ResidentBatches
 from strucspars.data.catalogue import DATA_NAMES, batches_of, load_data
 from strucspars.data.digits import digits
@@ -94,3 +95,53 @@ def test_several_processes_share_the_batches() -> None:
         for rank in (0, 1)
     ]
     assert shares == [22, 22]
+
+
+def numbered_folder(root: Path, count: int) -> Path:
+    """A class per image, so that labels tell which image it is."""
+    for split in ("train", "val"):
+        for number in range(count):
+            (root / split / f"class_{number}").mkdir(parents=True)
+            Image.new("RGB", (20, 30)).save(root / split / f"class_{number}" / "0.png")
+    return root
+
+
+def test_several_processes_share_the_images_of_a_folder(tmp_path: Path) -> None:
+    data = load_data("folder", numbered_folder(tmp_path, 8), image_size=14)
+    for training in (True, False):
+        seen = [
+            label
+            for rank in (0, 1)
+            for batch in batches_of(data, training=training, batch_size=2, device=CPU, rank=rank, world_size=2).epoch(1)
+            for label in batch.labels.tolist()
+        ]
+        assert sorted(seen) == list(range(8))
+
+
+def test_the_order_of_a_folders_images_depends_on_the_seed(tmp_path: Path) -> None:
+    data = load_data("folder", numbered_folder(tmp_path, 8), image_size=14)
+    orders = [
+        torch.cat([b.labels for b in batches_of(data, training=True, batch_size=4, device=CPU, seed=seed).epoch(0)])
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+
+
+def test_a_folder_is_read_by_as_many_workers_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(catalogue, "FolderBatches", lambda **options: asked.update(options))
+    data = load_data("folder", small_folder(tmp_path), image_size=14)
+    batches_of(data, training=True, batch_size=2, device=CPU, workers=3)
+    assert asked["workers"] == 3
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("download", [False, True])
+def test_a_download_is_made_only_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, download: bool
+) -> None:
+    asked: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(catalogue, name, lambda root, *, download=False: asked.append((root, download)))
+    load_data(name, tmp_path, download=download)
+    assert asked == [(tmp_path, download)]

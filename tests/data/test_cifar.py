@@ -132,11 +132,21 @@ def test_published_files_of_python_2_are_read(tmp_path: Path, layout: CifarLayou
     assert_holds(read(tmp_path, layout), files, layout)
 
 
-def test_the_data_set_says_how_to_use_it(tmp_path: Path) -> None:
-    data = read(write_folder(tmp_path, files_of(SMALL10)))
-    assert (data.name, data.num_classes, data.image_shape) == ("cifar10", 10, (3, 32, 32))
+@pytest.mark.parametrize(
+    ("layout", "name", "num_classes", "mean", "std"),
+    [
+        (SMALL10, "cifar10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        (SMALL100, "cifar100", 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    ],
+    ids=["cifar10", "cifar100"],
+)
+def test_the_data_set_says_how_to_use_it(
+    tmp_path: Path, layout: CifarLayout, name: str, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    data = read(write_folder(tmp_path, files_of(layout)), layout)
+    assert (data.name, data.num_classes, data.image_shape) == (name, num_classes, (3, 32, 32))
     assert data.augmentation == Augmentation(padding=4, flip=True)
-    assert data.mean == (0.4914, 0.4822, 0.4465)
+    assert (data.mean, data.std) == (mean, std)
 
 
 class Touch:
@@ -328,3 +338,15 @@ def test_the_images_may_be_written_to(tmp_path: Path) -> None:
     data = read(write_folder(tmp_path, files_of(SMALL10)))
     data.test.images.zero_()
     assert torch.count_nonzero(data.test.images) == 0
+
+
+def test_the_order_of_an_archives_files_makes_no_difference(tmp_path: Path) -> None:
+    # That of the published archive begins with data_batch_4.
+    files = files_of(SMALL10)
+    folder = write_folder(tmp_path / SMALL10.folder, files)
+    archive = tmp_path / "packed" / SMALL10.archive
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as packed:
+        for name in ("data_batch_4", "test_batch", "data_batch_3", "data_batch_2", "data_batch_5", "data_batch_1"):
+            packed.add(folder / name, f"{SMALL10.folder}/{name}")
+    assert_holds(read(archive), files, SMALL10)

@@ -1,5 +1,6 @@
 import sys
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -60,3 +61,22 @@ def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ModuleNotFoundError, match="pip install scikit-learn"):
         digits()
+
+
+def enlarged(pixels: np.ndarray) -> np.ndarray:
+    """Twice as many pixels along the last axis, each three quarters of the nearest one and a quarter of the next."""
+    padded = np.concatenate([pixels[..., :1], pixels, pixels[..., -1:]], axis=-1)
+    both = 0.75 * pixels + 0.25 * padded[..., :-2], 0.75 * pixels + 0.25 * padded[..., 2:]
+    return np.stack(both, axis=-1).reshape(*pixels.shape[:-1], -1)
+
+
+def test_every_image_is_an_enlarged_digit_with_its_label() -> None:
+    bunch = load_digits()
+    exact = enlarged(enlarged(bunch.images * 255 / 16).swapaxes(1, 2)).swapaxes(1, 2)
+    labels = {
+        image.tobytes(): label for image, label in zip(np.rint(exact).astype(np.uint8), bunch.target, strict=True)
+    }
+    data = digits()
+    for images in (data.train, data.test):
+        found = [labels[image.numpy().tobytes()] for image in images.images[:, 0]]
+        assert found == images.labels.tolist()

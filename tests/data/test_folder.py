@@ -199,3 +199,20 @@ def test_splits_with_different_classes_are_refused(tmp_path: Path) -> None:
 def test_a_crop_that_does_not_fit_is_refused(tmp_path: Path, image_size: int) -> None:
     with pytest.raises(ValueError, match=rf"1 \.\. resize \(10\), got {image_size}"):
         image_folder(write_set(tmp_path), image_size=image_size, resize=10)
+
+
+def test_pixels_are_normalised_by_the_statistics_of_imagenet(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / "class").mkdir(parents=True)
+        Image.new("RGB", (12, 12), (255, 0, 51)).save(tmp_path / split / "class" / "0.png")
+    pixels, _ = folder(tmp_path).test[0, 0]
+    # Those that pretrained networks expect.
+    expected = torch.tensor([(1 - 0.485) / 0.229, -0.456 / 0.224, (0.2 - 0.406) / 0.225])
+    torch.testing.assert_close(pixels, expected.view(3, 1, 1).expand(3, 8, 8), rtol=1e-5, atol=1e-5)
+
+
+def test_images_may_be_taken_whole(tmp_path: Path) -> None:
+    write_image(tmp_path / "train" / "class" / "0.png", 0, size=(10, 10))
+    write_image(tmp_path / "val" / "class" / "0.png", 1, size=(10, 10))
+    data = image_folder(tmp_path, image_size=10, resize=10)
+    assert torch.equal(data.test[0, 0][0], normalised(Image.open(tmp_path / "val" / "class" / "0.png")))

@@ -137,3 +137,19 @@ def test_a_gpu_sees_the_same_images(images: Path) -> None:
     for ours, theirs in zip(on_gpu.epoch(1), batches(dataset).epoch(1), strict=True):
         assert torch.equal(ours.images.cpu(), theirs.images)
         assert torch.equal(ours.labels.cpu(), theirs.labels)
+
+
+def test_every_epoch_crops_the_images_anew(images: Path) -> None:
+    dataset = split(images)
+    training = batches(dataset)
+    for epoch in (0, 3):
+        for batch in training.epoch(epoch):
+            for image, label in zip(batch.images, batch.labels.tolist(), strict=True):
+                assert torch.equal(image, dataset[epoch, label][0])
+    assert any(not torch.equal(dataset[0, label][0], dataset[3, label][0]) for label in range(COUNT))
+
+
+def test_an_evaluation_that_starts_late_marks_the_filling_of_its_own_steps(images: Path) -> None:
+    (last,) = batches(split(images, random=False), shuffled=False, batch_size=4).epoch(0, start_step=1)
+    assert last.labels.tolist() == [4, 5, 6, 0]
+    assert last.valid.tolist() == [True, True, True, False]

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from strucspars.data import batches as batches_module
+from strucspars.data.augment import drawn_variations, varied
 from strucspars.data.batches import Batch, ResidentBatches
 from strucspars.data.image_set import Augmentation, ImageSet
+from strucspars.data.seeding import Stream, generator_for
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 CPU = torch.device("cpu")
@@ -136,7 +138,10 @@ def test_every_epoch_lies_in_the_same_memory_in_the_wanted_format(memory_format:
 def test_pieces_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = copied(batches(augmentation=AUGMENTATION).epoch(0))
     monkeypatch.setattr(batches_module, "IMAGES_PER_PIECE", 5)
-    assert_same(copied(batches(augmentation=AUGMENTATION).epoch(0)), whole)
+    pieced = batches(augmentation=AUGMENTATION)
+    # New memory may be that of the buffers before, with the right images in it.
+    pieced.images.fill_(torch.nan)
+    assert_same(copied(pieced.epoch(0)), whole)
 
 
 def test_an_evaluation_is_filled_in_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,3 +193,17 @@ def test_a_gpu_sees_the_same_images(memory_format: torch.memory_format) -> None:
         for ours, theirs in zip(on_gpu.epoch(epoch), batches(**options).epoch(epoch), strict=True):
             assert torch.equal(ours.images.cpu(), theirs.images)
             assert torch.equal(ours.labels.cpu(), theirs.labels)
+
+
+def test_order_and_variations_are_drawn_from_streams_of_their_own() -> None:
+    training = batches(augmentation=AUGMENTATION, seed=5)
+    drawn = {
+        stream: drawn_variations(training.order.places, AUGMENTATION, generator_for(stream, 5, 2))
+        for stream in (Stream.CROPS, Stream.ORDER)
+    }
+    order = torch.randperm(10, generator=generator_for(Stream.ORDER, 5, 2))
+    images = split().images[order[torch.arange(training.order.places) % 10]]
+    seen = torch.cat([batch.images for batch in training.epoch(2)])
+    expected, correlated = (normalised(varied(images, each, padding=1)) for each in drawn.values())
+    torch.testing.assert_close(seen, expected)
+    assert not torch.allclose(seen, correlated, atol=1e-5)

@@ -147,3 +147,28 @@ def test_a_flipped_bit_never_gives_other_arrays(tmp_path: Path) -> None:
 def test_missing_arrays_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there are no arrays at .*nowhere"):
         load_arrays(tmp_path / "nowhere.npz")
+
+
+def test_a_file_does_not_depend_on_the_clock(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "arrays.npz", {"one": np.arange(3), "other": np.ones(2)})
+    with zipfile.ZipFile(tmp_path / "arrays.npz") as archive:
+        assert {entry.date_time for entry in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        (["a.npy", "a.npy"], "a name stands twice in it"),
+        (["layer/conv.npy"], "entry 'layer/conv.npy' is not named as an array"),
+        (["a"], "entry 'a' is not named as an array"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_entries_that_no_array_was_saved_under_are_refused(entries: list[str], complaint: str, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.arange(3), allow_pickle=False)
+    with zipfile.ZipFile(tmp_path / "arrays.npz", "w") as archive:
+        for entry in entries:
+            archive.writestr(entry, buffer.getvalue())
+    with pytest.raises(ValueError, match=complaint):
+        load_arrays(tmp_path / "arrays.npz")

@@ -120,3 +120,11 @@ def test_a_folder_that_cannot_be_synchronised_at_all_is_no_failure(
     monkeypatch.setattr(os, "fsync", fail_with(errno.EIO))
     with pytest.raises(OSError, match="took a new file, but cannot make it last"):
         sync_folder(tmp_path)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no list of descriptors on this system")
+def test_writing_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(3):
+        write_text_atomic(tmp_path / "notes.txt", str(number))
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -288,3 +288,30 @@ def test_tensors_come_back_on_the_cpu(tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path)
     assert loaded is not None
     assert loaded["weights"].device.type == "cpu"
+
+
+def test_without_links_the_former_checkpoint_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    for epoch in (1, 2, 3):
+        save_checkpoint(tmp_path, state(epoch))
+    assert_epoch(load_checkpoint(tmp_path), 3)
+    (tmp_path / "last.pt").unlink()
+    assert_epoch(load_checkpoint(tmp_path), 2)
+
+
+def test_a_link_that_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state(1))
+    os.link(tmp_path / "last.pt", tmp_path / ".previous.pt.unfinished")
+    save_checkpoint(tmp_path, state(2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "previous.pt"]
+    (tmp_path / "last.pt").unlink()
+    assert_epoch(load_checkpoint(tmp_path), 1)
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_a_run_without_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").symlink_to(tmp_path / "gone.pt")
+    with pytest.raises(ValueError, match=r"no checkpoint can be used: .*last\.pt is missing"):
+        load_checkpoint(tmp_path)

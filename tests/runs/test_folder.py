@@ -278,3 +278,11 @@ def test_files_that_are_folders_are_errors_that_name_them(folder: RunFolder) -> 
     for read in (folder.load_plan, lambda: folder.remembered("x"), lambda: folder.read_json(folder.environment_path)):
         with pytest.raises(IsADirectoryError, match=r"cannot read .*\.json: Is a directory"):
             read()
+
+
+def test_a_finished_run_is_no_network_of_one_shot_compression(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.one_shot_path.write_text("{}")
+    assert folder.is_one_shot
+    folder.summary_json_path.write_text("{}")
+    assert not folder.is_one_shot

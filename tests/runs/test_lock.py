@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from strucspars.runs import lock
 from strucspars.runs.lock import RunFolderBusy, folder_lock
 
 HOLDER = """
@@ -99,3 +100,18 @@ def test_a_link_in_the_place_of_the_lock_file_is_not_followed(tmp_path: Path) ->
     with pytest.raises(OSError, match=r"its \.lock is a link; delete that"):
         folder_lock(tmp_path / "run").__enter__()
     assert foreign.read_text() == "precious"
+
+
+def test_nothing_of_a_longer_process_number_stays(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("99999999999999999999\n")
+    with folder_lock(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_forked_child_closes_no_descriptor_of_a_lock_that_has_ended(tmp_path: Path) -> None:
+    with folder_lock(tmp_path):
+        assert len(lock._held) == 1
+    with pytest.raises(KeyError), folder_lock(tmp_path):
+        raise KeyError
+    # The number may be that of another file by now.
+    assert not lock._held

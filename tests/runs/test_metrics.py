@@ -158,3 +158,24 @@ def test_any_bytes_are_rows_or_a_value_error(tmp_path_factory: pytest.TempPathFa
         assert len(rows) == content.count(b"\n")
         return
     assert "any.jsonl, line" in complaint
+
+
+def test_rows_are_added_behind_a_file_longer_than_the_window_that_is_searched(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for epoch in range(5):
+        append_row(path, {"epoch": epoch, "text": "x" * 2000})
+    assert [row["epoch"] for row in read_rows(path)] == list(range(5))
+
+
+def test_the_name_of_a_new_file_is_on_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        events.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    for _ in range(2):
+        append_row(tmp_path / "metrics.jsonl", {"epoch": 0})
+    assert events == ["file", "folder", "file"]

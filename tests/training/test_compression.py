@@ -8,7 +8,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.data.batches import Batch, Batches
 from strucspars.data.catalogue import batches_of, load_data
-from strucspars.training.compression import form_milliseconds, recalibrate_
+from strucspars.training.compression import ablation_plan, form_milliseconds, recalibrate_
 from strucspars.training.engine import Engine
 from strucspars.training.recipe import EngineRecipe, StageRecipe
 
@@ -122,3 +122,38 @@ def test_an_epoch_of_one_step_can_be_timed_too() -> None:
     plan = ss.one_shot_plan(model, target=0.4)
     times = form_milliseconds(ENGINE, model, plan, StageRecipe(epochs=1), FewSteps())
     assert all(value > 0 for value in times.values())
+
+
+def test_recalibration_forgets_the_statistics_of_a_training_that_counted_its_batches(batches: Batches) -> None:
+    model, trained = network(), network()
+    trained.train()
+    for batch in batches.epoch(2):
+        trained(100 * batch.images)
+    assert int(trained.get_submodule("1").get_buffer("num_batches_tracked")) == 3
+    for candidate in (model, trained):
+        recalibrate_(candidate, batches, ENGINE)
+    torch.testing.assert_close(dict(trained.state_dict()), dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_recalibration_restores_the_models_mode(batches: Batches, training: bool) -> None:
+    model = network().train(training)
+    recalibrate_(model, batches, ENGINE)
+    assert {module.training for module in model.modules()} == {training}
+
+
+def test_timing_leaves_the_scale_of_the_gradients_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(EngineRecipe(device="cpu"))
+    scale = {"scale": 65536.0}
+    loaded: list[dict[str, float]] = []
+    monkeypatch.setattr(engine, "precision_state", lambda: dict(scale))
+    monkeypatch.setattr(engine, "load_precision_state", loaded.append)
+    model = network()
+    form_milliseconds(engine, model, ss.one_shot_plan(model, target=0.4), StageRecipe(epochs=1), FewSteps())
+    assert loaded == [scale]
+
+
+def test_the_random_orders_of_an_ablation_depend_on_the_seed_of_the_run() -> None:
+    plan = ss.one_shot_plan(network(), target=0.4)
+    orders = [ablation_plan(plan, "random", seed=seed).layers["4"].out_perm.tolist() for seed in (3, 3, 4)]
+    assert orders[0] == orders[1] != orders[2]

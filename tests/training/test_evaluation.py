@@ -80,3 +80,20 @@ def test_fewer_than_five_classes_are_all_among_the_best_five() -> None:
     scores = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
     accuracy = evaluation(scores, [0, 2], batch_size=2)[0].accuracy()
     assert (accuracy.top1, accuracy.top5) == (0.5, 1.0)
+
+
+def test_an_evaluation_counts_nothing_of_the_one_before() -> None:
+    labels = [0, 1, 2, 3]
+    evaluated, model = evaluation(scores_with_label_at_rank([1, 1, 1, 1], labels), labels, batch_size=3)
+    assert evaluated.accuracy().top1 == 1
+    model.get_buffer("scores").copy_(scores_with_label_at_rank([1, 2, 6, 6], labels))
+    again = evaluated.accuracy()
+    assert (again.top1, again.top5) == (1 / 4, 2 / 4)
+
+
+def test_evaluating_keeps_nothing_for_gradients() -> None:
+    evaluated, model = evaluation(scores_with_label_at_rank([1, 2], [3, 4]), [3, 4], batch_size=2)
+    enabled: list[bool] = []
+    model.register_forward_hook(lambda *_: enabled.append(torch.is_grad_enabled()))
+    evaluated.accuracy()
+    assert enabled == [False]

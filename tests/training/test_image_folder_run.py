@@ -17,9 +17,11 @@ import strucspars as ss
 from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD
 from strucspars.models.catalogue import build_model
 from strucspars.runs.folder import RunFolder
+from strucspars.training.engine import Engine
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
-from strucspars.training.recipe import Recipe
+from strucspars.training.recipe import EngineRecipe, Recipe
+from strucspars.training.setting import Setting
 from strucspars.training.stage import RunInterrupted
 
 NETWORK = "small_networks:with_dropout"
@@ -154,3 +156,14 @@ def test_a_folder_without_test_images_is_refused_before_anything_is_trained(
     with pytest.raises(FileNotFoundError, match=r"no image folders under .*looked for .*val or .*test"):
         run_pipeline(folder_recipe(small_recipe, tmp_path / "images", workers=0), tmp_path / "run")
     assert RunFolder(tmp_path / "run").metrics() == []
+
+
+def test_another_seed_gives_other_crops(small_recipe: Recipes, tmp_path: Path) -> None:
+    # Of one image alone, so that nothing but the crop can differ.
+    write_image_folder(tmp_path, num_classes=1)
+    engine = Engine(EngineRecipe(device="cpu"))
+    options = ("data.name=folder", f"data.root={tmp_path}", f"data.image_size={IMAGE_SIZE}", "data.workers=0")
+    settings = [Setting(small_recipe(*options, "data.batch_size=2", f"seed={seed}"), engine) for seed in (1, 1, 2)]
+    crops = [next(iter(setting.train.epoch(1))).images for setting in settings]
+    assert torch.equal(crops[0], crops[1])
+    assert not torch.equal(crops[0], crops[2])

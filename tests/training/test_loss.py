@@ -81,3 +81,18 @@ def test_the_teacher_gets_no_gradient(scores: torch.Tensor) -> None:
     torch.autograd.backward(loss(scores.clone().requires_grad_(), IMAGES, LABELS))
     assert loss.distillation is not None
     assert [parameter.grad for parameter in loss.distillation.teacher.parameters()] == [None]
+
+
+def test_the_divergence_is_that_of_the_student_from_the_teacher(scores: torch.Tensor) -> None:
+    # Not the same scores in another order: between those the mean divergence may be the same in both directions.
+    teacher = scores.square()
+    target = functional.softmax(teacher / 3, dim=1)
+    distance = (target * (target.log() - functional.log_softmax(scores / 3, dim=1))).sum(dim=1).mean()
+    torch.testing.assert_close(distilled(teacher, temperature=3.0)(scores, IMAGES, LABELS), 9 * distance)
+
+
+def test_the_divergence_of_half_precision_scores_is_computed_in_full(scores: torch.Tensor) -> None:
+    coarse, teacher = scores.bfloat16(), scores.flip(0).bfloat16()
+    loss = distilled(teacher)(coarse, IMAGES, LABELS)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, distilled(teacher.float())(coarse.float(), IMAGES, LABELS))

@@ -128,3 +128,12 @@ def test_a_layer_that_computes_with_its_weight_first_does_so_in_full_precision()
     cast = CastAtOnce(nn.Sequential(Standardised(2, 2, 1), nn.Conv2d(2, 2, 1)), torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         assert cast(torch.ones(1, 2, 3, 3)).dtype == torch.bfloat16
+
+
+def test_the_gradients_of_a_step_hold_nothing_of_the_step_before() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    images = torch.randn(2, 3, 4, 4)
+    cast = CastAtOnce(model, torch.bfloat16)
+    first, again = (losses_and_gradients(model, cast, images)[1] for _ in range(2))
+    assert_close(again, first, rtol=0, atol=0)

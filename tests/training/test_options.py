@@ -21,11 +21,14 @@ from strucspars.runs.folder import RunFolder
 from strucspars.training.compression import masked_form, recalibrate_
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Evaluation
+from strucspars.training.loss import StageLoss
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
-from strucspars.training.recipe import EngineRecipe, Recipe
+from strucspars.training.recipe import EngineRecipe, Recipe, StageRecipe
+from strucspars.training.rules import PlainRule
 from strucspars.training.schedule import learning_rates
 from strucspars.training.seeds import derived_seed
+from strucspars.training.steps import TrainingStep
 
 Recipes = Callable[..., Recipe]
 SEED = 3
@@ -208,3 +211,42 @@ def test_recalibrated_statistics_are_used_for_the_accuracy_that_is_noted(small_r
     recalibrate_(cut, batches_of(data, training=True, batch_size=128, device=CPU, seed=SEED), engine)
     assert summary.recalibrated_top1 == Evaluation(engine, cut, test).accuracy().top1
     assert summary.recalibrated_top1 > summary.compressed_top1
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_the_momentum_of_the_steps_is_that_of_the_recipe(momentum: float) -> None:
+    model, reference = (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)) for _ in range(2))
+    reference.load_state_dict(model.state_dict())
+    options = StageRecipe(epochs=1, lr=0.1, momentum=momentum, weight_decay=0.01)
+    step = TrainingStep(Engine(EngineRecipe(device="cpu")), model, options, StageLoss(), PlainRule())
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum, weight_decay=0.01)
+    for seed in range(3):
+        images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
+        labels = torch.tensor([0, 1, 2, 1])
+        step(images, labels)
+        optimizer.zero_grad()
+        torch.autograd.backward(functional.cross_entropy(reference(images), labels))
+        optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), dict(reference.state_dict()))
+
+
+def first_stage(recipe: Recipe, path: Path) -> tuple[dict[str, Any], torch.Tensor]:
+    """The row of a first stage of one step, and what it made of a weight."""
+    run_pipeline(recipe, path)
+    folder = RunFolder(path)
+    sparsified = load_named(folder.checkpoints, "sparsified")
+    assert sparsified is not None
+    return folder.metrics()[0], sparsified["model"]["3.weight"]
+
+
+def test_the_first_stage_has_its_own_label_smoothing_and_average(small_recipe: Recipes, tmp_path: Path) -> None:
+    one_step = ("data.batch_size=1347", "stage1.epochs=1", "stage2.epochs=1")
+    plain_row, weight = first_stage(small_recipe(*one_step), tmp_path / "plain")
+    smooth_row, _ = first_stage(small_recipe(*one_step, "stage1.label_smoothing=0.3"), tmp_path / "smooth")
+    _, averaged = first_stage(small_recipe(*one_step, "stage1.ema=0.75"), tmp_path / "averaged")
+    batch, fresh = only_batch(), fresh_network()
+    for row, smoothing in ((plain_row, 0.0), (smooth_row, 0.3)):
+        loss = functional.cross_entropy(fresh(batch.images), batch.labels, label_smoothing=smoothing)
+        assert row["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    before = fresh.get_parameter("3.weight").detach()
+    torch.testing.assert_close(averaged, 0.75 * before + 0.25 * weight)

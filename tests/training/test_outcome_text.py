@@ -8,7 +8,7 @@ import pytest
 from strucspars.measure.layers import BeforeAfter
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, StageAccuracy
-from strucspars.training.outcome_text import OPTIMISM, duration, follows_paper, outcome_text, outcomes_text
+from strucspars.training.outcome_text import OPTIMISM, duration, follows_paper, outcome_text, outcomes_text, some_of
 from strucspars.training.recipe import EngineRecipe, Recipe
 from strucspars.training.recipe_reading import read_recipe
 
@@ -169,3 +169,16 @@ def test_several_dense_runs_have_no_empty_columns() -> None:
 )
 def test_durations_do_not_overflow_their_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_number_that_one_run_alone_has_is_shown_without_a_mean() -> None:
+    text = outcomes_text({Path("runs/a"): SUMMARY, Path("runs/b"): replace(SUMMARY, before_compression_top1=None)})
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[2] == ["runs/a", "400", "60.00%", "90.00%", "70.00%", "97.00%", "98.00%", "96.99%"]
+    assert lines[3] == ["runs/b", "400", "60.00%", "70.00%", "97.00%", "98.00%", "96.99%"]
+    assert lines[4] == ["mean", "60.00%", "70.00%", "97.00%", "98.00%", "96.99%"]
+
+
+def test_a_long_list_says_how_many_names_it_leaves_out() -> None:
+    assert some_of("abcd") == "a, b, c, d"
+    assert some_of("abcdef") == "a, b, c, d and 2 more"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +14,26 @@ from torch import nn
 import strucspars as ss
 from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.baselines.slimmed_file import load_slimmed
+from strucspars.core.importance import Norm
 from strucspars.core.permutation import inverse
+from strucspars.data.batches import Batch, ResidentBatches
 from strucspars.data.digits import digits
 from strucspars.measure.counting import count_macs
 from strucspars.models.catalogue import build_model
 from strucspars.nn.grouped_weights import kept_connections
+from strucspars.nn.importance import importance_matrix
 from strucspars.runs.arrays import load_arrays
 from strucspars.runs.checkpoint import load_named
 from strucspars.runs.folder import RunFolder
-from strucspars.training import pipeline
+from strucspars.training import methods, pipeline
+from strucspars.training.engine import Engine
 from strucspars.training.observer import Silence
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
-from strucspars.training.recipe import Recipe
+from strucspars.training.recipe import EngineRecipe, Recipe
 from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.seeds import derived_seed
+from strucspars.training.setting import Setting
 from strucspars.training.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
@@ -394,3 +399,91 @@ def test_a_saved_network_that_is_not_the_trained_one_is_noticed(
         run_pipeline(small_recipe(), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").summary_json_path.exists()
     assert RunFolder(tmp_path / "run").load_checkpoint() is not None
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_stored_importance_has_the_norm_of_the_recipe(norm: Norm, small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(f"sparsify.norm={norm}", "stage1.epochs=1", "stage2.epochs=1"), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    torch.manual_seed(derived_seed(3, "weights"))
+    sparsified = load_named(folder.checkpoints, "sparsified")
+    assert sparsified is not None
+    for moment, state in (("start", network().state_dict()), ("end", sparsified["model"])):
+        stored = load_arrays(folder.importance / f"{moment}.npz")
+        assert set(stored) == {"3", "6"}
+        for name, matrix in stored.items():
+            expected = importance_matrix(state[f"{name}.weight"], norm).astype(np.float16)
+            np.testing.assert_array_equal(matrix, expected)
+
+
+def test_only_included_layers_are_grouped(small_recipe: Recipes, tmp_path: Path) -> None:
+    options = ("sparsify.include=['6']", "sparsify.target=0.2", "stage1.epochs=1", "stage2.epochs=1")
+    run_pipeline(small_recipe(*options), tmp_path / "run")
+    plan = RunFolder(tmp_path / "run").load_plan()
+    assert plan is not None
+    assert list(plan.layers) == ["6"]
+
+
+def test_slimming_pulls_as_strongly_as_the_recipe_says(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(model: nn.Module, strength: float) -> None:
+        raise ValueError(f"strength {strength}")
+
+    monkeypatch.setattr(methods, "SlimmingRule", noted)
+    with pytest.raises(ValueError, match=r"strength 0\.0125"):
+        run_pipeline(
+            small_recipe("kind=slimming", "model.name=cifar-resnet8", "slimming.strength=0.0125"), tmp_path / "run"
+        )
+
+
+def test_the_second_stage_sees_other_batches_than_the_first(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    epoch_of = ResidentBatches.epoch
+
+    def noting(self: ResidentBatches, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
+        if self.order.shuffled:
+            seen.append(epoch)
+        return epoch_of(self, epoch, start_step=start_step)
+
+    monkeypatch.setattr(ResidentBatches, "epoch", noting)
+    run_pipeline(small_recipe(), tmp_path / "run")
+    assert seen == [1, 2, 3, 4]
+
+
+def test_the_accuracy_before_compression_is_that_of_the_first_stages_end(base: RunFolder) -> None:
+    rows = {(row["stage"], row["epoch"]): row for row in base.metrics()}
+    for key in ("top1", "top5"):
+        assert rows["compress", 0][f"before_{key}"] == rows["sparsify", 2][f"test_{key}"]
+    assert rows["compress", 0]["before_top1"] < rows["compress", 0]["before_top5"]
+
+
+def test_another_seed_gives_other_batches(small_recipe: Recipes) -> None:
+    engine = Engine(EngineRecipe(device="cpu"))
+    first = [next(iter(Setting(small_recipe(f"seed={seed}"), engine).train.epoch(1))) for seed in (3, 3, 4)]
+    assert torch.equal(first[0].labels, first[1].labels)
+    assert torch.equal(first[0].images, first[1].images)
+    assert not torch.equal(first[0].labels, first[2].labels)
+
+
+def test_the_row_of_the_compression_has_the_numbers_of_the_plan(base: RunFolder) -> None:
+    (row,) = (row for row in base.metrics() if row["stage"] == "compress")
+    plan = base.load_plan()
+    assert plan is not None
+    assert plan.removed_param_fraction != plan.removed_mac_fraction
+    for key in ("min_kept_norm", "removed_param_fraction", "removed_mac_fraction"):
+        assert row[key] == getattr(plan, key), key
+
+
+def test_finetuning_starts_from_recalibrated_statistics_where_they_are_asked_for(
+    base: RunFolder, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    means = []
+    for asked in ("true", "false"):
+        options = (f"sparsify.from_run={base.path}", f"finetune.recalibrate_bn={asked}", *STANDSTILL)
+        run_pipeline(small_recipe(*options), tmp_path / asked)
+        means.append(start_of_finetuning(tmp_path / asked)[0]["4.running_mean"])
+    # Both have seen the same batches since.
+    assert not torch.allclose(means[0], means[1])

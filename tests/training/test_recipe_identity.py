@@ -6,7 +6,8 @@ import pytest
 from strucspars.runs.folder import RunFolder
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changes, without_place
+from strucspars.training.recipe_identity import changes, check_same_run, protocol, without_place
+from strucspars.training.recipe_reading import recipe_yaml
 from strucspars.training.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
@@ -91,3 +92,30 @@ def test_a_slimmed_network_is_no_teacher(small_recipe: Recipes, tmp_path: Path) 
     recipe.write_text(recipe.read_text().replace("kind: dense", "kind: slimming"))
     with pytest.raises(ValueError, match=r"finetune.teacher: .* is a run of kind slimming; name a dense one"):
         run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["engine.cuda_graph=false", "engine.solver_workers=3", "engine.device=cpu", "data.download=true"]
+)
+def test_what_computes_is_no_part_of_a_run(elsewhere: str, small_recipe: Recipes) -> None:
+    assert without_place(small_recipe(elsewhere)) == without_place(small_recipe("engine.device=auto"))
+
+
+def test_runs_of_one_row_have_teachers_of_one_row(small_recipe: Recipes) -> None:
+    one, again, other = (
+        small_recipe("kind=dense", f"finetune.teacher={teacher}")
+        for teacher in ("here/large-seed1", "there/large-seed2", "here/small-seed1")
+    )
+    assert protocol(one) == protocol(again)
+    assert changes(one, other) == ("finetune.teacher=large",)
+    assert changes(one, small_recipe("kind=dense")) == ("finetune.teacher=large",)
+
+
+def test_other_weights_to_start_from_make_another_run(small_recipe: Recipes, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    folder.write_recipe(recipe_yaml(small_recipe("model.weights=here/one.pt")))
+    (folder.checkpoints / "last.pt").write_bytes(b"")
+    check_same_run(folder, small_recipe("model.weights=there/one.pt"))
+    with pytest.raises(ValueError, match="holds a run with another recipe"):
+        check_same_run(folder, small_recipe("model.weights=here/other.pt"))

@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
+from strucspars.core.importance import Norm
 from strucspars.nn.grouped_weights import kept_connections
+from strucspars.nn.importance import importance_matrix
+from strucspars.sparsify.report import EpochReport
 from strucspars.training.compression import FORMS, TrainableForm
 from strucspars.training.rules import HeldZerosRule, PlainRule, SlimmingRule, SparsifyRule
 
@@ -174,3 +177,44 @@ def test_the_slimming_rule_pulls_every_scale_towards_zero() -> None:
     assert norm.weight.grad is not None
     assert norm.weight.grad[:4].tolist() == [-0.25, 0.0, 0.25, 0.25]
     assert norm.bias.grad is None
+
+
+def test_the_arrays_of_an_epoch_are_those_of_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    rule, sparsifier = sparsify_rule(model)
+    reports = []
+    end_epoch = sparsifier.end_epoch
+
+    def noted() -> EpochReport:
+        reports.append(end_epoch())
+        return reports[-1]
+
+    monkeypatch.setattr(sparsifier, "end_epoch", noted)
+    with torch.no_grad():
+        model.get_parameter("3.weight").normal_()
+    row, arrays = rule.end_epoch(), rule.arrays()
+    layers = reports[0].layers
+    churns = [layer.churn for layer in layers]
+    assert len(set(churns)) == len(layers) == 2
+    assert row["mean_churn"] == pytest.approx(sum(churns) / 2)
+    assert arrays["churn"].tolist() == pytest.approx(churns)
+    assert arrays["cost"].tolist() == [layer.cost for layer in layers]
+    orders = sparsifier.state_dict()["layers"].values()
+    for key in ("out_perm", "in_perm"):
+        assert arrays[key].tolist() == [channel for order in orders for channel in order[key]]
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_pictured_matrices_are_in_the_present_orders_and_norm(norm: Norm) -> None:
+    model = network()
+    config = ss.SparsifyConfig(target=0.5, epochs=9, lambda_step=1e-2, lambda_warmup_epochs=0, norm=norm)
+    sparsifier = ss.Sparsifier(model, config)
+    matrices = SparsifyRule(sparsifier).matrices()
+    orders = sparsifier.state_dict()["layers"]
+    assert list(matrices) == [layer.name for layer in sparsifier.selection.layers]
+    for layer in sparsifier.selection.layers:
+        order, importance = orders[layer.name], importance_matrix(layer.weight, norm)
+        assert list(order["out_perm"]) != list(range(len(order["out_perm"])))
+        for row, out_channel in enumerate(order["out_perm"]):
+            for column, in_channel in enumerate(order["in_perm"]):
+                assert matrices[layer.name][row, column] == importance[out_channel, in_channel]

@@ -257,9 +257,6 @@ class _StepSampler(Sampler[list[SampleKey]]):
         for indices in self.order.indices(epoch)[self.start_step :].tolist():
             yield [(epoch, index) for index in indices]
 
-    def __len__(self) -> int:
-        return self.order.steps - self.start_step
-
 
 def _per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """Of pixels in 0 .. 255, ready to be combined with images."""
