@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +48,14 @@ def test_levels_and_fractions_stay(shuffle: Shuffle) -> None:
     plan = reordered_plan(learned_plan(), shuffle)
     assert plan.layers["0"].group_level == 3
     assert (plan.target, plan.removed_param_fraction) == (0.5, 0.6)
+
+
+@pytest.mark.parametrize("shuffle", ["shufflenet", "random", "no-shuffle"])
+def test_what_was_removed_is_told_but_no_norm_that_other_orders_did_not_keep(shuffle: Shuffle) -> None:
+    learned = replace(learned_plan(), budget="macs", min_kept_norm=0.8, removed_mac_fraction=0.7)
+    plan = reordered_plan(learned, shuffle)
+    assert (plan.budget, plan.removed_mac_fraction) == ("macs", 0.7)
+    assert plan.min_kept_norm is None
 
 
 def test_an_unknown_shuffle_is_named() -> None:
@@ -133,3 +143,21 @@ def test_rescaling_by_a_plan_that_does_not_fit_changes_nothing() -> None:
     (planned,) = learned_plan().layers.values()
     with pytest.raises(ValueError, match="names a shared weight more than once"):
         rescale_fresh_weights_(nn.Sequential(layer, layer), ss.GroupingPlan({"0": planned, "1": planned}))
+
+
+@pytest.mark.parametrize("level", [1, 2, 4])
+def test_rescaling_refuses_a_plan_of_fewer_or_more_groups_than_the_layer_has(level: int) -> None:
+    model = convert_(nn.Sequential(nn.Conv2d(8, 24, 1)), learned_plan())
+    before = model.get_parameter("0.weight").clone()
+    (planned,) = learned_plan().layers.values()
+    with pytest.raises(ValueError, match=f"layer '0' has 4 groups, the plan {2 ** (level - 1)}; give the plan"):
+        rescale_fresh_weights_(model, ss.GroupingPlan({"0": replace(planned, group_level=level)}))
+    assert torch.equal(model.get_parameter("0.weight"), before)
+
+
+def test_rescaling_refuses_a_plan_with_two_layers_that_hold_one_weight() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 24, 1), nn.Conv2d(8, 24, 1))
+    model[1].weight = model[0].weight
+    (planned,) = learned_plan().layers.values()
+    with pytest.raises(ValueError, match="names a shared weight more than once"):
+        rescale_fresh_weights_(model, ss.GroupingPlan({"0": planned, "1": planned}))

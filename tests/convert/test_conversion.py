@@ -115,6 +115,16 @@ def test_the_tensors_really_shrink() -> None:
         assert parameter.nbytes == parameter.untyped_storage().nbytes() == before[name] // groups
 
 
+@pytest.mark.parametrize("level", [2, 3, 4])
+def test_the_plan_of_a_model_tells_which_fraction_of_all_its_parameters_is_gone(level: int) -> None:
+    model = nn.Sequential(nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 5, 1))
+    before = sum(parameter.numel() for parameter in model.parameters())
+    plan = ss.one_shot_plan(model, target=0.1, rules=ss.LayerRules(fixed_levels={"0": level}))
+    convert_(model, plan)
+    after = sum(parameter.numel() for parameter in model.parameters())
+    assert ss.model_plan(model).removed_param_fraction == pytest.approx(1 - after / before)
+
+
 def test_what_surrounds_a_layer_stays() -> None:
     model = random_network().to(memory_format=torch.channels_last).double().eval()
     calls = []
@@ -253,6 +263,19 @@ def test_a_weight_that_two_layers_share_is_refused() -> None:
     layer = ss.LayerPlan(group_level=2, out_perm=np.arange(4), in_perm=np.arange(4), weight_shape=(4, 4, 1, 1))
     with pytest.raises(ValueError, match="layer '0' shares its weight"):
         convert_(model, ss.GroupingPlan({"0": layer}))
+
+
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_plan_that_names_a_shared_module_twice_is_refused_before_anything_changes(
+    change_: Callable[..., nn.Module],
+) -> None:
+    layer = nn.Conv2d(8, 8, 3)
+    model = nn.Sequential(layer, layer)
+    (planned,) = random_plan(model, level=2).layers.values()
+    with pytest.raises(ValueError, match="layer '1' shares its weight with another layer; take it off the plan"):
+        change_(model, ss.GroupingPlan({"0": planned, "1": planned}))
+    assert type(layer) is nn.Conv2d
+    assert layer.weight.all()
 
 
 def test_a_module_used_twice_is_converted_once() -> None:

@@ -25,6 +25,15 @@ def test_a_wrapper_that_knows_the_old_shapes_is_said_to_be_renewed(caplog: pytes
     assert not caplog.records, "nothing changes any more"
 
 
+@pytest.mark.usefixtures("_one_process")
+def test_a_wrapper_around_a_part_is_said_to_be_renewed_too(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.parallel.DistributedDataParallel(_network()), nn.ReLU())
+    plan = one_shot_plan(model, target=0.3)
+    caplog.clear()
+    convert_(model, plan)
+    assert "wrap the network again" in caplog.text
+
+
 @pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel], ids=["bare", "parallel"])
 def test_others_need_no_renewal(wrap: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     model = wrap(_network())

@@ -104,6 +104,18 @@ def test_nothing_finite_is_no_agreement() -> None:
         checked(SCORES * NAN, SCORES * NAN)
 
 
+def test_one_finite_output_is_enough_to_compare() -> None:
+    outputs = [SCORES, SCORES * NAN]
+    agreement = checked_agreement(
+        Fixed(*outputs),
+        lambda arguments: outputs,
+        example_batch(torch.zeros(2, 3), dynamic_batch=False),
+        runtime="Runtime 1.0",
+        path=Path("file.onnx"),
+    )
+    assert (agreement.num_outputs, agreement.max_relative_error) == (2, 0)
+
+
 def test_a_runtime_that_fails_is_named() -> None:
     def failing(arguments: Arguments) -> list[torch.Tensor]:
         raise RuntimeError("shape mismatch\nin some node")

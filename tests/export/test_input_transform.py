@@ -54,6 +54,19 @@ def test_inception_transforms_its_inputs_after_loading_too(tmp_path: Path) -> No
     assert restored.transform_input is True
 
 
+@pytest.mark.parametrize("transforms", [True, False])
+def test_a_subclass_transforms_its_inputs_after_loading_as_before(tmp_path: Path, transforms: bool) -> None:
+    class Own(torchvision.models.GoogLeNet):  # type: ignore[misc]  # torchvision has no types
+        pass
+
+    def own(*, transform_input: bool) -> Own:
+        return Own(num_classes=5, aux_logits=False, init_weights=False, transform_input=transform_input)
+
+    ss.save(own(transform_input=transforms), tmp_path / "own.safetensors")
+    restored = ss.load(tmp_path / "own.safetensors", own(transform_input=not transforms))
+    assert restored.transform_input is transforms
+
+
 def test_files_of_other_networks_say_nothing_of_inputs(tmp_path: Path) -> None:
     ss.save(nn.Conv2d(2, 2, 1), tmp_path / "layer.safetensors")
     with safe_open(tmp_path / "layer.safetensors", framework="pt") as file:
@@ -98,6 +111,13 @@ def test_what_does_not_fit_is_refused_and_the_model_stays_as_it_was(tmp_path: Pa
     with pytest.raises(ValueError, match=complaint):
         ss.load(path, model)
     assert torch.equal(model.weight, before)
+
+
+def test_a_network_that_cannot_transform_its_inputs_loads_what_was_saved_without(tmp_path: Path) -> None:
+    path, saved = tmp_path / "layer.safetensors", nn.Conv2d(2, 2, 1)
+    ss.save(saved, path)
+    with_metadata(path, '{"": false, "backbone": false}')
+    assert torch.equal(ss.load(path, nn.Conv2d(2, 2, 1)).weight, saved.weight)
 
 
 def test_a_network_that_transforms_its_inputs_is_folded() -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import strucspars as ss
 from strucspars.export.storage import PLAN_KEY
@@ -114,6 +115,10 @@ def missing_tensor(path: Path) -> None:
     rewritten(path, lambda tensors, metadata: tensors.pop("3.weight"))
 
 
+def unknown_tensor(path: Path) -> None:
+    rewritten(path, lambda tensors, metadata: tensors.update({"4.bias": torch.zeros(8)}))
+
+
 def wrong_shape(path: Path) -> None:
     rewritten(path, lambda tensors, metadata: tensors.update({"3.bias": torch.zeros(3)}))
 
@@ -131,6 +136,7 @@ def wrong_order(path: Path) -> None:
         (newer, "format version 7.*upgrade strucspars"),
         (without_plan, "carries no plan"),
         (missing_tensor, r"lacks \['3.weight'\]"),
+        (unknown_tensor, r"belongs to another network: it lacks \[\] and has \['4.bias'\] besides"),
         (wrong_shape, r"'3.bias' has shape \(3,\), the model needs \(16,\)"),
         (wrong_order, "'3' has an in_perm that contradicts the plan"),
     ],
@@ -229,12 +235,21 @@ def test_only_a_dense_model_with_memory_is_loaded_into(tmp_path: Path) -> None:
         ss.load(path, network().to("meta"))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("3.weight", torch.int8), ("3.bias", torch.complex64)])
-def test_numbers_of_another_kind_are_refused(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "needed"),
+    [
+        ("3.weight", torch.int8, torch.float32),
+        ("3.bias", torch.complex64, torch.float32),
+        ("1.num_batches_tracked", torch.complex64, torch.int64),
+    ],
+)
+def test_numbers_of_another_kind_are_refused(
+    tmp_path: Path, name: str, dtype: torch.dtype, needed: torch.dtype
+) -> None:
     path = tmp_path / "small.safetensors"
     ss.save(converted(), path)
     rewritten(path, lambda tensors, metadata: tensors.update({name: tensors[name].to(dtype)}))
-    with pytest.raises(ValueError, match=f"'{name}' holds {dtype}, the model needs torch.float32"):
+    with pytest.raises(ValueError, match=f"'{name}' holds {dtype}, the model needs {needed}"):
         ss.load(path, network())
 
 
@@ -382,3 +397,14 @@ def test_a_model_on_the_meta_device_is_not_saved(tmp_path: Path, build: Callable
     with pytest.raises(ValueError, match=told):
         ss.save(build().to("meta"), tmp_path / "small.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_grouped_layer_with_a_parametrisation_is_refused_by_name_and_saved_without_it(tmp_path: Path) -> None:
+    model = converted()
+    parametrizations.spectral_norm(model[3])
+    with pytest.raises(ValueError, match=r"layer '3' has no plain weight: .*; remove the parametrisation"):
+        ss.save(model, tmp_path / "small.safetensors")
+    assert not list(tmp_path.iterdir())
+    parametrize.remove_parametrizations(model[3], "weight")
+    ss.save(model, tmp_path / "small.safetensors")
+    assert torch.equal(ss.load(tmp_path / "small.safetensors", network(seed=5)).eval()(IMAGES), model(IMAGES))

@@ -1,19 +1,31 @@
 """Files of networks that come wrapped, from other libraries, or with inputs that cannot be given."""
 
-from collections.abc import Callable
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import onnx
 import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import strucspars as ss
+from strucspars.export.onnx_export import onnx_runner
+from strucspars.export.openvino_export import openvino_runner
+from strucspars.export.torch_export import torch_runner
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))
+FORMATS = {
+    "onnx": (ss.export_onnx, "network.onnx", onnx_runner),
+    "openvino": (ss.export_openvino, "network.xml", openvino_runner),
+    "torch": (ss.export_torch, "network.pt2", torch_runner),
+}
 
 
 class ByKeyword(nn.Module):
@@ -44,3 +56,137 @@ def test_inputs_by_keyword_only_are_refused_with_the_remedy(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"'image' by keyword only.*wrap the network"):
         ss.export_onnx(ByKeyword(), tmp_path / "network.onnx", IMAGES)
     assert not list(tmp_path.iterdir())
+
+
+class AnyNumber(nn.Module):
+    """Takes all of its inputs as one tuple."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *images: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(images[0]) + images[1]
+        return features
+
+
+class OneAndMore(AnyNumber):
+    """Its first input has a name, and its last is no batch."""
+
+    def forward(self, image: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # another network
+        features: torch.Tensor = self.layer(image) * others[1] + others[0]
+        return features
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize(
+    ("build", "inputs"), [(AnyNumber, (IMAGES, IMAGES + 1)), (OneAndMore, (IMAGES, IMAGES + 1, torch.randn(8, 8)))]
+)
+def test_a_network_that_takes_any_number_of_inputs_exports(
+    build: Callable[[nn.Module], nn.Module],
+    inputs: tuple[torch.Tensor, ...],
+    folded: bool,
+    format: str,
+    shuffled: Shuffled,
+    tmp_path: Path,
+) -> None:
+    export, name, runner = FORMATS[format]
+    model = build(shuffled()).eval()
+    given = ss.fold(model, inputs) if folded else model
+    assert export(given, tmp_path / name, inputs).agreement.batch_sizes == (2, 1)
+    others = tuple(torch.randn(5, 8, 8, 8) if tensor.dim() == 4 else tensor for tensor in inputs)
+    expected = [model(*others).detach()]
+    torch.testing.assert_close(list(runner(tmp_path / name)(others)), expected, rtol=1e-4, atol=1e-4)
+    assert export(given, tmp_path / name, inputs, dynamic_batch=False).agreement.batch_sizes == (2,)
+
+
+def test_any_number_of_inputs_are_numbered_or_get_the_names_that_are_given(shuffled: Shuffled, tmp_path: Path) -> None:
+    def names(**options: Sequence[str]) -> list[str]:
+        path = tmp_path / "network.onnx"
+        ss.export_onnx(AnyNumber(shuffled()), path, (IMAGES, IMAGES), **options)  # type: ignore[arg-type]  # names only
+        return [value.name for value in onnx.load(path).graph.input]
+
+    assert names() == ["input_1", "input_2"]
+    assert names(input_names=["left", "right"]) == ["left", "right"]
+
+
+class Detections(NamedTuple):
+    boxes: torch.Tensor
+    scores: list[torch.Tensor]
+
+
+class Returning(nn.Module):
+    """Puts its two outputs into a container."""
+
+    def __init__(self, layer: nn.Module, contained: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.contained = layer, contained
+
+    def forward(self, images: torch.Tensor) -> Any:
+        features = self.layer(images)
+        return self.contained(features, features.mean((2, 3)))
+
+
+CONTAINERS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], type]] = {
+    "named tuple": (lambda boxes, scores: Detections(boxes, [scores]), tuple),
+    "named tuple below a key": (lambda boxes, scores: {"found": Detections(boxes, [scores])}, dict),
+    "mapping": (lambda boxes, scores: UserDict(boxes=boxes, scores=scores), dict),
+    "ordered dictionary": (lambda boxes, scores: OrderedDict(boxes=boxes, scores=scores), dict),
+    "what torch returns": (lambda boxes, _: boxes.max(1), tuple),
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_outputs_in_containers_of_other_classes_are_exported(
+    name: str, format: str, shuffled: Shuffled, tmp_path: Path
+) -> None:
+    contained, plain = CONTAINERS[name]
+    export, file_name, _ = FORMATS[format]
+    model = Returning(shuffled(), contained)
+    assert export(model, tmp_path / file_name, IMAGES).agreement.num_outputs == 2
+    assert export(ss.fold(model, IMAGES), tmp_path / file_name, IMAGES).agreement.num_outputs == 2
+    assert type(model(IMAGES)) is type(contained(IMAGES, IMAGES))
+    if format == "torch":
+        assert type(torch.export.load(tmp_path / file_name).module()(IMAGES)) is plain
+
+
+@dataclass
+class Pair:
+    boxes: torch.Tensor
+    scores: torch.Tensor
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_dataclass_of_outputs_is_refused_by_its_name(format: str, shuffled: Shuffled, tmp_path: Path) -> None:
+    export, name, _ = FORMATS[format]
+    with pytest.raises(ValueError, match=r"puts out a Pair; .*: wrap the network"):
+        export(Returning(shuffled(), Pair), tmp_path / name, IMAGES)
+    assert not list(tmp_path.iterdir())
+
+
+@dataclass(frozen=True)
+class Side:
+    name: str
+
+
+def test_what_torch_cannot_write_is_refused_with_the_remedy(shuffled: Shuffled, tmp_path: Path) -> None:
+    model = Returning(shuffled(), lambda boxes, scores: {Side("left"): boxes, Side("right"): scores})
+    with pytest.raises(ValueError, match=r"torch\.export cannot write the network: .+; try export_onnx"):
+        ss.export_torch(model, tmp_path / "network.pt2", IMAGES)
+    assert not list(tmp_path.iterdir())
+    assert ss.export_onnx(model, tmp_path / "network.onnx", IMAGES).agreement.num_outputs == 2
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_parametrisation_of_a_grouped_layer_is_refused_with_the_remedy(
+    format: str, shuffled: Shuffled, tmp_path: Path
+) -> None:
+    export, name, _ = FORMATS[format]
+    model = nn.Sequential(shuffled(), nn.ReLU(), parametrizations.spectral_norm(shuffled()))
+    with pytest.raises(ValueError, match=r"layer '2' has no plain weight: .*; remove the parametrisation"):
+        export(model, tmp_path / name, IMAGES)
+    assert not list(tmp_path.iterdir())
+    parametrize.remove_parametrizations(model[2], "weight")
+    assert export(model, tmp_path / name, IMAGES).agreement.num_outputs == 1

@@ -1,5 +1,5 @@
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.flop_counter import FlopCounterMode
 
+from strucspars.convert.folding.fold import fold
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import LayerCount, count_macs
 from strucspars.measure.summary import summary
@@ -212,6 +213,25 @@ def test_a_model_that_raises_keeps_its_modes_and_random_state_and_loses_our_hook
     assert number_of_hooks(model) == 0
 
 
+class Merging(nn.Sequential):
+    """Changes its weights where it changes its mode, as re-parametrised and LoRA layers do."""
+
+    def train(self, mode: bool = True) -> Self:
+        self.get_parameter("0.weight").data.zero_()
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_counting_does_not_call_what_a_network_does_when_its_mode_changes(training: bool) -> None:
+    model = Merging(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
+    for module in model.modules():
+        module.training = training
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert count_macs(model, torch.ones(1, 3, 4, 4)).macs == 3 * 8 * 16
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert {module.training for module in model.modules()} == {training}
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # that is what the test is about
 def test_a_classifier_without_classes_costs_nothing() -> None:
     model = torchvision_model("mobilenet_v2", num_classes=0)
@@ -222,6 +242,12 @@ def test_a_users_hook_that_changes_the_output_does_not_change_the_count() -> Non
     layer = nn.Conv2d(4, 8, 1)
     layer.register_forward_hook(lambda module, inputs, outputs: outputs[..., :1])
     assert count_macs(layer, torch.zeros(1, 4, 5, 5)).macs == 4 * 8 * 25
+
+
+def test_a_users_hook_that_changes_a_batch_norms_output_does_not_change_the_count() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
+    model[1].register_forward_hook(lambda module, inputs, outputs: outputs[..., :1])
+    assert count_macs(model, torch.zeros(1, 3, 4, 4)).batch_norm_elements == 8 * 16
 
 
 @pytest.mark.parametrize("inputs", [[torch.zeros(1, 4)], np.zeros((1, 4)), {"input": torch.zeros(1, 4)}, None])
@@ -235,6 +261,14 @@ def test_a_lazy_layer_is_refused_and_stays_lazy() -> None:
     with pytest.raises(ValueError, match="layer '0': LazyConv2d has no shape yet; run the model once first"):
         count_macs(model, torch.zeros(1, 4, 8, 8))
     assert isinstance(model[0], nn.LazyConv2d)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_lazy_batch_norm_is_refused_and_stays_lazy(affine: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.LazyBatchNorm2d(affine=affine))
+    with pytest.raises(ValueError, match="layer '1': LazyBatchNorm2d has no shape yet; run the model once first"):
+        count_macs(model, torch.zeros(1, 3, 4, 4))
+    assert isinstance(model[1], nn.LazyBatchNorm2d)
 
 
 def test_a_plan_for_a_layer_that_cannot_be_grouped_is_refused() -> None:
@@ -274,3 +308,27 @@ def test_a_plan_may_name_a_shared_module_by_its_second_name() -> None:
     described = summary(model, images, plan=plan)
     assert [row.groups.after for row in described.rows] == [2]
     assert len(described.gathers or ()) == 4
+
+
+class Writing(nn.Module):
+    """Changes its inputs in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(8, 8, 1)
+
+    def forward(self, images: torch.Tensor, batch: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+        images += 1
+        batch["others"][0] += images
+        features: torch.Tensor = self.layer(images)
+        return features
+
+
+def test_inputs_that_a_network_writes_into_stay_as_they_are() -> None:
+    model, images, others = Writing(), torch.zeros(1, 8, 2, 2), torch.zeros(1, 8, 2, 2)
+    inputs = images, {"others": [others]}
+    count_macs(model, inputs)
+    summary(model, inputs)
+    summary(fold(model, inputs), inputs)
+    assert not images.any()
+    assert not others.any()

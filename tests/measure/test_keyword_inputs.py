@@ -67,3 +67,12 @@ def test_a_network_that_is_not_called_may_take_keywords() -> None:
 def test_other_errors_of_type_are_the_networks_own() -> None:
     with pytest.raises(TypeError, match="positional"):
         ss.count_macs(nn.Conv2d(4, 8, 3), (IMAGES, IMAGES))
+
+
+def test_an_optional_keyword_is_not_blamed_for_an_error_of_the_network() -> None:
+    class Scaled(nn.Module):
+        def forward(self, images: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            raise TypeError("images of another kind")
+
+    with pytest.raises(TypeError, match="images of another kind"):
+        ss.count_macs(Scaled(), IMAGES)

@@ -8,7 +8,10 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.nn.utils import parametrizations
 
+from strucspars.convert.conversion import convert_
+from strucspars.convert.model_plan import model_plan
 from strucspars.core.hierarchy import max_group_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import count_macs
@@ -286,3 +289,14 @@ def test_a_weight_that_is_no_plain_tensor_does_not_disturb_the_summary() -> None
     layer.weight = nn.Parameter(torch.randn(8, 4, 1, 1).as_subclass(OtherTensor))
     (row,) = summary(layer).rows
     assert (row.params, row.note) == (BeforeAfter(32, 32), "its weight is a OtherTensor, not a plain tensor")
+
+
+def test_a_parametrisation_of_a_grouped_layer_is_refused_by_the_layers_name() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sequential(nn.Conv2d(8, 8, 1)))
+    convert_(model, plan_of(model, ["1.0"], level=2))
+    parametrizations.spectral_norm(model.get_submodule("1.0"))
+    for read in (summary, count_macs):
+        with pytest.raises(ValueError, match=r"layer '1\.0' has no plain weight: .*; remove the parametrisation"):
+            read(model, IMAGE)
+    with pytest.raises(ValueError, match=r"layer '1\.0' has no plain weight"):
+        model_plan(model)

@@ -85,6 +85,14 @@ def test_a_layer_that_is_called_by_keyword_counts() -> None:
     assert len(sides(ss.summary(ByKeyword(), torch.zeros(1, 4, 3, 3)))) == 2
 
 
+def test_gathers_copy_what_the_layer_puts_out_whatever_hooks_make_of_it() -> None:
+    model = network()
+    ss.convert_(model, plan_of(model, "3"))
+    before = ss.summary(model, IMAGE).gathers
+    model.get_submodule("3").register_forward_hook(lambda module, inputs, outputs: outputs.double())
+    assert ss.summary(model, IMAGE).gathers == before
+
+
 def test_runs_are_counted_and_those_of_unknown_orders_are_as_many_as_can_be() -> None:
     layer = ss.ShuffledGroupConv2d(4, 4, 1, groups=2)
     layer.in_perm.copy_(torch.tensor([2, 3, 0, 1]))

@@ -31,6 +31,11 @@ def test_no_number_is_cut_where_the_table_cannot_fit() -> None:
     assert "aaaa...aaaaa" in table
 
 
+def test_a_table_of_numbers_alone_keeps_its_columns_where_it_cannot_fit() -> None:
+    table = text_table([Column("params", ["1" * 30, "2"]), Column("MACs", ["3" * 30, "4"])], 20)
+    assert {len(line) for line in table.splitlines()} == {30 + 2 + 30}
+
+
 def test_the_widest_text_gives_way_first() -> None:
     columns = [Column("layer", ["n" * 60], is_text=True), Column("type", ["ShuffledGroupConv2d"], is_text=True)]
     assert "ShuffledGroupConv2d" in text_table(columns, 50)

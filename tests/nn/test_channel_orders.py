@@ -149,6 +149,21 @@ def test_loading_is_strict_about_orders() -> None:
     assert network().load_state_dict(missing, strict=False).missing_keys == ["1.out_inverse"]
 
 
+def test_a_layer_keeps_its_orders_where_loading_fails_halfway() -> None:
+    def refuse(*arguments: Any) -> None:
+        raise KeyError("an older version")
+
+    layer = shuffled_layer(64, 128)
+    expected = copy.deepcopy(layer)
+    handle = layer.register_load_state_dict_pre_hook(refuse)  # type: ignore[no-untyped-call]  # untyped in torch
+    with pytest.raises(KeyError, match="an older version"):
+        layer.load_state_dict(expected.state_dict())
+    handle.remove()
+    assert not dict(layer.named_buffers())
+    assert torch.equal(layer(IMAGES), expected(IMAGES))
+    layer.load_state_dict(shuffled_layer(64, 128, seed=5).state_dict())
+
+
 @pytest.mark.parametrize(
     "change",
     [nn.Module.double, lambda model: model.to(torch.float64), lambda model: model.type(torch.float64)],
@@ -170,6 +185,12 @@ def test_orders_go_to_the_meta_device_and_come_back_with_the_state() -> None:
     assigned.load_state_dict(expected.state_dict(), assign=True)
     assert_same_function(copied_into, expected)
     assert_same_function(assigned, expected)
+
+
+def test_a_state_without_values_is_assigned_as_it_is() -> None:
+    model = network()
+    model.load_state_dict(network(seed=5).to("meta").state_dict(), assign=True)
+    assert all(order.is_meta for order in orders(model))
 
 
 def test_emptying_tensors_keeps_orders_that_have_values() -> None:

@@ -48,6 +48,12 @@ def test_a_tensor_without_dense_real_values_is_refused(weight: torch.Tensor) -> 
         ss.importance_matrix(weight)
 
 
+@pytest.mark.parametrize("shape", [(0, 4, 3, 3), (4, 0, 3, 3), (4, 4, 0, 3)])
+def test_an_empty_weight_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"weight must be a non-empty .* got shape \(\d, \d, \d, 3\)"):
+        ss.importance_matrix(torch.empty(shape))
+
+
 def test_orders_may_be_tensors_and_weights_must_be_made_importance_first() -> None:
     weight = torch.nn.Parameter(torch.rand(4, 4))
     learned = ss.learn_permutations(ss.importance_matrix(weight), start=(torch.arange(4), torch.arange(4)))

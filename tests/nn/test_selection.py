@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations, parametrize, prune
 
+from strucspars import mask_, one_shot_plan
 from strucspars.nn.selection import LayerRules, Selection, select_layers
 from strucspars.nn.shuffled import ShuffledGroupConv2d
 
@@ -58,6 +59,17 @@ def test_plain_convolutions_are_selected_and_all_others_get_a_reason() -> None:
     }
     for name, expected in reasons.items():
         assert expected in reason(selection, name), name
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.Conv2d(8, 32, 3, groups=8), "depthwise: nothing to divide"),
+        (nn.Conv2d(32, 8, 3, groups=8), "it has 8 groups already"),
+    ],
+)
+def test_a_layer_is_depthwise_where_every_output_sees_one_input(layer: nn.Module, told: str) -> None:
+    assert reason(select_layers(nn.Sequential(layer)), "0") == told
 
 
 def test_other_types_are_selected_by_naming_them() -> None:
@@ -116,14 +128,75 @@ def test_a_subclass_is_left_alone() -> None:
     class Standardised(nn.Conv2d):
         pass
 
-    selection = select_layers(nn.Sequential(Standardised(4, 4, 1)))
-    assert "Standardised is a subclass" in reason(selection, "0")
+    class Simple(nn.Conv3d):
+        pass
+
+    selection = select_layers(nn.Sequential(Standardised(4, 4, 1), Simple(4, 4, 1)))
+    told = "which may compute something else: only nn.Conv{0}d itself is grouped"
+    assert reason(selection, "0") == f"Standardised is a subclass of nn.Conv2d, {told.format(2)}"
+    # Not one that the types to group could hold, either.
+    assert reason(selection, "1") == f"Simple is a subclass of nn.Conv3d, {told.format(3)}"
+    with pytest.raises(ValueError, match=r"only nn\.Conv2d itself is grouped$"):
+        selection.check_not_empty()
 
 
 def test_a_weight_recomputed_by_a_hook_is_left_alone() -> None:
     layer = nn.Conv2d(4, 4, 1)
     torch.nn.utils.spectral_norm(layer)
     assert "recomputed before every call" in reason(select_layers(nn.Sequential(layer)), "0")
+
+
+class Doubled(nn.Module):
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        return 2 * tensor
+
+
+def test_a_parametrised_tensor_is_named() -> None:
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 1) for _ in range(3)))
+    parametrizations.spectral_norm(model[0])
+    parametrize.register_parametrization(model[1], "bias", Doubled())
+    for tensor in ("weight", "bias"):
+        parametrize.register_parametrization(model[2], tensor, Doubled())
+    assert [skipped.reason for skipped in select_layers(model).skipped] == [
+        "its weight is parametrised (weight or spectral norm): remove the parametrisation first",
+        "its bias is parametrised: remove the parametrisation first",
+        "its weight and bias are parametrised: remove the parametrisation first",
+    ]
+
+
+def test_where_types_are_all_that_is_missing_the_option_is_named() -> None:
+    model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(8, 7), nn.ConvTranspose1d(8, 8, 3))
+    remedy = r"; pass rules=ss\.LayerRules\(layer_types=\(nn\.Conv1d,\)\)$"
+    with pytest.raises(ValueError, match=f"Conv1d is not among the types to group; .*{remedy}"):
+        select_layers(model).check_not_empty()
+    assert names(select_layers(model, LayerRules(layer_types=(nn.Conv1d,)))) == ["0"]
+    model[2] = nn.Linear(8, 6)
+    with pytest.raises(ValueError, match=r"layer_types=\(nn\.Conv1d, nn\.Linear\)\)$"):
+        select_layers(model).check_not_empty()
+    # No type helps a layer that is too narrow, or that the rules leave out.
+    for rules in (LayerRules(min_channels_per_group=8), LayerRules(exclude=("*",))):
+        with pytest.raises(ValueError, match="no layer of the model can be grouped") as refusal:
+            select_layers(model, rules).check_not_empty()
+        assert "layer_types" not in str(refusal.value)
+
+
+def test_what_chooses_layers_is_asked_about_the_types_to_group_only() -> None:
+    asked = set()
+
+    def choose(module: nn.Module, name: str) -> bool:
+        asked.add(type(module))
+        return False
+
+    assert names(select_layers(Zoo(), filter_fn=choose)) == []
+    assert asked == {nn.Conv2d}
+
+
+def test_the_missing_type_of_a_masked_layer_is_the_dense_one() -> None:
+    model = nn.Sequential(nn.Conv1d(8, 8, 1))
+    rules = LayerRules(layer_types=(nn.Conv1d,))
+    mask_(model, one_shot_plan(model, 0.2, rules=rules))
+    assert [skipped.missing_type for skipped in select_layers(model).skipped] == [nn.Conv1d]
+    assert names(select_layers(model, rules)) == ["0"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +276,7 @@ def test_a_layer_made_for_quantisation_aware_training_is_a_subclass() -> None:
         warnings.simplefilter("ignore")
         qconfig = quantization.get_default_qat_qconfig("fbgemm")
         layer = importlib.import_module("torch.ao.nn.qat").Conv2d(4, 8, 3, qconfig=qconfig)
-    assert reason(select_layers(nn.Sequential(layer)), "0") == "Conv2d is a subclass, which may compute something else"
+    assert reason(select_layers(nn.Sequential(layer)), "0").startswith("Conv2d is a subclass of nn.Conv2d, which may")
 
 
 class OtherTensor(torch.Tensor):

@@ -4,11 +4,19 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import strucspars as ss
 from strucspars.nn.grouped_weights import dense_weight, grouped_weight, kept_connections
 from strucspars.nn.masked import mask_module_, unmask_module_
-from strucspars.nn.shuffled import ShuffledGroupConv2d, ShuffledGroupConv3d, channel_orders, dense_shape, group_module_
+from strucspars.nn.shuffled import (
+    ShuffledGroupConv2d,
+    ShuffledGroupConv3d,
+    channel_orders,
+    check_plain_weights,
+    dense_shape,
+    group_module_,
+)
 
 LAYERS_AND_INPUTS = [
     (nn.Conv2d(8, 16, 3), (2, 8, 7, 7)),
@@ -96,6 +104,19 @@ def test_a_gradient_at_hand_follows_the_weight() -> None:
     assert torch.equal(module.weight.grad, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_grouped_layers_train_in_any_precision_while_an_older_loss_is_still_alive(dtype: torch.dtype) -> None:
+    model, images = nn.Sequential(nn.Conv2d(8, 8, 3)).to(dtype), torch.randn(1, 8, 5, 5, dtype=dtype)
+    plan = ss.one_shot_plan(model, target=0.4)
+    older_loss = model(images).sum()
+    ss.convert_(model, plan)
+    model(images).sum().backward()
+    weight = model.get_parameter("0.weight")
+    assert weight.grad is not None
+    assert weight.grad.shape == weight.shape
+    assert older_loss.requires_grad
+
+
 def test_a_grouped_linear_layer_takes_an_empty_batch_and_autocast() -> None:
     module = nn.Linear(8, 16)
     group_module_(module, random_layer_plan(module, 3))
@@ -120,3 +141,26 @@ def test_shuffles_keep_channels_last(layer: nn.Module, shape: tuple[int, ...], l
     last = layer.to(memory_format=layout)(images.contiguous(memory_format=layout))
     assert last.is_contiguous(memory_format=layout)
     assert torch.allclose(last, plain, atol=1e-5)
+
+
+def test_a_grouped_volume_convolution_keeps_channels_last() -> None:
+    layout = torch.channels_last_3d
+    model = nn.Sequential(nn.Conv3d(8, 8, 3)).to(memory_format=layout)
+    ss.convert_(model, ss.one_shot_plan(model, target=0.4, rules=ss.LayerRules(layer_types=(nn.Conv3d,))))
+    weight = model.get_parameter("0.weight")
+    assert weight.is_contiguous(memory_format=layout)
+    assert not weight.is_contiguous()
+
+
+def test_a_weight_that_is_recomputed_has_no_shape_to_read_off_and_the_layer_is_named() -> None:
+    normed = parametrizations.weight_norm(ShuffledGroupConv2d(8, 8, 1, groups=2))
+    pruned = ShuffledGroupConv2d(8, 8, 1, groups=2)
+    prune.l1_unstructured(pruned, "weight", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
+    for layer in (normed, pruned):
+        with pytest.raises(ValueError, match=r"layer 'body\.0' has no plain weight: .*; remove the parametrisation"):
+            dense_shape(layer, "body.0")
+        with pytest.raises(ValueError, match=r"layer '\w*ShuffledGroupConv2d' has no plain weight"):
+            dense_shape(layer)
+        with pytest.raises(ValueError, match=r"layer '1\.0' has no plain weight"):
+            check_plain_weights(nn.Sequential(nn.ReLU(), nn.DataParallel(nn.Sequential(layer))))
+    check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1), parametrizations.weight_norm(nn.Conv2d(8, 8, 1))))

@@ -26,14 +26,14 @@ def model_plan(model: nn.Module) -> GroupingPlan:
         if type(module) in DENSE_TYPES:
             raise ValueError(f"layer {name!r} is masked, not grouped; call convert_(model, plan) first")
         if is_grouped(module):
-            layers[name] = _layer_plan(module)
+            layers[name] = _layer_plan(name, module)
     kept = sum(parameter.numel() for parameter in model.parameters())
     dense = kept + sum(math.prod(layer.weight_shape) * (1 - 1 / layer.num_groups) for layer in layers.values())
     return GroupingPlan(layers, removed_param_fraction=1 - kept / dense if dense else 0.0)
 
 
-def _layer_plan(module: nn.Module) -> LayerPlan:
-    shape = dense_shape(module)
+def _layer_plan(name: str, module: nn.Module) -> LayerPlan:
+    shape = dense_shape(module, name)
     groups = shape[1] // module.get_parameter("weight").shape[1]
     level = groups.bit_length()
     if num_groups(level) != groups:

@@ -1,5 +1,6 @@
 """What every export starts from: the folded network as a program of torch.export, and all that its check needs."""
 
+import inspect
 import keyword
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from strucspars.export.agreement import relative_error, tolerance
 from strucspars.export.example_batch import SMALLEST_TRACED_BATCH, ExampleBatch, example_batch
 from strucspars.export.plan_hash import hash_of_model
 from strucspars.export.quiet import first_line, without_chatter
-from strucspars.export.value_names import chosen_input_names, chosen_output_names, output_tensors
+from strucspars.export.value_names import chosen_input_names, chosen_output_names, output_tensors, with_plain_containers
 from strucspars.measure.counting import ExampleInputs, undisturbed
 from strucspars.measure.folded import gathers_in_folded_pass, is_folded
 from strucspars.measure.gathers import RemainingGather
 from strucspars.nn.copying import copied
+from strucspars.nn.shuffled import check_plain_weights
 from strucspars.nn.wrappers import unwrapped
 
 VERSION_KEY = "strucspars.version"
@@ -74,6 +76,7 @@ def inference_program(
     """
     model = unwrapped(model)
     _check_names(model)
+    check_plain_weights(model)
     batch = example_batch(example_inputs, dynamic_batch=dynamic_batch)
     chosen_inputs = chosen_input_names(model, len(batch.arguments), input_names)
     reference = copied(model).cpu()
@@ -148,9 +151,9 @@ def _folded(model: nn.Module, batch: ExampleBatch, widen_groups_below: int | Non
 
 
 def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.ExportedProgram:
-    samples = torch.export.Dim("batch")
-    shapes: Any = tuple({0: samples} if batched else None for batched in batch.is_batched)
+    _return_plain_containers_(folded)
     arguments = tuple(tensor.clone() for tensor in batch.traceable())
+    shapes = _dynamic_shapes(folded, batch)
     try:
         with torch.no_grad(), without_chatter():
             program = torch.export.export(folded, arguments, dynamic_shapes=shapes, strict=False)
@@ -166,3 +169,18 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
         # Names of folders on the machine that exports.
         node.meta.pop("stack_trace", None)
     return program
+
+
+def _return_plain_containers_(folded: fx.GraphModule) -> None:
+    """Named tuples and their like are code of the network, which no file takes along."""
+    (output,) = (node for node in folded.graph.nodes if node.op == "output")
+    with folded.graph.inserting_before(output):
+        output.args = (folded.graph.call_function(with_plain_containers, output.args),)
+    folded.recompile()
+
+
+def _dynamic_shapes(folded: fx.GraphModule, batch: ExampleBatch) -> Any:
+    """Which axis of each argument is the batch; all that `*args` takes is one argument, a tuple."""
+    samples = torch.export.Dim("batch")
+    shapes = [{0: samples} if batched else None for batched in batch.is_batched]
+    return tuple(inspect.signature(folded.forward).bind(*shapes).arguments.values())

@@ -48,7 +48,8 @@ def export_onnx(
         model: converted, masked or dense, or a graph that `fold` has made; on any device, and it stays as it is.
         path: the file to write.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`, all tensors.
-        input_names: one per input; None: the names of the arguments of `forward`.
+        input_names: one per input; None: the names of the arguments of `forward`, or "input_1", "input_2" and so on
+            where `*args` takes some of them.
         output_names: one per output; None: "output", "output_1" and so on, or the keys of a dictionary of tensors.
         dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
             long there.

@@ -25,7 +25,7 @@ from strucspars.export.input_transform import InputTransforms
 from strucspars.export.whole_files import written_whole
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import DENSE_TYPES
-from strucspars.nn.shuffled import is_grouped, planned_orders
+from strucspars.nn.shuffled import check_plain_weights, is_grouped, planned_orders
 from strucspars.nn.wrappers import bare_modules, bare_state_names, inner_name, modules_by_name
 
 PLAN_KEY = "strucspars.plan"
@@ -60,6 +60,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     True
     """
     path = Path(path)
+    check_plain_weights(model)
     tensors, present = _tensors_to_save(_network_inside(model)), model_plan(model)
     plan = present if plan is None else under_first_names(model, plan)
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):

@@ -12,7 +12,7 @@ from strucspars.export.checked_file import write_checked
 from strucspars.export.example_batch import Arguments
 from strucspars.export.export_report import ExportReport
 from strucspars.export.inference_program import InferenceProgram, inference_program
-from strucspars.export.quiet import without_chatter
+from strucspars.export.quiet import first_line, without_chatter
 from strucspars.export.value_names import output_tensors
 from strucspars.measure.counting import ExampleInputs
 
@@ -29,7 +29,7 @@ def export_torch(
 
     The network is folded first. The file is loaded again, run on random inputs and compared with the network before it
     appears under its name; on any failure nothing is left, and a file that was there before stays. The program is one
-    for the CPU.
+    for the CPU. It puts out plain tuples where the network has named ones: their class is code of the network.
 
     Args:
         model: converted, masked or dense, or a graph that `fold` has made; on any device, and it stays as it is.
@@ -68,8 +68,12 @@ def export_torch(
 def _write(program: InferenceProgram, path: Path) -> None:
     # In memory first: where a disk is full, torch's own writer does not say so.
     buffer = io.BytesIO()
-    with without_chatter():
-        torch.export.save(program.exported, buffer, extra_files=dict(program.metadata))
+    try:
+        with without_chatter():
+            torch.export.save(program.exported, buffer, extra_files=dict(program.metadata))
+    # What its format has no words for shows in errors of many kinds, of which no base is promised.
+    except Exception as error:
+        raise ValueError(f"torch.export cannot write the network: {first_line(error)}; try export_onnx") from error
     path.write_bytes(buffer.getvalue())
 
 

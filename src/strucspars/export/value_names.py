@@ -25,6 +25,21 @@ def output_tensors(outputs: object) -> list[torch.Tensor]:
     )
 
 
+def with_plain_containers(outputs: object) -> object:
+    """The same outputs in lists, tuples and dictionaries, whatever classes of these a network has.
+
+    >>> from collections import namedtuple
+    >>> with_plain_containers({"boxes": namedtuple("Boxes", "corners scores")(1, [2])})
+    {'boxes': (1, [2])}
+    """
+    if isinstance(outputs, Mapping):
+        return {key: with_plain_containers(part) for key, part in outputs.items()}
+    if isinstance(outputs, list | tuple):
+        parts = [with_plain_containers(part) for part in outputs]
+        return parts if isinstance(outputs, list) else tuple(parts)
+    return outputs
+
+
 def chosen_input_names(model: nn.Module, num_inputs: int, given: Sequence[str] | None) -> tuple[str, ...]:
     """The names that were given, or those of the arguments of `forward`."""
     if given is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from strucspars.core.plan import GroupingPlan
 from strucspars.measure.layers import LayerForm, layer_forms, network_params
@@ -163,7 +164,7 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
             hooks.callback(module.register_forward_hook(count_layer, prepend=True, with_kwargs=True).remove)
         for module in batch_norms:
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
-        model(*arguments)
+        model(*fresh_arguments(arguments))
     positions = {name: uses[form.module] for name, form in forms.items()}
     return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
 
@@ -187,3 +188,16 @@ def as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
         f"example_inputs must be a tensor or a tuple of the model's positional inputs, got "
         f"{type(example_inputs).__name__}; a single input that is no tensor goes into a tuple: (input,)"
     )
+
+
+def fresh_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with tensors of their own, in lists and dictionaries too: a network may write into its inputs.
+
+    >>> images = torch.zeros(1)
+    >>> (batch,) = fresh_arguments(({"images": images},))
+    >>> batch["images"] += 1
+    >>> images
+    tensor([0.])
+    """
+    fresh: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
+    return fresh

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import fx, nn
 
+from strucspars.measure.counting import fresh_arguments
 from strucspars.measure.gathers import RemainingGather, shuffles_in_pass
 from strucspars.measure.layers import BeforeAfter
 from strucspars.measure.text_table import Column, text_table
@@ -38,6 +39,7 @@ class FoldReport:
         num_kept_batch_norms: batch norms that no layer could take in.
         untraced_reason: why the network could not be traced, and so kept all its shuffles; empty if it was.
         widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
+        repeated_bytes: further forms of weights that several calls share, where these need different ones.
 
     >>> print(FoldReport(gathers=(), num_kept_batch_norms=0, untraced_reason=""))
     no gathers remain
@@ -47,6 +49,7 @@ class FoldReport:
     num_kept_batch_norms: int
     untraced_reason: str
     widened: tuple[WidenedLayer, ...] = ()
+    repeated_bytes: int = 0
 
     @property
     def gathered_bytes(self) -> int:
@@ -60,6 +63,8 @@ class FoldReport:
             parts += ["", _widened_table(self.widened), _widened_total(self.widened)]
         if self.num_kept_batch_norms:
             parts.append(f"{self.num_kept_batch_norms} batch norms follow no layer that could take them in")
+        if self.repeated_bytes:
+            parts.append(f"{self.repeated_bytes:,} bytes are further forms of weights that several calls share")
         if self.untraced_reason:
             parts.append(f"not traced, so that every shuffle and batch norm stays: {self.untraced_reason}")
         return "\n".join(parts)
@@ -97,9 +102,9 @@ def gathers_in_folded_pass(folded: fx.GraphModule, arguments: tuple[Any, ...]) -
     """
     report = fold_report(folded)
     if report.untraced_reason:
-        return shuffles_in_pass(folded, arguments)
+        return shuffles_in_pass(folded, fresh_arguments(arguments))
     sizes = _GatherSizes(folded)
-    sizes.run(*arguments)
+    sizes.run(*fresh_arguments(arguments))
     if len(sizes.nbytes) != len(report.gathers):
         return report.gathers
     return tuple(replace(gather, nbytes=nbytes) for gather, nbytes in zip(report.gathers, sizes.nbytes, strict=True))

@@ -69,7 +69,7 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     plan = None if plan is None else under_first_names(model, plan)
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
     _check_types(planned, modules)
-    forms = {name: _layer_form(module, planned.get(name)) for name, module in modules.items()}
+    forms = {name: _layer_form(name, module, planned.get(name)) for name, module in modules.items()}
     if plan is not None:
         plan.check_matches({name: form.weight_shape for name, form in forms.items()})
     return forms
@@ -92,11 +92,11 @@ def _removed(form: LayerForm) -> int:
     return form.params.before - form.params.after
 
 
-def _layer_form(module: nn.Module, layer: LayerPlan | None) -> LayerForm:
+def _layer_form(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerForm:
     weight = weight_of(module)
     if is_grouped(module):
         # Only these were dense once: the user's own group convolutions never had more than their weight.
-        shape, groups = dense_shape(module), BeforeAfter(1, cast(nn.Conv2d, module).groups)
+        shape, groups = dense_shape(module, name), BeforeAfter(1, cast(nn.Conv2d, module).groups)
     else:
         is_one_group = isinstance(module, nn.Linear) and not isinstance(module, GroupLinear)
         present = 1 if is_one_group else cast(nn.Conv2d, module).groups

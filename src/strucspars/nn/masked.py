@@ -54,6 +54,11 @@ MASKED_TYPES: dict[type[nn.Module], type[nn.Module]] = {
 DENSE_TYPES = {masked: dense for dense, masked in MASKED_TYPES.items()}
 
 
+def dense_type(module: nn.Module) -> type[nn.Module]:
+    """The type that a layer has, or had before it was masked."""
+    return DENSE_TYPES.get(type(module), type(module))
+
+
 def mask_module_(module: nn.Module, layer: LayerPlan) -> None:
     """Turn a dense layer into its masked form, in place, and zero what the plan prunes."""
     dense = cast(nn.Conv2d, module)

@@ -2,8 +2,8 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import cast
 
@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from strucspars.core.checks import checked_at_least, make_plain_
 from strucspars.core.hierarchy import max_group_level, num_groups
-from strucspars.nn.masked import MASKED_TYPES
+from strucspars.nn.masked import dense_type
 from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, is_grouped
 from strucspars.nn.wrappers import bare_modules, unwrapped
 
@@ -85,16 +85,24 @@ class SelectedLayer:
     @property
     def weight_shape(self) -> tuple[int, ...]:
         """Shape of the dense weight."""
-        return dense_shape(self.module)
+        return dense_shape(self.module, self.name)
 
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A layer that stays as it is, with the reason."""
+    """A layer that stays as it is, with the reason.
+
+    Attributes:
+        name: the layer's name in the network.
+        module: the layer.
+        reason: why it stays.
+        missing_type: what `layer_types` would have to hold for the layer to be grouped; None where that is not enough.
+    """
 
     name: str
     module: nn.Module
     reason: str
+    missing_type: type[nn.Module] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,11 @@ class Selection:
         """Raise a `ValueError` with all reasons if nothing may be grouped."""
         if not self.layers:
             reasons = {skipped.reason for skipped in self.skipped}
-            raise ValueError(f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}")
+            missing_types = {skipped.missing_type for skipped in self.skipped if skipped.missing_type}
+            raise ValueError(
+                f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}"
+                + (f"; pass {rules_for_types(missing_types)}" if missing_types else "")
+            )
 
 
 def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_fn: FilterFn | None = None) -> Selection:
@@ -143,8 +155,18 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
         if reason is None:
             layers.append(_with_levels(name, module, rules))
         else:
-            skipped.append(SkippedLayer(name, module, reason))
+            skipped.append(SkippedLayer(name, module, reason, _missing_type(name, module, rules, others)))
     return Selection(tuple(layers), tuple(skipped))
+
+
+def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
+    """The option that has layers of these types grouped, to stand inside an error.
+
+    >>> rules_for_types([nn.Linear, nn.Conv1d])
+    'rules=ss.LayerRules(layer_types=(nn.Conv1d, nn.Linear))'
+    """
+    names = [f"nn.{layer_type.__name__}" for layer_type in GROUPED_TYPES if layer_type in layer_types]
+    return f"rules=ss.LayerRules(layer_types=({', '.join(names)}{',' if len(names) == 1 else ''}))"
 
 
 @dataclass(frozen=True)
@@ -166,14 +188,8 @@ def _reason_to_skip(
         return f"{kind} is quantised: group the network first, then quantise it"
     if is_grouped(module):
         return "grouped already by strucspars"
-    if type(module) not in (*rules.layer_types, *(MASKED_TYPES[dense] for dense in rules.layer_types)):
-        if parametrize.is_parametrized(module):
-            return "its weight is parametrised (weight or spectral norm): remove the parametrisation first"
-        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
-            return "it is lazy: run the model once first"
-        if isinstance(module, rules.layer_types):
-            return f"{kind} is a subclass, which may compute something else"
-        return f"{kind} is not among the types to group"
+    if dense_type(module) not in rules.layer_types:
+        return _reason_in_the_type(module)
     if not any(fnmatchcase(name, pattern) for pattern in rules.include):
         return "not included"
     if any(fnmatchcase(name, pattern) for pattern in rules.exclude):
@@ -185,6 +201,35 @@ def _reason_to_skip(
     if module in others.readers:
         return f"{others.readers[module]} reads its weight itself, and would go on as before"
     return _reason_in_the_weight(name, module, rules, others.owners)
+
+
+def _reason_in_the_type(module: nn.Module) -> str:
+    kind = type(module).__name__
+    if parametrize.is_parametrized(module):
+        return f"{_parametrised(module)}: remove the parametrisation first"
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "it is lazy: run the model once first"
+    for base in GROUPED_TYPES if dense_type(module) not in GROUPED_TYPES else ():
+        if isinstance(module, base):
+            plain = f"nn.{base.__name__}"
+            return f"{kind} is a subclass of {plain}, which may compute something else: only {plain} itself is grouped"
+    return f"{kind} is not among the types to group"
+
+
+def _parametrised(module: nn.Module) -> str:
+    names = list(cast(nn.ModuleDict, module.parametrizations))
+    words = f"its {' and '.join(names)} {'is' if len(names) == 1 else 'are'} parametrised"
+    return f"{words} (weight or spectral norm)" if names == ["weight"] else words
+
+
+def _missing_type(name: str, module: nn.Module, rules: LayerRules, others: _Others) -> type[nn.Module] | None:
+    """The layer's own type, where the layer would be grouped if that were among the types to group."""
+    own_type = dense_type(module)
+    if own_type in rules.layer_types or own_type not in GROUPED_TYPES:
+        return None
+    # Without `filter_fn`, which may rely on getting layers of the types to group only.
+    reason = _reason_to_skip(name, module, replace(rules, layer_types=(own_type,)), None, others)
+    return own_type if reason is None else None
 
 
 def _reason_in_the_weight(

@@ -14,6 +14,7 @@ from torch import nn
 from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
+from strucspars.nn.wrappers import bare_modules
 
 ORDERS = ("in_perm", "out_inverse")
 
@@ -190,9 +191,26 @@ def channels(module: nn.Module) -> tuple[int, int]:
     return convolution.out_channels, convolution.in_channels
 
 
-def dense_shape(module: nn.Module) -> tuple[int, ...]:
-    """Shape of the weight that the layer has, or had before it was grouped."""
-    return (*channels(module), *module.get_parameter("weight").shape[2:])
+def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
+    """Shape of the weight that the layer has, or had before it was grouped.
+
+    Raises:
+        ValueError: the weight is no parameter; the message has the layer's name.
+    """
+    weight = module._parameters.get("weight")
+    if weight is None:
+        raise ValueError(
+            f"layer {name or type(module).__name__!r} has no plain weight: it is recomputed before every call (weight "
+            "or spectral norm, pruning); remove the parametrisation"
+        )
+    return (*channels(module), *weight.shape[2:])
+
+
+def check_plain_weights(model: nn.Module) -> None:
+    """Raise a `ValueError` where something recomputes the weight of a grouped layer: it belongs on the dense one."""
+    for name, module in bare_modules(model):
+        if is_grouped(module):
+            dense_shape(module, name)
 
 
 def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:

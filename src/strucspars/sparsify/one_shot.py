@@ -64,7 +64,8 @@ def one_shot_plan(
     size = network_size(model, example_inputs, budget)
 
     def decide() -> GroupingPlan:
-        return plan_for_target(selection.layers, learned_states(selection.layers, config, None), size, config)
+        states = learned_states(selection.layers, config, None)
+        return plan_for_target(selection.layers, states, size, config, skipped=selection.skipped)
 
     plan = agreed(decide)
     kept = kept_fraction(selection.layers, plan, config)

@@ -1,19 +1,21 @@
 """From kept norms to a plan: the threshold that meets the target, then the orders refined for the chosen levels."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from strucspars.core.budget import Budget, LayerBudget, removed_fraction, without_surplus
+from strucspars.core.budget import Budget, LayerBudget, ThresholdSearch, removed_fraction, without_surplus
 from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.learning import refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import ExampleInputs, count_macs
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import SelectedLayer
+from strucspars.nn.masked import dense_type
+from strucspars.nn.selection import SelectedLayer, Selection, SkippedLayer, rules_for_types
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.group_width import threshold_for_target
 from strucspars.sparsify.layer_state import LayerState, layer_budget
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # Of the whole network: the paper's tables are met within one point.
 NOTABLE_SURPLUS = 0.01
+# Of the whole network, in layers that are left out for the same reason.
+NOTABLE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,73 @@ def network_budget(
     return [*budgets, LayerBudget("(everything else)", rest_params, macs=rest_macs)]
 
 
+def threshold_in_network(
+    budgets: Sequence[LayerBudget], selection: Selection, size: NetworkSize, config: SparsifyConfig
+) -> ThresholdSearch:
+    """The threshold that meets the target.
+
+    Raises:
+        ValueError: the target cannot be reached; the message says what lies in layers that are left out.
+    """
+    try:
+        return threshold_for_target(budgets, config)
+    except ValueError as error:
+        left_out = _left_out(selection, size, config.budget)
+        if not left_out:
+            raise
+        raise ValueError(f"{error}; {left_out}") from error
+
+
+def _left_out(selection: Selection, size: NetworkSize, budget: Budget) -> str:
+    """Why much of the network is left out, and the remedy; to stand inside an error, empty where little is."""
+    whole = size.params if budget == "params" else size.macs
+    by_reason: Counter[str] = Counter()
+    by_missing_type: Counter[type[nn.Module]] = Counter()
+    for layer, cost in _costs(selection.skipped, size, budget):
+        by_reason[layer.reason] += cost
+        if layer.missing_type is not None:
+            by_missing_type[layer.missing_type] += cost
+    notable = [(reason, cost) for reason, cost in by_reason.most_common(3) if cost > NOTABLE_SHARE * whole]
+    if not notable:
+        return ""
+    shares = ", ".join(f"{100 * cost / whole:.0f} % ({reason})" for reason, cost in notable)
+    missing = {missing_type for missing_type, cost in by_missing_type.items() if cost > NOTABLE_SHARE * whole}
+    present = {dense_type(layer.module) for layer in selection.layers}
+    remedy = f"; more can be removed with {rules_for_types(present | missing)}" if missing else ""
+    return f"of all {budget}, {shares} are left out{remedy}"
+
+
+def _costs(skipped: Sequence[SkippedLayer], size: NetworkSize, budget: Budget) -> Iterator[tuple[SkippedLayer, int]]:
+    """What each layer adds to the whole network; parameters that layers share count once."""
+    counted: set[nn.Parameter] = set()
+    for layer in skipped:
+        params = set(layer.module.parameters()) - counted
+        counted |= params
+        macs = size.layer_macs.get(layer.name, 0)
+        yield layer, macs if budget == "macs" else sum(parameter.numel() for parameter in params)
+
+
 def plan_for_target(
-    layers: Sequence[SelectedLayer], states: Sequence[LayerState], size: NetworkSize, config: SparsifyConfig
+    layers: Sequence[SelectedLayer],
+    states: Sequence[LayerState],
+    size: NetworkSize,
+    config: SparsifyConfig,
+    *,
+    skipped: Sequence[SkippedLayer] = (),
 ) -> GroupingPlan:
     """The plan whose levels remove the target, with the orders refined for these levels.
 
     Logs a warning where they remove much more: few or wide layers allow coarse steps only.
+
+    Args:
+        layers: those to group.
+        states: what is known about them.
+        size: of the whole network.
+        config: the options.
+        skipped: the layers that stay, to be named where the target cannot be reached for them.
     """
     budgets = network_budget(layers, states, size)
-    found = threshold_for_target(budgets, config)
+    found = threshold_in_network(budgets, Selection(tuple(layers), tuple(skipped)), size, config)
     found = without_surplus(budgets, found, config.target, config.budget)
     if found.removed_fraction > config.target + NOTABLE_SURPLUS:
         logger.warning(

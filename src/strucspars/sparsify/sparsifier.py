@@ -20,11 +20,11 @@ from strucspars.nn.selection import FilterFn, LayerRules, Selection, select_laye
 from strucspars.nn.shuffled import is_grouped
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.group_width import threshold_for_target, with_one_width
+from strucspars.sparsify.group_width import with_one_width
 from strucspars.sparsify.layer_places import LayerPlaces
 from strucspars.sparsify.layer_state import LayerState, check_values, churn, learned_states, penalty_strength
 from strucspars.sparsify.penalty import StructuredPenalty
-from strucspars.sparsify.planning import network_budget, network_size, plan_for_target
+from strucspars.sparsify.planning import network_budget, network_size, plan_for_target, threshold_in_network
 from strucspars.sparsify.report import EpochReport, LayerReport
 
 STATE_VERSION = 1
@@ -83,7 +83,8 @@ class Sparsifier:
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
         # A target out of reach fails here, not when the training is over.
-        threshold_for_target(network_budget(self.selection.layers, self._states, self._size), config)
+        budgets = network_budget(self.selection.layers, self._states, self._size)
+        threshold_in_network(budgets, self.selection, self._size, config)
         self._set_strengths_()
 
     @property

@@ -282,6 +282,11 @@ def test_the_classifier_takes_in_the_order_of_what_is_flattened(
     assert remaining(Classifier()) == []
 
 
+def test_flattening_what_is_flat_already_changes_nothing() -> None:
+    features = nn.Sequential(dense(), shuffled(), nn.AdaptiveAvgPool2d(2))
+    assert remaining(nn.Sequential(features, nn.Flatten(), nn.Flatten(), nn.Linear(4 * CHANNELS, 5))) == []
+
+
 def test_the_mean_over_positions_keeps_the_order() -> None:
     class Classifier(nn.Module):
         def __init__(self) -> None:
@@ -294,6 +299,24 @@ def test_the_mean_over_positions_keeps_the_order() -> None:
             return scores
 
     assert remaining(Classifier()) == []
+
+
+def test_a_batch_that_is_squeezed_away_leaves_another_axis_where_the_channels_were() -> None:
+    class Squeezing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = shuffled()
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.head(self.layer(images).squeeze(0).mean(2))
+            return scores
+
+    model, image = randomised(Squeezing()), IMAGES[:1]
+    folded = ss.fold(model, image)
+    assert ss.fold_report(folded).untraced_reason == ""
+    with torch.no_grad():
+        torch.testing.assert_close(folded(image), model(image), rtol=1e-4, atol=1e-5)
 
 
 def test_grouped_linear_layers_are_absorbed_too() -> None:
@@ -348,6 +371,22 @@ def test_a_layer_with_a_hook_keeps_its_shuffles_and_is_reported() -> None:
         torch.testing.assert_close(folded(IMAGES), model(IMAGES))
     sides = [(gather.layer, gather.side) for gather in ss.fold_report(folded).gathers]
     assert sides == [("1", "input"), ("1", "output"), ("2", "input")]
+
+
+def test_what_happens_before_a_layer_or_a_norm_happens_in_the_graph_too() -> None:
+    def doubled_by_halves(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        first, second = inputs[0].chunk(2, dim=1)
+        return (torch.cat([2 * first, second], dim=1),)
+
+    model = nn.Sequential(dense(), nn.BatchNorm2d(CHANNELS), nn.ReLU(), shuffled())
+    for place in (1, 3):
+        model[place].register_forward_pre_hook(doubled_by_halves)
+    folded = ss.fold(randomised(model), IMAGES)
+    report = ss.fold_report(folded)
+    assert (report.untraced_reason, report.num_kept_batch_norms) == ("", 1)
+    assert [(gather.layer, gather.side) for gather in report.gathers] == [("3", "input"), ("3", "output")]
+    with torch.no_grad():
+        torch.testing.assert_close(folded(IMAGES), model(IMAGES))
 
 
 class ControlFlow(nn.Module):

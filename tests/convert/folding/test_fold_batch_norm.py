@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import strucspars as ss
 from strucspars.convert.folding.batch_norms_as_modules import batch_norms_as_modules_
 from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_, fold_into_layer_
 from strucspars.convert.folding.tracing import traced
@@ -40,6 +41,18 @@ def test_denormal_weights_become_zero() -> None:
     nn.init.constant_(norm.weight, 1e-20)
     fold_into_layer_(layer, norm.eval())
     assert layer.weight.item() == 0
+
+
+def test_neither_weights_nor_biases_are_left_denormal() -> None:
+    layer, norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4).eval()
+    with torch.no_grad():
+        layer.weight.fill_(1e-25)
+        layer.get_parameter("bias").zero_()
+        norm.weight.fill_(1e-15)
+        norm.bias.fill_(1e-40)
+    fold_into_layer_(layer, norm)
+    assert not layer.weight.any()
+    assert not layer.get_parameter("bias").any()
 
 
 def folded_types(model: nn.Module, inputs: torch.Tensor) -> list[type[nn.Module]]:
@@ -118,6 +131,25 @@ def test_norms_by_function_of_the_batch_stay_functions() -> None:
     graph_module = traced(ByBatch(), (IMAGES,))
     batch_norms_as_modules_(graph_module)
     assert not any(node.op == "call_module" for node in graph_module.graph.nodes)
+
+
+def test_a_function_that_normalises_by_the_batch_stays_in_the_graph() -> None:
+    class ByBatch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return functional.batch_norm(
+                self.layer(images), self.norm.running_mean, self.norm.running_var, training=True, momentum=0.0
+            )
+
+    model = randomised(ByBatch())
+    folded = ss.fold(model, IMAGES)
+    assert ss.fold_report(folded).untraced_reason == ""
+    assert functional.batch_norm in [node.target for node in folded.graph.nodes]
+    with torch.no_grad():
+        torch.testing.assert_close(folded(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
 
 
 def test_a_convolution_that_is_called_twice_takes_in_both_norms() -> None:

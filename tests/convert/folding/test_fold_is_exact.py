@@ -158,6 +158,72 @@ def test_arguments_that_code_branches_on_are_taken_as_given(arguments: tuple[obj
     torch.testing.assert_close(folded(*arguments), model(*arguments).detach(), rtol=1e-4, atol=1e-5)
 
 
+class KeywordOnly(nn.Module):
+    """Takes them by keyword only, and any number of others by position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Optional()
+
+    def forward(
+        self, images: torch.Tensor, *others: torch.Tensor, double: bool = False, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        scores: torch.Tensor = self.inner(images, double, mask)
+        return scores
+
+
+class PositionalOnly(nn.Module):
+    """Takes them by position only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Optional()
+
+    def forward(self, images: torch.Tensor, double: bool = False, mask: torch.Tensor | None = None, /) -> torch.Tensor:
+        scores: torch.Tensor = self.inner(images, double, mask)
+        return scores
+
+
+class AllKinds(nn.Module):
+    """Takes one of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Optional()
+
+    def forward(
+        self, images: torch.Tensor, double: bool = False, /, scale: float = 2.0, *, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        scores: torch.Tensor = self.inner(images, double, mask)
+        return scores * scale
+
+
+@pytest.mark.parametrize("network", [KeywordOnly, PositionalOnly, AllKinds])
+def test_arguments_of_every_kind_may_be_left_at_their_defaults(network: Callable[[], nn.Module]) -> None:
+    model = network().eval()
+    folded = ss.fold(model, IMAGES)
+    assert ss.fold_report(folded).untraced_reason == ""
+    assert ss.fold_report(folded).gathers == ()
+    torch.testing.assert_close(folded(IMAGES), model(IMAGES).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_stops_the_shapes_is_in_the_report_and_nowhere_else(capfd: pytest.CaptureFixture[str]) -> None:
+    class FailingOnceTraced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = shuffled()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            features: torch.Tensor = self.layer(images)
+            return features + images.new_zeros(5) if isinstance(images, torch.fx.Proxy) else features
+
+    model = FailingOnceTraced().eval()
+    folded = ss.fold(model, IMAGES)
+    assert "size" in ss.fold_report(folded).untraced_reason
+    printed = capfd.readouterr()
+    assert "Traceback" not in printed.out + printed.err
+
+
 def test_folding_a_folded_graph_changes_nothing() -> None:
     folded = ss.fold(nn.Sequential(shuffled(), nn.ReLU(), shuffled()), IMAGES)
     again = ss.fold(folded, IMAGES)

@@ -58,3 +58,10 @@ def test_the_graph_and_its_report_survive(way: str, traceable: bool) -> None:
     assert not any(parameter.requires_grad for parameter in again.parameters())
     assert again.code == folded.code
     torch.testing.assert_close(again(IMAGES), folded(IMAGES), rtol=0, atol=0)
+
+
+def test_a_pickle_is_called_as_the_network_was() -> None:
+    folded = ss.fold(Network(traceable=True), IMAGES)
+    assert type(folded).__name__ == "Network"
+    again = pickle.loads(pickle.dumps(folded))
+    assert type(again).__name__ == "Network"

@@ -182,6 +182,33 @@ def test_two_inputs_may_come_in_the_same_tensor() -> None:
     torch.testing.assert_close(folded(IMAGES, 2 * IMAGES), model(IMAGES, 2 * IMAGES))
 
 
+class WritingIntoItsBatch(nn.Module):
+    """Changes the images in the dictionary and in the list that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = shuffled(), shuffled()
+
+    def forward(self, batch: dict[str, torch.Tensor], others: list[torch.Tensor]) -> torch.Tensor:
+        batch["images"].mul_(2)
+        others[0].add_(batch["images"])
+        output: torch.Tensor = self.one(batch["images"]) + self.other(others[0])
+        return output
+
+
+def test_inputs_that_are_written_into_stay_as_they_are() -> None:
+    model = WritingIntoItsBatch().eval()
+
+    def inputs() -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        return {"images": IMAGES.clone()}, [IMAGES + 1]
+
+    given = inputs()
+    folded = ss.fold(model, given)
+    torch.testing.assert_close(given, inputs(), rtol=0, atol=0)
+    assert ss.fold_report(folded).untraced_reason == ""
+    torch.testing.assert_close(folded(*inputs()), model(*inputs()).detach(), rtol=1e-4, atol=1e-5)
+
+
 def loops_over_data(net: Network, images: torch.Tensor) -> Any:
     features = net.one(images)
     while features.abs().max() > 1:

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from strucspars.convert.folding.group_matching import Grouping
 from strucspars.convert.folding.layouts import Layout, OrderClasses, stored_order
@@ -68,6 +69,17 @@ def test_the_larger_copy_is_the_one_to_go() -> None:
     small = layer(classes.new(CHANNELS, 1), middle, random_groups(2, 0), random_groups(2, 1), out_bytes=10)
     large = layer(middle, classes.new(CHANNELS, 1), random_groups(2, 2), random_groups(2, 3), in_bytes=40)
     assert gathered_sides([small, large], classes) == [(False, True), (False, False)]
+
+
+@pytest.mark.parametrize(("in_bytes", "out_bytes", "sides"), [(1, 10, (True, False)), (10, 1, (False, True))])
+def test_where_only_the_sequence_of_the_groups_differs_the_smaller_side_is_gathered(
+    in_bytes: int, out_bytes: int, sides: tuple[bool, bool]
+) -> None:
+    classes = OrderClasses()
+    inputs, outputs = (classes.new(CHANNELS, 1, pinned=True) for _ in range(2))
+    in_groups = np.arange(2).repeat(CHANNELS // 2)
+    one = layer(inputs, outputs, in_groups, 1 - in_groups, in_bytes=in_bytes, out_bytes=out_bytes)
+    assert gathered_sides([one], classes) == [sides]
 
 
 def test_the_pin_of_one_class_holds_for_those_joined_with_it_before_and_after() -> None:

@@ -1,33 +1,58 @@
 """Whether a graph computes what its network does."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum
 
 import torch
+from torch.utils import _pytree as pytree
 
 # Against the largest output. A wrong order is off by as much as the output itself; rounding stays far below, in half
 # precision too. What is subtler shows in double precision, in which every network is tried that can be.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
 HALF_PRECISION_TOLERANCE = 0.1
 
+# What can be compared with `==`.
+PLAIN_VALUES = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
+LEAVES = (torch.Tensor, *PLAIN_VALUES)
+
 
 def difference(outputs: object, expected: object, *, with_whole_numbers: bool = False) -> str:
-    """How outputs differ from the expected ones; empty if they are equal up to rounding.
+    """How outputs differ from the expected ones, or why nobody can tell; empty if they are equal up to rounding.
 
     Args:
-        outputs: a tensor, or lists, tuples and dictionaries of tensors.
+        outputs: a tensor, or lists, tuples, dictionaries, dataclasses and pytrees of tensors and plain values.
         expected: likewise.
-        with_whole_numbers: compare these too. They are often places of largest values, which rounding can move.
+        with_whole_numbers: compare tensors of these too. They are often places of largest values, which rounding can
+            move.
     """
-    tensors, expected_tensors = list(_tensors_in(outputs)), list(_tensors_in(expected))
-    if [tensor.shape for tensor in tensors] != [tensor.shape for tensor in expected_tensors]:
+    try:
+        leaves, wanted_leaves = dict(_leaves(outputs)), dict(_leaves(expected))
+    except _CannotBeOpenedError as error:
+        return str(error)
+    if not any(isinstance(wanted, torch.Tensor) for wanted in wanted_leaves.values()):
+        return "the network puts out no tensor that its graph could be compared by"
+    if leaves.keys() != wanted_leaves.keys():
         return "the traced graph puts out other tensors than the network"
-    for tensor, wanted in zip(tensors, expected_tensors, strict=True):
-        if wanted.is_floating_point():
-            if off := _distance(tensor, wanted):
-                return off
-        elif with_whole_numbers and not torch.equal(tensor, wanted):
-            return "the traced graph puts out other whole numbers than the network"
+    compared = (_leaf_difference(leaves[place], wanted_leaves[place], with_whole_numbers) for place in leaves)
+    return next(filter(None, compared), "")
+
+
+class _CannotBeOpenedError(Exception):
+    """An output holds an object whose parts nobody knows."""
+
+
+def _leaf_difference(leaf: object, wanted: object, with_whole_numbers: bool) -> str:
+    if not isinstance(leaf, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        is_same = type(leaf) is type(wanted) and (leaf == wanted or (leaf != leaf and wanted != wanted))
+        return "" if is_same else f"the traced graph puts out {leaf!r} where the network puts out {wanted!r}"
+    if leaf.shape != wanted.shape:
+        return "the traced graph puts out other tensors than the network"
+    if wanted.is_floating_point():
+        return _distance(leaf, wanted)
+    if with_whole_numbers and not torch.equal(leaf, wanted):
+        return "the traced graph puts out other whole numbers than the network"
     return ""
 
 
@@ -41,9 +66,27 @@ def _distance(tensor: torch.Tensor, wanted: torch.Tensor) -> str:
     return f"the traced graph puts out something else: off by {off:.3g} where outputs reach {largest:.3g}"
 
 
-def _tensors_in(outputs: object) -> Iterator[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        yield outputs
-    elif isinstance(outputs, Mapping | list | tuple):
-        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from _tensors_in(part)
+def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], object]]:
+    """Tensors and plain values, each by its place."""
+    if isinstance(value, LEAVES):
+        yield place, value
+        return
+    for key, part in _parts(value):
+        yield from _leaves(part, (*place, key))
+
+
+def _parts(value: object) -> Iterator[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+    else:
+        parts = pytree.tree_leaves(value, is_leaf=lambda part: part is not value)
+        if any(part is value for part in parts):
+            raise _CannotBeOpenedError(
+                f"the network puts out an object of {type(value).__name__}, by which its graph cannot be compared; "
+                "a dataclass, a dictionary or a tuple could be"
+            )
+        yield from enumerate(parts)

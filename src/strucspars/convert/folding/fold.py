@@ -2,9 +2,10 @@
 
 import copy
 import logging
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from strucspars.convert.conversion import unmask_
@@ -15,10 +16,11 @@ from strucspars.convert.folding.fold_batch_norm import fold_batch_norms_
 from strucspars.convert.folding.folded_graph import graph_of_one_call
 from strucspars.convert.folding.merged_groups import widen_called_groups_, widen_groups_
 from strucspars.convert.folding.reordering import absorb_shuffles_
+from strucspars.convert.folding.shared_calls import merge_calls_
 from strucspars.convert.folding.tracing import traced, without_unread_attributes
 from strucspars.convert.model_plan import plan_of
 from strucspars.core.checks import checked_at_least
-from strucspars.measure.counting import ExampleInputs, as_arguments, undisturbed
+from strucspars.measure.counting import ExampleInputs, as_arguments, fresh_arguments, undisturbed
 from strucspars.measure.folded import PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded
 from strucspars.measure.gathers import shuffles_in_pass
 from strucspars.measure.random_inputs import random_arguments
@@ -53,6 +55,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
         ValueError: `widen_groups_below` is no whole number from 1 on, or comes too late for a folded graph; or the
             inputs are of another type, or the network takes them by keyword only.
 
+    >>> import torch
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
     >>> images = torch.randn(2, 3, 8, 8)
@@ -70,10 +73,11 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
         return _again(model, min_width)
     untraced = _inference_copy(model)
     with undisturbed(untraced):
-        expected = untraced(*_fresh(arguments))
+        expected = untraced(*fresh_arguments(arguments))
         try:
             folded, report = _folded(_inference_copy(model), arguments, min_width)
-            wrong = difference(folded(*_fresh(arguments)), expected) or _wrong_in_double(model, arguments, min_width)
+            wrong = difference(folded(*fresh_arguments(arguments)), expected)
+            wrong = wrong or _wrong_in_double(model, arguments, min_width)
         # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
         except Exception as error:
             wrong = _first_line(error)
@@ -100,12 +104,12 @@ def _wrong_in_double(model: nn.Module, arguments: tuple[Any, ...], min_width: in
     """
     exact, inputs = _inference_copy(model).double(), random_arguments(arguments)
     try:
-        expected = exact(*_fresh(inputs))
+        expected = exact(*fresh_arguments(inputs))
     # Code that insists on another precision fails as it likes.
     except Exception:
         return ""
     folded, _ = _folded(_inference_copy(model).double(), inputs, min_width)
-    return difference(folded(*_fresh(inputs)), expected, with_whole_numbers=True)
+    return difference(folded(*fresh_arguments(inputs)), expected, with_whole_numbers=True)
 
 
 def _inference_copy(model: nn.Module) -> nn.Module:
@@ -119,25 +123,34 @@ def _inference_copy(model: nn.Module) -> nn.Module:
 
 def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
     unwrap_children_(model)
-    graph_module = traced(model, _fresh(arguments))
+    graph_module = traced(model, fresh_arguments(arguments))
     batch_norms_as_modules_(graph_module)
     frozen_batch_norms_as_modules_(graph_module)
     fold_batch_norms_(graph_module)
     widened = widen_called_groups_(graph_module, widen_groups_below=min_width)
     gathers = absorb_shuffles_(graph_module)
+    merged = merge_calls_(graph_module)
     graph_module.graph.lint()
     graph_module = without_unread_attributes(graph_module)
     graph_module.eval()
-    num_batch_norms = _num_batch_norms(graph_module)
     return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=num_batch_norms, untraced_reason="", widened=widened
+        gathers=tuple(replace(gather, layer=merged.names.get(gather.layer, gather.layer)) for gather in gathers),
+        num_kept_batch_norms=_num_batch_norms(graph_module),
+        untraced_reason="",
+        widened=_once_each(widened, merged.names),
+        repeated_bytes=merged.repeated_bytes(graph_module),
     )
+
+
+def _once_each(widened: tuple[WidenedLayer, ...], names: Mapping[str, str]) -> tuple[WidenedLayer, ...]:
+    renamed = (replace(layer, layer=names.get(layer.layer, layer.layer)) for layer in widened)
+    return tuple(dict.fromkeys(renamed))
 
 
 def _unfolded(
     model: nn.Module, arguments: tuple[Any, ...], reason: str, widened: tuple[WidenedLayer, ...]
 ) -> tuple[fx.GraphModule, FoldReport]:
-    gathers = shuffles_in_pass(model, _fresh(arguments))
+    gathers = shuffles_in_pass(model, fresh_arguments(arguments))
     graph_module = graph_of_one_call(model, len(arguments))
     graph_module.eval()
     return graph_module, FoldReport(
@@ -153,7 +166,7 @@ def _widened_copy(
     try:
         names = [name for name, _ in twin.named_modules()]
         widened = widen_groups_(twin, names, widen_groups_below=min_width)
-        wrong = difference(twin(*_fresh(arguments)), expected) if widened else ""
+        wrong = difference(twin(*fresh_arguments(arguments)), expected) if widened else ""
     # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
     except Exception as error:
         wrong = _first_line(error)
@@ -169,8 +182,3 @@ def _first_line(error: Exception) -> str:
 
 def _num_batch_norms(model: nn.Module) -> int:
     return sum(isinstance(module, BATCH_NORMS) or is_frozen_batch_norm(module) for module in model.modules())
-
-
-def _fresh(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with tensors of their own: a network may write into its input."""
-    return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in arguments)

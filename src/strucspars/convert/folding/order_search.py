@@ -69,7 +69,7 @@ def _best_order(
     wishes = list(_wishes(root, users, classes, orders))
 
     def cost(order: IntArray) -> Cost:
-        return _cost(users, classes, {**orders, root: order})
+        return gather_cost(users, classes, {**orders, root: order})
 
     first = min(wishes, key=lambda wish: cost(_sorted_by(wish)), default=None)
     candidates = [orders[root], np.arange(classes.width(root))]
@@ -106,7 +106,7 @@ def _sorted_by(*keys: IntArray) -> IntArray:
     return np.lexsort(keys[::-1])
 
 
-def _cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> Cost:
+def gather_cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> Cost:
     """Bytes that the layers' gathers copy, those after a layer, and the number of runs they copy them in.
 
     A gather after a layer parts it from its activation, which runtimes would otherwise compute in passing.

@@ -7,8 +7,9 @@ from torch import fx
 
 from strucspars.convert.folding.channel_graph import ChannelGraph, channel_graph
 from strucspars.convert.folding.layouts import stored_order
-from strucspars.convert.folding.order_search import chosen_orders, layer_placement
+from strucspars.convert.folding.order_search import layer_placement
 from strucspars.convert.folding.reordered_weights import reorder_channelwise_, reorder_dense_, reorder_grouped_
+from strucspars.convert.folding.shared_calls import calls_by_origin, orders_for_shared
 from strucspars.convert.folding.subsampling import subsample_first_
 from strucspars.convert.folding.tracing import free_name, tensor_bytes, tensor_shape
 from strucspars.core.arrays import IntArray
@@ -17,8 +18,7 @@ from strucspars.measure.gathers import RemainingGather, Side, contiguous_runs, s
 
 def absorb_shuffles_(graph_module: fx.GraphModule) -> tuple[RemainingGather, ...]:
     """Choose the order of every tensor and move the shuffles into the weights, in place; returns what remains."""
-    found = channel_graph(graph_module)
-    orders = chosen_orders(tuple(found.grouped.values()), found.classes)
+    found, orders = orders_for_shared(channel_graph(graph_module), calls_by_origin(graph_module))
     _reorder_plain_layers_(graph_module, found, orders)
     remaining: list[RemainingGather] = []
     for node in list(graph_module.graph.nodes):

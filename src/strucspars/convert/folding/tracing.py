@@ -6,12 +6,17 @@ import operator
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import fx, nn
-from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
+from torch.fx.node import map_aggregate
+from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
 from strucspars.convert.folding.folded_graph import FoldedGraph
 from strucspars.nn.batch_norms import is_frozen_batch_norm
 from strucspars.nn.shuffled import is_grouped
+
+# In the meta of calls: the name of the module that the one called is a copy of.
+ORIGIN_KEY = "strucspars.origin"
 
 
 class _InPlaceProxy(fx.Proxy):
@@ -54,17 +59,31 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     graph_module = FoldedGraph(root, graph, type(model).__name__)
     _separate_calls_(graph_module)
     _name_no_inputs_(graph_module)
-    ShapeProp(graph_module).propagate(*arguments)
+    _Shapes(graph_module).run(*arguments)
     return graph_module
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a graph and notes what its nodes give. Not PyTorch's ShapeProp, which prints the traceback of any error."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        n.meta["tensor_meta"] = map_aggregate(result, _shape_of_tensor)
+        return result
+
+
+def _shape_of_tensor(value: Any) -> Any:
+    return _extract_tensor_metadata(value) if isinstance(value, torch.Tensor) else None
 
 
 def _fixed_arguments(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, Any] | None:
     """Arguments of `forward` that are no tensors, or have their defaults: its code may branch on them."""
     fixed = {}
     for place, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
-        if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             continue
-        value = arguments[place] if place < len(arguments) else parameter.default
+        is_given = place < len(arguments) and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
+        value = arguments[place] if is_given else parameter.default
         if value is None or isinstance(value, bool | int | float | str):
             fixed[parameter.name] = value
     return fixed or None
@@ -112,6 +131,8 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
         for module in graph_module.modules()
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     )
+    # A module may have several names.
+    names: dict[int, str] = {}
     read = {id(attribute(graph_module, node.target)) for node in nodes if node.op == "get_attr"}
     for node in nodes:
         if node.op != "call_module":
@@ -119,6 +140,7 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
         module = graph_module.get_submodule(node.target)
         tensors = [*module.parameters(), *module.buffers()]
         if calls[id(module)] > 1 or any(owners[id(tensor)] > 1 or id(tensor) in read for tensor in tensors):
+            node.meta[ORIGIN_KEY] = names.setdefault(id(module), node.target)
             node.target = free_name(graph_module, node.target)
             graph_module.add_submodule(node.target, copy.deepcopy(module))
 
