@@ -80,9 +80,10 @@ def test_the_sweep_limit_is_reported_not_printed(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr() == ("", "")
 
 
-def test_small_savings_count_beside_a_heavy_connection() -> None:
+@pytest.mark.parametrize("weight", [1e14, 1e17])
+def test_small_savings_count_beside_a_heavy_connection(weight: float) -> None:
     importance = np.random.default_rng(0).random((32, 32))
-    importance[3, 7] = 1e14
+    importance[3, 7] = weight
     end = from_identity(importance, 2, assign_by_group_cycles)
     assert end.out_perm.tolist().index(3) // 8 == end.in_perm.tolist().index(7) // 8
     importance[3, 7] = 0.0
@@ -97,3 +98,14 @@ def test_the_callers_orders_are_left_alone() -> None:
     )
     assert out_perm.flags.writeable
     assert in_perm.flags.writeable
+
+
+def test_a_saving_that_rounding_alone_could_make_moves_no_channel() -> None:
+    importance = np.ones((2, 2))
+    importance[0, 1] += np.finfo(np.float64).eps
+    end = from_identity(importance, 1, assign_by_positions)
+    assert (end.out_perm.tolist(), end.in_perm.tolist()) == ([0, 1], [0, 1])
+    assert (end.sweeps, end.converged) == (1, True)
+    # Sixteen times as much is a saving.
+    importance[0, 1] += 15 * np.finfo(np.float64).eps
+    assert from_identity(importance, 1, assign_by_positions).out_perm.tolist() == [1, 0]

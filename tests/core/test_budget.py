@@ -196,3 +196,43 @@ def test_levels_that_fit_no_layer_are_refused() -> None:
 def test_bad_kept_norms_are_named(kept: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"layer 'a': kept_norm must be a sequence from 1\.0 on that never rises"):
         LayerBudget("a", 1, kept_norm=kept)
+
+
+def test_what_can_be_removed_at_most_is_counted_in_the_budget_asked_for() -> None:
+    layers = [LayerBudget("early", params=100, macs=9000, kept_norm=(1.0, 0.5)), LayerBudget("late", 900, macs=1000)]
+    assert largest_removed_fraction(layers) == 0.05
+    assert largest_removed_fraction(layers, "macs") == 0.45
+    assert search_threshold(layers, 0.4, "macs").removed_fraction == 0.45
+    with pytest.raises(ValueError, match=r"0\.4500 of all macs would be removed"):
+        search_threshold(layers, 0.46, "macs")
+
+
+def test_surplus_is_taken_back_in_the_budget_asked_for() -> None:
+    # By MACs only "late" can be spared, by parameters only "early".
+    layers = [
+        LayerBudget("early", params=100, macs=9000, kept_norm=(1.0, 0.5)),
+        LayerBudget("late", params=900, macs=1000, kept_norm=(1.0, 0.9)),
+    ]
+    both = ThresholdSearch(0.5, {"early": 2, "late": 2}, 0.5)
+    by_macs = without_surplus(layers, both, 0.45, "macs")
+    assert (by_macs.group_levels, by_macs.removed_fraction) == ({"early": 2, "late": 1}, 0.45)
+    by_params = without_surplus(layers, both, 0.45)
+    assert (by_params.group_levels, by_params.removed_fraction) == ({"early": 1, "late": 2}, 0.45)
+
+
+def test_the_layer_to_lower_is_the_one_that_keeps_least_at_its_present_level() -> None:
+    # At its third level "a" would keep less than "b", but it is at its second.
+    layers = [LayerBudget("a", 100, kept_norm=(1.0, 0.8, 0.1)), LayerBudget("b", 100, kept_norm=(1.0, 0.6, 0.5))]
+    found = ThresholdSearch(0.6, {"a": 2, "b": 2}, 0.5)
+    assert without_surplus(layers, found, target=0.25).group_levels == {"a": 2, "b": 1}
+
+
+def test_the_callers_kept_norms_are_copied_and_numpy_numbers_become_plain_ones() -> None:
+    kept = [1.0, np.float32(0.5)]
+    layer = LayerBudget("conv", np.int32(2**31 - 1), macs=np.int64(8), kept_norm=kept)  # type: ignore[arg-type]  # numpy's
+    kept[1] = 0.9
+    assert layer.kept_norm == (1.0, 0.5)
+    assert [type(number) for number in (layer.params, layer.macs, *layer.kept_norm)] == [int, int, float, float]
+    # Numbers of 32 bits would not hold the sum of two such layers.
+    other = LayerBudget("other", np.int32(2**31 - 1), kept_norm=(1.0, 0.5))  # type: ignore[arg-type]  # numpy's
+    assert removed_fraction([layer, other], {"conv": 2}) == 0.25

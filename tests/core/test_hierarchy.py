@@ -145,6 +145,8 @@ def test_a_level_out_of_range_names_the_layer_and_its_limit() -> None:
 
 @pytest.mark.parametrize("width", [0, -4, 2.0, True])
 def test_a_bad_width_is_named(width: object) -> None:
+    with pytest.raises(ValueError, match="out_channels must be a whole number from 1 on"):
+        max_group_level(width, 8)  # type: ignore[arg-type]  # the bad type is the point
     with pytest.raises(ValueError, match="in_channels must be a whole number from 1 on"):
         max_group_level(8, width)  # type: ignore[arg-type]  # the bad type is the point
     with pytest.raises(ValueError, match="min_channels_per_group must be a whole number from 1 on"):

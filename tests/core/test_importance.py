@@ -29,8 +29,8 @@ def test_an_unknown_norm_is_named() -> None:
         importance_matrix(np.ones((2, 2)), "max")  # type: ignore[arg-type]  # the bad value is the point
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_weight_that_is_not_finite_is_refused(bad: float) -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e308])
+def test_a_weight_that_is_not_finite_or_overflows_in_a_sum_is_refused(bad: float) -> None:
     weight = np.ones((2, 2, 3, 3))
     weight[1, 0, 2, 2] = bad
     with pytest.raises(ValueError, match="NaN, infinite"):
@@ -72,3 +72,14 @@ def test_what_is_no_array_of_real_numbers_is_named(weight: object) -> None:
 def test_a_bad_importance_is_refused(matrix: object, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         checked_importance(matrix)  # type: ignore[arg-type]  # assorted bad input
+
+
+def test_what_refuses_to_become_an_array_is_named() -> None:
+    class NeedsGradient:
+        """As a tensor that requires gradients answers numpy."""
+
+        def __array__(self, *_: object, **__: object) -> None:
+            raise RuntimeError("can't call numpy() on a tensor that requires grad")
+
+    with pytest.raises(ValueError, match="weight must be an array of real numbers, got NeedsGradient: can't call"):
+        importance_matrix(NeedsGradient())  # type: ignore[arg-type]  # the bad value is the point

@@ -291,3 +291,35 @@ def test_a_bad_importance_is_refused(importance: npt.ArrayLike) -> None:
 def test_refining_at_an_impossible_level_names_the_limit() -> None:
     with pytest.raises(ValueError, match=r"1\.\.3 for a 4 x 8 layer"):
         refine_at_level(np.ones((4, 8)), (range(4), range(8)), group_level=4)
+
+
+@pytest.mark.parametrize("places", [2, 8])
+def test_the_leaves_of_a_refresh_are_reordered_where_that_pays_and_only_there(places: int) -> None:
+    # 32 heavy blocks in place, and noise: the trunk stays, the leaves have something to gain or to lose.
+    width = 32 * places
+    generator = np.random.default_rng(0)
+    importance = np.kron(np.eye(32), np.full((places, places), 100.0)) + generator.random((width, width))
+    blocks = [slice(first, first + places) for first in range(0, width, places)]
+    penalty = penalty_matrix(width, width)[:places, :places]
+
+    def leaf_costs(learned: Connectivity) -> FloatArray:
+        return np.array([(permuted(importance, learned)[block, block] * penalty).sum() for block in blocks])
+
+    orders = Connectivity(np.arange(width), np.arange(width), cost=0.0, sweeps=0, converged=True)
+    cheaper = []
+    for _ in range(4):
+        refreshed = learn_permutations(importance, start=orders)
+        assert_array_equal(refreshed.out_perm // places, np.arange(width) // places)
+        assert_array_equal(refreshed.in_perm // places, np.arange(width) // places)
+        assert (leaf_costs(refreshed) <= leaf_costs(orders)).all()
+        cheaper.append(int((leaf_costs(refreshed) < leaf_costs(orders)).sum()))
+        orders = refreshed
+        importance += 0.1 * generator.random((width, width))
+    assert cheaper[0] > 8
+
+
+def test_every_method_goes_on_from_the_start_that_it_is_given(method: Method) -> None:
+    importance = np.random.default_rng(0).random((32, 32))
+    start = learn_permutations(importance)
+    assert learn_permutations(importance, method, start=start).cost <= start.cost
+    assert learn_permutations(importance, method, start=(range(32), range(32)[::-1])).cost > start.cost

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from strucspars.core.permutation import checked_permutation, inverse
+from strucspars.core.permutation import checked_permutation, inverse, locked_copy
 
 
 @given(st.integers(1, 30).flatmap(lambda n: st.permutations(range(n))))
@@ -40,3 +40,18 @@ def test_a_checked_permutation_is_a_locked_copy() -> None:
 def test_what_is_no_permutation_is_refused(values: npt.ArrayLike, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         checked_permutation(values, 3, name="out_perm")
+
+
+def test_a_permutation_of_small_integers_becomes_one_of_64_bits() -> None:
+    # A place times a number of groups would leave the range of the small ones.
+    perm = checked_permutation(np.arange(200, dtype=np.uint8), 200, name="perm")
+    assert perm.dtype == np.int64
+    assert inverse(perm)[-1] * 4 == 796
+
+
+def test_a_locked_copy_does_not_follow_its_original() -> None:
+    original = np.array([1, 0])
+    copy = locked_copy(original)
+    original[:] = 0
+    assert_array_equal(copy, [1, 0])
+    assert original.flags.writeable

@@ -122,6 +122,7 @@ def test_numpy_numbers_become_plain_ones() -> None:
         ('{"format": "strucspars-plan", "format": "strucspars-plan"}', "a name stands twice"),
         (tampered(format_version=...), "no usable 'format_version': None"),
         (tampered(format_version="1"), "no usable 'format_version': '1'"),
+        (tampered(format_version=0), "no usable 'format_version': 0"),
         (tampered(format_version=FORMAT_VERSION + 1, strucspars_version="9.9"), "written by strucspars '9.9'.*upgrade"),
         (tampered(layers=...), r"missing \['layers'\]"),
         (tampered(colour="red"), r"unknown \['colour'\]"),
@@ -182,8 +183,11 @@ def test_a_plan_matches_only_its_network() -> None:
     plan = random_plan()
     shapes = {name: layer.weight_shape for name, layer in plan.layers.items()}
     plan.check_matches(shapes | {"fc": (10, 4)})
+    plan.check_matches({name: list(shape) for name, shape in shapes.items()})
     with pytest.raises(ValueError, match=r"layer 'layer1.0.conv2': its weight is \(8, 16\).* made for \(24, 16\)"):
         plan.check_matches(shapes | {"layer1.0.conv2": (8, 16)})
+    with pytest.raises(ValueError, match=r"its weight is \(8, 4, 1, 1\), but the plan was made for \(8, 4, 3, 3\)"):
+        plan.check_matches(shapes | {"layer1.0.conv1": (8, 4, 1, 1)})
     shapes["layer1.0.convolution2"] = shapes.pop("layer1.0.conv2")
     with pytest.raises(ValueError, match=r"'layer1\.0\.conv2' .* not in the network; did you mean 'layer1\.0\.conv"):
         plan.check_matches(shapes)
@@ -192,7 +196,17 @@ def test_a_plan_matches_only_its_network() -> None:
 def test_a_mapping_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="layers must map names to LayerPlan, got 'conv': dict"):
         GroupingPlan({"conv": {}})  # type: ignore[dict-item]  # the bad value is the point
+    with pytest.raises(ValueError, match="layers must map names to LayerPlan, got 3: LayerPlan"):
+        GroupingPlan({3: random_layer(0)})  # type: ignore[dict-item]  # the bad value is the point
     with pytest.raises(ValueError, match="layers must map names to LayerPlan, got list"):
         GroupingPlan([random_layer(0)])  # type: ignore[arg-type]  # the bad value is the point
     with pytest.raises(ValueError, match="not valid JSON"):
         GroupingPlan.from_json(None)  # type: ignore[arg-type]  # the bad value is the point
+
+
+def test_weights_may_have_up_to_three_kernel_axes() -> None:
+    orders = {"out_perm": np.array([1, 0]), "in_perm": np.array([0, 1])}
+    for kernel in ((), (3,), (3, 3), (3, 3, 3)):
+        assert LayerPlan(group_level=2, weight_shape=(2, 2, *kernel), **orders).weight_shape == (2, 2, *kernel)
+    with pytest.raises(ValueError, match=r"weight_shape must be \(out, in, \*kernel\)"):
+        LayerPlan(group_level=2, weight_shape=(2, 2, 3, 3, 3, 3), **orders)

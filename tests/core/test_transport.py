@@ -107,3 +107,21 @@ def test_pots_iteration_limit_is_not_hit_silently(monkeypatch: pytest.MonkeyPatc
         pytest.raises(RuntimeError, match=r"did not solve the 64 x 64 transport problem.*numItermax"),
     ):
         assign_by_network_simplex(np.random.default_rng(0).random((64, 8)))
+
+
+def test_a_saving_is_taken_however_small_beside_the_prices_but_not_one_that_rounding_could_make() -> None:
+    for saving, order in ((1e-9, [1, 0]), (1e-14, [1, 0]), (np.finfo(np.float64).eps, [0, 1])):
+        assert assign_by_group_cycles(np.array([[0.0, 1.0], [0.0, 1.0 + saving]])).tolist() == order
+
+
+def test_pot_may_take_more_steps_than_its_default_which_wide_layers_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    ot = pytest.importorskip("ot", reason="POT is not installed")
+    solve, limits = ot.emd, []
+
+    def noted(*arguments: object, numItermax: int, log: bool) -> object:
+        limits.append(numItermax)
+        return solve(*arguments, numItermax=numItermax, log=log)
+
+    monkeypatch.setattr(ot, "emd", noted)
+    assign_by_network_simplex(np.random.default_rng(0).random((8, 2)))
+    assert min(limits) > 1_000_000

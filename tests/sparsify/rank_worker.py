@@ -16,9 +16,9 @@ from strucspars.sparsify.agreement import agreed
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=6, lambda_step=1e-3, lambda_warmup_epochs=1)
 
 
-def network() -> nn.Sequential:
+def network(seed: int = 0) -> nn.Sequential:
     """Without batch norm: the mean gradient of two half batches is that of the whole."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(4, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     ).double()
@@ -55,6 +55,29 @@ def wide_plan() -> ss.GroupingPlan:
     return sparsifier.plan()
 
 
+def out_of_step(rank: int) -> dict[str, object]:
+    """What each rank holds at every stage if it has weights and a lambda of its own."""
+    model = network(seed=rank)
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    state = sparsifier.state_dict()
+    held: dict[str, object] = {"first orders": [layer["out_perm"].tolist() for layer in state["layers"].values()]}
+    sparsifier.load_state_dict(state | {"controller": {**state["controller"], "lambda_value": 0.5 + rank}})
+    sparsifier.end_epoch()
+    held["lambda"] = sparsifier.lambda_value
+    held["plan"] = sparsifier.plan().to_json()
+    held["one-shot plan"] = ss.one_shot_plan(model, CONFIG.target).to_json()
+    return held
+
+
+def lose_broadcast() -> int:
+    """A decision that does not reach the others."""
+    broadcast, dist.broadcast_object_list = dist.broadcast_object_list, lambda *_, **__: None
+    try:
+        return agreed(lambda: 0)
+    finally:
+        dist.broadcast_object_list = broadcast
+
+
 def refuse_width() -> ss.Sparsifier:
     """A target that the width puts out of reach, found out before any training."""
     return ss.Sparsifier(network(), replace(CONFIG, min_channels_per_group=4))
@@ -76,10 +99,12 @@ def main(rank: int, world: int, folder: Path) -> None:
     outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank)}
     outcome["state_by_loss"] = train_and_plan(rank, world, penalty_in_loss=True)[1]
     outcome["wide_plan"] = wide_plan().to_json()
+    outcome["out_of_step"] = out_of_step(rank)
     for kind, failing in (
         ("refusal", lambda: agreed(refuse)),
         ("failure", lambda: agreed(fail)),
         ("refused_width", refuse_width),
+        ("lost", lose_broadcast),
     ):
         try:
             failing()

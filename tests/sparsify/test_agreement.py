@@ -59,6 +59,19 @@ def test_a_refusal_or_failure_on_rank_0_is_raised_everywhere(two_ranks: list[dic
     assert second["failure"].startswith("RuntimeError: rank 0 could not decide: ZeroDivisionError")
 
 
+def test_ranks_out_of_step_take_over_orders_lambda_and_plans_of_rank_0(two_ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["out_of_step"] for rank in two_ranks)
+    assert first == second
+    assert first["lambda"] == 0.5
+
+
+def test_a_decision_that_does_not_arrive_fails_on_every_rank(two_ranks: list[dict[str, Any]]) -> None:
+    for rank in two_ranks:
+        assert rank["lost"] == (
+            "RuntimeError: ranks [1] hold another grouping decision than rank 0; check the process group"
+        )
+
+
 def test_both_ranks_keep_the_same_minimum_width(two_ranks: list[dict[str, Any]]) -> None:
     first, second = two_ranks
     assert first["wide_plan"] == second["wide_plan"]

@@ -145,3 +145,13 @@ def test_the_width_survives_a_state_and_another_one_is_refused() -> None:
 def test_a_bad_width_is_named_by_one_shot(width: int) -> None:
     with pytest.raises(ValueError, match="min_channels_per_group must be a whole number from 1 on"):
         ss.one_shot_plan(chain(16, 16), 0.3, min_channels_per_group=width)
+
+
+def test_the_width_limits_macs_by_their_own_numbers() -> None:
+    # Of 16 * 1024 + 512 MACs 8192 can go, of 1024 + 512 weights 512.
+    model = nn.Sequential(nn.Conv2d(32, 32, 1, bias=False), nn.AvgPool2d(4), nn.Conv2d(32, 16, 1, bias=False))
+    options = {"budget": "macs", "example_inputs": torch.zeros(1, 32, 4, 4), "min_channels_per_group": 16}
+    plan = ss.one_shot_plan(model, 0.4, **options)  # type: ignore[arg-type]  # options of several types
+    assert plan.removed_mac_fraction == pytest.approx(8192 / 16896)
+    with pytest.raises(ValueError, match=r"min_channels_per_group=16 is 0\.4848 of all macs"):
+        ss.one_shot_plan(model, 0.5, **options)  # type: ignore[arg-type]  # options of several types

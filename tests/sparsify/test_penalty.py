@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch import nn
 
+from strucspars.core.importance import Norm
 from strucspars.sparsify.penalty import StructuredPenalty
 
 SHAPES = ((4, 6, 3, 3), (8, 4, 1, 1), (6, 2))
@@ -139,3 +140,50 @@ def test_the_compiled_value_has_the_same_gradient() -> None:
     value, plain = compiled(weights), penalty.value(weights)
     torch.testing.assert_close(value, plain)
     torch.testing.assert_close(torch.autograd.grad(value, weights), torch.autograd.grad(plain, weights))
+
+
+def test_every_weight_is_penalised_in_its_own_precision() -> None:
+    weights, penalty, strengths = weights_and_penalty(torch.bfloat16, torch.float32)
+    value = penalty.value(weights)
+    assert value.dtype == weights[0].dtype
+    gradients = torch.autograd.grad(value, weights)
+    penalty.add_gradient_(weights)
+    for gradient, weight, strength in zip(gradients, weights, strengths, strict=True):
+        # To the last bit: strengths in the first weight's precision would be off by one in 500.
+        assert torch.equal(gradient, weight.detach().sign() * strength)
+        assert weight.grad is not None
+        assert torch.equal(weight.grad, gradient)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_gradients_that_are_added_remember_no_graph(norm: Norm) -> None:
+    weight = nn.Parameter(torch.randn(4, 4, 3, 3))
+    penalty = StructuredPenalty([weight], norm)
+    penalty.set_strength_(0, np.ones((4, 4)))
+    penalty.add_gradient_([weight])
+    assert weight.grad is not None
+    assert weight.grad.any()
+    assert not weight.grad.requires_grad
+
+
+def test_a_value_that_gets_no_gradient_gives_none() -> None:
+    class Ignored(torch.autograd.Function):
+        @staticmethod
+        def forward(_: object, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(*_: object) -> None:
+            return None
+
+    weights, penalty, _ = weights_and_penalty()
+    torch.autograd.backward(Ignored.apply(penalty.value(weights)))
+    assert all(weight.grad is None for weight in weights)
+
+
+def test_weights_on_another_device_are_refused_with_both_named() -> None:
+    weights, penalty, _ = weights_and_penalty()
+    elsewhere = [nn.Parameter(weight.detach().to("meta")) for weight in weights]
+    for use in (penalty.value, penalty.add_gradient_):
+        with pytest.raises(ValueError, match="the model moved from cpu to meta after its Sparsifier was made"):
+            use(elsewhere)

@@ -322,6 +322,7 @@ def test_a_nan_weight_is_named_with_its_layer() -> None:
         ({"method": "slow"}, "method must be one of fast, paper, paper-pot"),
         ({"decay": 0}, "decay must lie in"),
         ({"min_kept_norm": 2}, "min_kept_norm must lie in"),
+        ({"seed": -1}, "seed must be a whole number from 0 on"),
         ({"min_channels_per_group": 0}, "min_channels_per_group must be a whole number from 1 on"),
     ],
 )
@@ -638,3 +639,69 @@ def test_a_scripted_model_is_told_to_be_grouped_first() -> None:
         ss.Sparsifier(scripted, CONFIG)
     with pytest.raises(ValueError, match=told):
         ss.one_shot_plan(scripted, target=0.4)
+
+
+def test_the_penalty_falls_from_halving_to_halving_by_the_decay_asked_for() -> None:
+    model = network()
+    with torch.no_grad():
+        # Of two groups, so that two halvings are penalised; the other layer lags, so that lambda rises.
+        model.get_parameter("4.weight").mul_((torch.arange(16)[:, None] % 2 == torch.arange(32) % 2)[..., None, None])
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, decay=0.3))
+    with torch.no_grad():
+        model.get_parameter("4.weight").fill_(1)
+    torch.autograd.backward(sparsifier.penalty())
+    gradient = model.get_parameter("4.weight").grad
+    assert gradient is not None
+    strengths = np.unique(gradient.numpy()) / sparsifier.lambda_value
+    np.testing.assert_allclose(strengths, [0.0, 0.3, 1.0], rtol=1e-6)
+
+
+def test_a_state_with_an_impossible_controller_or_level_changes_nothing() -> None:
+    sparsifier = sparsifier_with_penalty(network())
+    before = str(sparsifier.state_dict())
+    other = sparsifier_with_penalty(network(seed=5)).state_dict()
+    bad_level = copy.deepcopy(other)
+    bad_level["layers"]["4"]["group_level"] = 6
+    for bad, complaint in (
+        ({**other, "controller": {**other["controller"], "epoch": -1}}, "epoch must be a whole number from 0 on"),
+        (bad_level, r"group_level must lie in 1\.\.5 for a 16 x 32 layer"),
+        ({**other, "version": 0}, "version 0"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            sparsifier.load_state_dict(bad)
+        assert str(sparsifier.state_dict()) == before
+
+
+def test_a_state_of_the_same_layers_in_another_order_is_refused() -> None:
+    # Of one width, so that the orders of one would fit the other.
+    sparsifier = ss.Sparsifier(nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)), CONFIG)
+    state = sparsifier.state_dict()
+    turned = dict(reversed(state["layers"].items()))
+    with pytest.raises(ValueError, match=r"belongs to the layers \['1', '0'\], the model has \['0', '1'\]"):
+        sparsifier.load_state_dict(state | {"layers": turned})
+
+
+def test_a_level_that_was_fixed_is_another_rule_than_the_same_level_as_a_limit() -> None:
+    fixed = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(fixed_levels={"2": 3}))
+    limited = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(largest_levels={"2": 3}))
+    with pytest.raises(ValueError, match="layer '2': the state was saved with other rules"):
+        limited.load_state_dict(fixed.state_dict())
+
+
+@pytest.mark.parametrize(("use", "operation"), [("penalty", "_foreach_copy_"), ("regularize_", "_foreach_addcmul_")])
+def test_an_error_of_torch_is_passed_on(use: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    sparsifier = sparsifier_with_penalty(network())
+    monkeypatch.setattr(torch, operation, fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        getattr(sparsifier, use)()
+
+
+def test_a_layer_whose_place_another_block_of_the_model_has_taken_is_named() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    model.spare, model.rest = model.rest, model.first
+    with pytest.raises(ValueError, match=r"layer 'rest\.0' has been replaced in the model"):
+        sparsifier.penalty()

@@ -34,7 +34,6 @@ def assign_by_group_cycles(cost: FloatArray) -> IntArray:
     while True:
         cheapest_place = price.argmin(axis=1)
         move_price = np.take_along_axis(price, cheapest_place[:, None, :], axis=1)[:, 0, :]
-        np.fill_diagonal(move_price, 0.0)
         _, target = linear_sum_assignment(move_price)
         paid = move_price[group, target]
         # A sum that rounding alone could make negative saves nothing, and turning such cycles could go on forever.

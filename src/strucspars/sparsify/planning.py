@@ -57,7 +57,7 @@ def network_budget(
         for layer, state in zip(layers, states, strict=True)
     ]
     rest_params = size.params - sum(budget.params for budget in budgets)
-    rest_macs = max(0, size.macs - sum(budget.macs for budget in budgets))
+    rest_macs = size.macs - sum(budget.macs for budget in budgets)
     return [*budgets, LayerBudget("(everything else)", rest_params, macs=rest_macs)]
 
 
