@@ -42,7 +42,11 @@ def gain(call: Any, row: str) -> dict[str, Any] | None:
     return over_base
 
 
-@pytest.mark.parametrize("overrides", [(), ("stage2.epochs=6", "sparsify.lambda_step=null", "data.name=digits")])
+SHORT = ("stage2.epochs=6", "sparsify.lambda_step=null", "data.name=digits")
+ONE_SHOT = ("stage1.epochs=0", "model.weights='there: a file.pt'")
+
+
+@pytest.mark.parametrize("overrides", [(), SHORT])
 @pytest.mark.parametrize(("base", "variant"), [(BASE, MODERN), (BASE, SLIMMING), (BASE, f"{BASE}-low-rate")])
 def test_runs_with_the_same_changes_are_compared(
     call: Any, base: str, variant: str, overrides: tuple[str, ...]
@@ -50,6 +54,15 @@ def test_runs_with_the_same_changes_are_compared(
     finished(base, *overrides, top1=0.5)
     finished(variant, *overrides, "data.root=there", top1=0.75)
     assert gain(call, variant) == {"mean": pytest.approx(25.0), "deviation": None, "pairs": 1}
+
+
+def test_runs_without_a_first_stage_are_compared(call: Any) -> None:
+    finished(BASE, *ONE_SHOT, top1=0.5)
+    finished(MODERN, *ONE_SHOT, top1=0.75)
+    assert gain(call, MODERN) == {"mean": pytest.approx(25.0), "deviation": None, "pairs": 1}
+    finished(f"{BASE}-low-rate", "stage1.epochs=0", "model.weights=other.pt")
+    assert gain(call, f"{BASE}-low-rate") is None
+    assert "which was run with other model.weights" in call("reproduce", "variants", "--collect").out
 
 
 @pytest.mark.parametrize(

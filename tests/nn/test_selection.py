@@ -166,7 +166,7 @@ def test_a_parametrised_tensor_is_named() -> None:
 
 def test_where_types_are_all_that_is_missing_the_option_is_named() -> None:
     model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(8, 7), nn.ConvTranspose1d(8, 8, 3))
-    remedy = r"; pass rules=ss\.LayerRules\(layer_types=\(nn\.Conv1d,\)\)$"
+    remedy = r"; in Python pass rules=ss\.LayerRules\(layer_types=\(nn\.Conv1d,\)\)$"
     with pytest.raises(ValueError, match=f"Conv1d is not among the types to group; .*{remedy}"):
         select_layers(model).check_not_empty()
     assert names(select_layers(model, LayerRules(layer_types=(nn.Conv1d,)))) == ["0"]

@@ -164,3 +164,11 @@ def test_a_weight_that_is_recomputed_has_no_shape_to_read_off_and_the_layer_is_n
         with pytest.raises(ValueError, match=r"layer '1\.0' has no plain weight"):
             check_plain_weights(nn.Sequential(nn.ReLU(), nn.DataParallel(nn.Sequential(layer))))
     check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1), parametrizations.weight_norm(nn.Conv2d(8, 8, 1))))
+
+
+def test_a_bias_that_is_recomputed_is_refused_with_the_layers_name() -> None:
+    pruned = nn.Sequential(nn.ReLU(), ShuffledGroupConv2d(8, 8, 1, groups=2))
+    prune.l1_unstructured(pruned[1], "bias", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
+    with pytest.raises(ValueError, match=r"layer '1' has no plain bias: .*; remove that"):
+        check_plain_weights(pruned)
+    check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1, groups=2, bias=False)))

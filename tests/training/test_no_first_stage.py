@@ -13,7 +13,7 @@ from strucspars.runs.checkpoint import load_named
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, read_summary
 from strucspars.training.pipeline import run_pipeline
-from strucspars.training.recipe import Recipe
+from strucspars.training.recipe import ModelRecipe, Recipe, StageRecipe
 from strucspars.training.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
@@ -85,6 +85,14 @@ def test_another_run_can_take_the_grouped_weights_over(
 
 def test_a_report_of_it_misses_nothing(run: RunFolder) -> None:
     assert read_run(run.path).problems == ()
+
+
+def test_warmups_of_a_stage_that_is_left_out_do_not_matter(small_recipe: Recipes) -> None:
+    options = ("stage1.epochs=0", "model.weights=there.pt", "stage1.lr_warmup_epochs=5")
+    recipe = small_recipe(*options, "sparsify.lambda_warmup_epochs=3")
+    assert recipe.sparsify_config(steps_per_epoch=7).lambda_warmup_epochs == 0
+    trained = ModelRecipe(weights="there.pt")
+    assert Recipe(name="mine", model=trained, stage1=StageRecipe(epochs=0)).stage1.epochs == 0
 
 
 def test_fresh_weights_are_not_worth_grouping(small_recipe: Recipes) -> None:

@@ -1,5 +1,6 @@
 """How much better a row is than the one it varies."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,11 @@ def _differing_changes(variant: Recipe, base: Recipe) -> list[str]:
 
 def _asked(recipe: Recipe) -> list[str]:
     """What was asked to be otherwise than in the recipe of that name; warm-ups follow from epochs."""
-    epochs = [f"stage1.epochs={recipe.stage1.epochs}", f"stage2.epochs={recipe.stage2.epochs}"]
-    asked_epochs = [setting for setting in changes_from_recipe(recipe) if setting in epochs]
-    return [*changes(recipe, read_recipe(recipe.name, epochs)), *asked_epochs]
+    followed = {
+        "stage1.epochs": recipe.stage1.epochs,
+        "stage2.epochs": recipe.stage2.epochs,
+        "model.weights": recipe.model.weights,  # without which there may be no epoch of the first stage
+    }
+    overrides = [f"{key}={json.dumps(value)}" for key, value in followed.items()]
+    asked = [setting for setting in changes_from_recipe(recipe) if setting.partition("=")[0] in followed]
+    return [*changes(recipe, read_recipe(recipe.name, overrides)), *asked]

@@ -119,7 +119,7 @@ class Selection:
             missing_types = {skipped.missing_type for skipped in self.skipped if skipped.missing_type}
             raise ValueError(
                 f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}"
-                + (f"; pass {rules_for_types(missing_types)}" if missing_types else "")
+                + (f"; in Python pass {rules_for_types(missing_types)}" if missing_types else "")
             )
 
 

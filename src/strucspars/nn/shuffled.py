@@ -207,10 +207,15 @@ def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
 
 
 def check_plain_weights(model: nn.Module) -> None:
-    """Raise a `ValueError` where something recomputes the weight of a grouped layer: it belongs on the dense one."""
+    """Raise a `ValueError` where something recomputes a tensor of a grouped layer: it belongs on the dense one."""
     for name, module in bare_modules(model):
         if is_grouped(module):
             dense_shape(module, name)
+            if "bias" not in module._parameters:
+                raise ValueError(
+                    f"layer {name or type(module).__name__!r} has no plain bias: it is recomputed before every call "
+                    "(pruning or another parametrisation); remove that"
+                )
 
 
 def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:

@@ -93,7 +93,7 @@ def _left_out(selection: Selection, size: NetworkSize, budget: Budget) -> str:
     shares = ", ".join(f"{100 * cost / whole:.0f} % ({reason})" for reason, cost in notable)
     missing = {missing_type for missing_type, cost in by_missing_type.items() if cost > NOTABLE_SHARE * whole}
     present = {dense_type(layer.module) for layer in selection.layers}
-    remedy = f"; more can be removed with {rules_for_types(present | missing)}" if missing else ""
+    remedy = f"; in Python more can be removed with {rules_for_types(present | missing)}" if missing else ""
     return f"of all {budget}, {shares} are left out{remedy}"
 
 

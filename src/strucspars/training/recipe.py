@@ -97,7 +97,8 @@ class StageRecipe:
             raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing!r}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema!r}; leave it out for none")
-        if checked_at_least("lr_warmup_epochs", self.lr_warmup_epochs, 0) >= max(self.epochs, 1):
+        # Without an epoch nothing is trained, and so nothing warmed up.
+        if checked_at_least("lr_warmup_epochs", self.lr_warmup_epochs, 0) >= self.epochs > 0:
             raise ValueError(
                 f"lr_warmup_epochs must be fewer than the {self.epochs} epochs, got {self.lr_warmup_epochs}"
             )
@@ -143,7 +144,7 @@ class SparsifyRecipe:
         try:
             return SparsifyConfig(
                 target=self.target,
-                epochs=max(stage1.epochs, 1),  # with none, nothing asks for them
+                epochs=max(stage1.epochs, 1),
                 budget=self.budget,
                 min_kept_norm=self.min_kept_norm,
                 decay=self.decay,
@@ -151,7 +152,8 @@ class SparsifyRecipe:
                 lambda_step=self.lambda_step,
                 steps_per_epoch=steps_per_epoch,
                 lr=stage1.lr,
-                lambda_warmup_epochs=self.lambda_warmup_epochs,
+                # Without an epoch nothing is penalised: the weights are grouped as they are.
+                lambda_warmup_epochs=self.lambda_warmup_epochs if stage1.epochs else 0,
                 min_channels_per_group=self.min_channels_per_group,
                 method=self.solver,
                 seed=seed,

@@ -83,6 +83,30 @@ def test_values_that_are_no_tensors_must_be_the_same(value: object, other: objec
     assert "puts out" in difference([ONES, value], [ONES, other])
 
 
+@pytest.mark.parametrize("kind", [float, complex])
+def test_fractions_outside_of_tensors_may_differ_by_rounding(kind: type[float] | type[complex]) -> None:
+    # A mean of outputs that reach 2 is rounded as they are, however small it is.
+    assert difference([TWOS, kind(1e-9)], [TWOS, kind(5e-9)]) == ""
+    assert difference([ONES, kind(1e9 + 1)], [ONES, kind(1e9)]) == ""
+    assert "puts out" in difference([TWOS, kind(0.01)], [TWOS, kind(0.02)])
+    assert difference([ONES, kind(math.inf)], [ONES, kind(math.inf)]) == ""
+    assert "puts out" in difference([ONES, kind(math.inf)], [ONES, kind(1)])
+
+
+@pytest.mark.parametrize("with_whole_numbers", [True, False])
+def test_complex_tensors_are_compared_up_to_rounding(with_whole_numbers: bool) -> None:
+    expected = torch.complex(ONES, TWOS)
+    for outputs, others in ((expected, expected), (expected.conj(), expected.conj().clone())):
+        assert difference(outputs + 1e-5, others, with_whole_numbers=with_whole_numbers) == ""
+        assert "off by" in difference(outputs + 1e-2j, others, with_whole_numbers=with_whole_numbers)
+    assert "other tensors" in difference(ONES, expected)
+
+
+def test_truth_values_beside_fractions_are_no_measure_of_them() -> None:
+    outputs = [torch.tensor([True]), ONES, 0.5]
+    assert difference(outputs, list(outputs), with_whole_numbers=True) == ""
+
+
 def test_not_a_number_is_the_same_as_itself() -> None:
     assert difference([ONES, math.nan], [ONES, float("nan")]) == ""
 
