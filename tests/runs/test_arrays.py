@@ -163,7 +163,7 @@ def test_a_file_does_not_depend_on_the_clock(tmp_path: Path) -> None:
         (["a"], "entry 'a' is not named as an array"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # of zipfile, which writes it all the same
 def test_entries_that_no_array_was_saved_under_are_refused(entries: list[str], complaint: str, tmp_path: Path) -> None:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, np.arange(3), allow_pickle=False)
