@@ -1,4 +1,3 @@
-import warnings
 from typing import Any, Self
 
 import numpy as np
@@ -26,9 +25,7 @@ def torch_macs(model: nn.Module, *inputs: Any) -> int:
 
 
 def torchvision_model(name: str, **options: Any) -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # GoogLeNet's, about its initialisation
-        model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
     return model
 
 

@@ -272,10 +272,8 @@ def test_quantised_layers_without_channels_are_not_listed() -> None:
 
 def test_a_layer_made_for_quantisation_aware_training_is_a_subclass() -> None:
     quantization = importlib.import_module("torch.ao.quantization")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        qconfig = quantization.get_default_qat_qconfig("fbgemm")
-        layer = importlib.import_module("torch.ao.nn.qat").Conv2d(4, 8, 3, qconfig=qconfig)
+    qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    layer = importlib.import_module("torch.ao.nn.qat").Conv2d(4, 8, 3, qconfig=qconfig)
     assert reason(select_layers(nn.Sequential(layer)), "0").startswith("Conv2d is a subclass of nn.Conv2d, which may")
 
 

@@ -1,0 +1,15 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from strucspars.training.engine import Engine
+from strucspars.training.recipe import EngineRecipe
+
+
+def test_a_machine_that_merely_has_srun_is_not_told_to_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    # A warning would be an error here.
+    assert Engine(EngineRecipe(device="cpu")).world_size == 1
