@@ -10,6 +10,7 @@ from matplotlib.text import Annotation
 
 from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
 from strucspars.measure.layers import BeforeAfter
+from strucspars.report.colours import PALETTE
 from strucspars.report.comparison_tables import accuracy_table, comparison_tables
 from strucspars.report.contents import comparison_contents
 from strucspars.report.experiments import (
@@ -251,6 +252,20 @@ def test_labels_are_those_of_the_points_and_the_papers_only_where_they_are_few(t
     papers = [point for point in points if point.source == "paper"]
     assert _labels(points) == sorted(["40%", *(point.label for point in papers if point.label)])
     assert _labels([*points, *papers * MOST_LABELS]) == ["40%"]
+
+
+def test_labels_have_the_colour_of_their_network(template: RunData) -> None:
+    runs = [finished(template, "cifar10-resnet20-40", 0.9), finished(template, "cifar10-resnet56-50", 0.93)]
+    axis = trade_off_figure(points_of(experiments_of(runs)), data="any").figure.axes[0]
+    colours = {child.get_text(): child.get_color() for child in axis.get_children() if isinstance(child, Annotation)}
+    assert (colours["20%"], colours["50%"]) == PALETTE[:2]
+
+
+def test_the_caption_says_what_the_papers_percentages_of_slimming_are(template: RunData) -> None:
+    papers = points_of(experiments_of([finished(template, "cifar10-resnet20-40", 0.9)]))
+    ours = points_of(experiments_of([finished(template, "demo", 0.9)]))
+    assert "slimming of channels" in trade_off_figure(papers, data="any").caption
+    assert "slimming" not in trade_off_figure(ours, data="any").caption
 
 
 def test_every_data_set_has_a_figure_of_its_own(template: RunData) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from strucspars.core.arrays import FloatArray
+from strucspars.report.colours import INK
 
 FONT_SIZE = 7.5
 # Half the width of a mark, in points.
@@ -27,12 +28,14 @@ class Mark:
         deviation: half the height of its error bar.
         label: text to write beside it; empty for none.
         is_labelled_above: whether above and to the left is the first place to try, else below and to the right.
+        colour: of the label.
     """
 
     place: tuple[float, float]
     deviation: float = 0.0
     label: str = ""
     is_labelled_above: bool = False
+    colour: str = INK
 
 
 def write_labels(axis: Axes, marks: Sequence[Mark]) -> None:
@@ -69,7 +72,13 @@ def _boxes_of_marks(axis: Axes, marks: Sequence[Mark]) -> FloatArray:
 def _write(axis: Axes, mark: Mark, taken: FloatArray) -> FloatArray:
     """Write one label; returns its box."""
     text = axis.annotate(
-        mark.label, mark.place, xytext=(0, 0), textcoords="offset points", va="center", fontsize=FONT_SIZE
+        mark.label,
+        mark.place,
+        xytext=(0, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=FONT_SIZE,
+        color=mark.colour,
     )
     # The layout is settled: a label must not move what the places were computed from.
     text.set_in_layout(False)

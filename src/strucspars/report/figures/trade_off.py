@@ -64,14 +64,17 @@ def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> N
         figure.legend(handles=_handles(points, networks), loc="outside upper left", ncols=4)
         figure.draw_without_rendering()
         for cost, axis in zip(costs, axes, strict=True):
-            write_labels(axis, _marks(drawn[cost], cost))
-    papers = "Hollow: the paper's numbers. " if any(point.source == "paper" for point in points) else ""
+            write_labels(axis, _marks(drawn[cost], cost, networks))
+    papers = [point for point in points if point.source == "paper"]
+    hollow = "Hollow: the paper's numbers. " if papers else ""
+    if any(point.method == "slimming" for point in papers):
+        hollow += "Percentages are of parameters, those of the paper's slimming of channels. "
     return NamedFigure(
         name=f"trade-off-{slug(data)}",
         title=f"Accuracy against cost on {data}",
         caption=(
             "Top-1 accuracy of the last epoch; the upper left is better. Filled: our runs, mean over seeds, bars of "
-            f"one deviation. {papers}{note}"
+            f"one deviation. {hollow}{note}"
         ).strip(),
         alt=_alt(points),
         figure=figure,
@@ -121,8 +124,8 @@ def _connect(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence
             axis.plot(costs, accuracies, style, color=_colour(network, networks), linewidth=0.9, alpha=0.6)
 
 
-def _marks(points: Sequence[Point], cost: Cost) -> list[Mark]:
-    """Ours labelled below, the paper's above: they often lie on the same spot."""
+def _marks(points: Sequence[Point], cost: Cost, networks: Sequence[str]) -> list[Mark]:
+    """Ours labelled below, the paper's above: they often lie on the same spot. Labels have their network's colour."""
     papers = [point for point in points if point.source == "paper" and point.label and point.method != "other methods"]
     has_papers = len(papers) <= MOST_LABELS
     return [
@@ -131,6 +134,7 @@ def _marks(points: Sequence[Point], cost: Cost) -> list[Mark]:
             deviation=100 * (point.deviation or 0.0),
             label=drawable(point.label, 20) if point.source == "ours" or (has_papers and point in papers) else "",
             is_labelled_above=point.source == "paper",
+            colour=_colour(point.network, networks),
         )
         for point in points
     ]
