@@ -166,12 +166,14 @@ def test_a_parametrised_tensor_is_named() -> None:
 
 def test_where_types_are_all_that_is_missing_the_option_is_named() -> None:
     model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(8, 7), nn.ConvTranspose1d(8, 8, 3))
-    remedy = r"; in Python pass rules=ss\.LayerRules\(layer_types=\(nn\.Conv1d,\)\)$"
+    remedy = r"; group these types too: rules=ss\.LayerRules\(layer_types=\(nn\.Conv1d,\)\), in a recipe "
     with pytest.raises(ValueError, match=f"Conv1d is not among the types to group; .*{remedy}"):
         select_layers(model).check_not_empty()
     assert names(select_layers(model, LayerRules(layer_types=(nn.Conv1d,)))) == ["0"]
     model[2] = nn.Linear(8, 6)
-    with pytest.raises(ValueError, match=r"layer_types=\(nn\.Conv1d, nn\.Linear\)\)$"):
+    with pytest.raises(
+        ValueError, match=r"\(nn\.Conv1d, nn\.Linear\)\), in a recipe sparsify\.layer_types=\[Conv1d,Lin"
+    ):
         select_layers(model).check_not_empty()
     # No type helps a layer that is too narrow, or that the rules leave out.
     for rules in (LayerRules(min_channels_per_group=8), LayerRules(exclude=("*",))):

@@ -31,8 +31,9 @@ def classifier() -> nn.Sequential:
 def test_a_target_out_of_reach_names_what_is_left_out_and_the_types_that_help(refuse: Callable[[], object]) -> None:
     complaint = (
         r"target 0\.6 cannot be reached: .* 0\.0875 of all params would be removed; lower the target; of all params, "
-        r"90 % \(Linear is not among the types to group\) are left out; in Python more can be removed with "
-        r"rules=ss\.LayerRules\(layer_types=\(nn\.Conv2d, nn\.Linear\)\)$"
+        r"90 % \(Linear is not among the types to group\) are left out; more can be removed with "
+        r"rules=ss\.LayerRules\(layer_types=\(nn\.Conv2d, nn\.Linear\)\), in a recipe "
+        r"sparsify\.layer_types=\[Conv2d,Linear\], with compress --layer-type Conv2d --layer-type Linear$"
     )
     with pytest.raises(ValueError, match=complaint):
         refuse()

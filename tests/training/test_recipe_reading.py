@@ -69,6 +69,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         lambda_warmup_epochs=0 if paper_text else draw(st.integers(0, longest_warmup(stage1.epochs))),
         include=tuple(draw(st.lists(texts, max_size=3))),
         exclude=tuple(draw(st.lists(texts, max_size=3))),
+        layer_types=tuple(draw(st.lists(st.sampled_from(["Conv1d", "Conv2d", "Conv3d", "Linear"]), max_size=3))),
     )
     return Recipe(
         name=draw(texts.filter(lambda text: bool(text.strip()))),
@@ -108,6 +109,7 @@ def test_what_is_not_given_has_the_defaults_of_its_section(tmp_path: Path) -> No
         ("sparsify: {lambda_step: 1}", "lambda_step", 1.0),
         ("sparsify: {lambda_step: null}", "lambda_step", None),
         ("sparsify: {exclude: [conv1, '*.fc']}", "exclude", ("conv1", "*.fc")),
+        ("sparsify: {layer_types: [Conv2d, Linear]}", "layer_types", ("Conv2d", "Linear")),
         ("sparsify: {exclude: []}", "exclude", ()),
         ("sparsify: {}", "target", 0.5),
     ],

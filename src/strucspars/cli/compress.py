@@ -14,6 +14,7 @@ EXAMPLES = examples(
     "strucspars compress DEFAULT --model resnet18 --target 0.3 --budget macs --out small.safetensors",
     "strucspars compress resnet50.pth --model resnet50 --target 0.6 --min-channels-per-group 16",
     "strucspars compress resnet50.pth --model resnet50 --target 0.6 --run runs/one-shot",
+    "strucspars compress DEFAULT --model convnext_tiny --target 0.4 --layer-type Conv2d --layer-type Linear",
     "strucspars compress mine.pt --model my_package.networks:build --classes 7 --image-size 160 --target 0.5",
 )
 
@@ -38,6 +39,22 @@ ImageSize = Annotated[
 MinChannelsPerGroup = Annotated[
     int, typer.Option(min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
 ]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Only layers of such names; may be repeated.", show_default="'*'"),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="No layer of such a name; may be repeated.", show_default=False),
+]
+LayerType = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TYPE",
+        help="Group layers of this type: Conv2d, Conv1d, Conv3d or Linear; may be repeated.",
+        show_default="Conv2d",
+    ),
+]
 Out = Annotated[Path | None, typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors")]
 Run = Annotated[
     Path | None,
@@ -51,6 +68,9 @@ def compress(
     target: Annotated[float, typer.Option(help="Fraction of the whole network to remove.")],
     budget: Annotated[Budget, typer.Option(help="What the target counts.")] = Budget.params,
     min_channels_per_group: MinChannelsPerGroup = 1,
+    include: Include = None,
+    exclude: Exclude = None,
+    layer_type: LayerType = None,
     classes: Classes = None,
     image_size: ImageSize = None,
     image_shape: ImageShape = None,
@@ -66,14 +86,19 @@ def compress(
     `model.weights=CHECKPOINT stage1.epochs=0`, and loses less where it may train before, too.
     """
     from strucspars.cli.networks import usual_classes, usual_image_shape
-    from strucspars.cli.one_shot import compressed_checkpoint
+    from strucspars.cli.one_shot import compressed_checkpoint, sparsify_recipe
 
     done = compressed_checkpoint(
         checkpoint,
         model=model,
-        target=target,
-        budget=budget.value,
-        min_channels_per_group=min_channels_per_group,
+        sparsify=sparsify_recipe(
+            target=target,
+            budget=budget.value,
+            min_channels_per_group=min_channels_per_group,
+            include=include or ["*"],
+            exclude=exclude or [],
+            layer_types=layer_type or ["Conv2d"],
+        ),
         classes=usual_classes(model) if classes is None else classes,
         image_shape=_given_shape(image_size, image_shape) or usual_image_shape(model),
         force=force,

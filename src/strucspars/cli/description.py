@@ -26,6 +26,7 @@ from strucspars.measure.summary import summary
 from strucspars.measure.text_table import Column, text_table
 from strucspars.models.catalogue import build_model
 from strucspars.models.weights import PICKLED_SUFFIXES
+from strucspars.nn.selection import LayerRules
 from strucspars.report.one_shot import read_one_shot
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics
@@ -102,9 +103,9 @@ def _refuse_other_path(target: str, model: str | None) -> None:
         )
 
 
-def _described_network(network: nn.Module, shape: ImageShape) -> Description:
+def _described_network(network: nn.Module, shape: ImageShape, *, rules: LayerRules | None = None) -> Description:
     image = random_image(shape)
-    layers = summary(network, image)
+    layers = summary(network, image, rules=rules)
     document = {"image_shape": list(shape), **asdict(layers)}
     if not layers.gathers:
         return Description(str(layers), document)
@@ -132,7 +133,9 @@ def _described_run(folder: RunFolder, *, named: str | None) -> Description:
     recipe = read_recipe(folder.recipe_path)
     outcome = _one_shot_outcome(folder, state.words) if state.is_one_shot else _run_outcome(folder, recipe)
     check_named(folder, recipe.model.name, named=named, option="--model ")
-    network = _described_network(saved_network(folder, recipe), saved_image_shape(folder, recipe))
+    # Other kinds do not read the rules, which may then name layers that are not there.
+    rules = recipe.sparsify.rules() if recipe.kind == "strucspars" else None
+    network = _described_network(saved_network(folder, recipe), saved_image_shape(folder, recipe), rules=rules)
     document = {"folder": str(folder.path), "state": state.words, **outcome.document, "network": network.document}
     return Description(f"{network.text}\n\n{outcome.text}", document)
 

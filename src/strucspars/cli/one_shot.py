@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,14 @@ from strucspars.measure.summary import Summary, summary
 from strucspars.models.catalogue import build_model
 from strucspars.models.weights import load_weights_
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import LayerRules, select_layers
+from strucspars.nn.selection import select_layers
 from strucspars.report.one_shot import OneShotOutcome
 from strucspars.sparsify import one_shot
-from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.planning import kept_fraction
+from strucspars.training.recipe import SparsifyRecipe
+
+# What of a recipe one-shot compression reads.
+ONE_SHOT_OPTIONS = ("target", "budget", "min_channels_per_group", "include", "exclude", "layer_types")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +37,14 @@ class CompressedCheckpoint:
     Attributes:
         path: the file with the compressed network.
         summary: its layers, before and after.
-        target: the fraction that was asked for.
-        budget: of what.
-        min_channels_per_group: how wide the groups are at least.
+        sparsify: what was asked for.
         lost_norm: share of the grouped layers' norm that is gone.
         run: the run folder that was made; None if none was asked for.
     """
 
     path: Path
     summary: Summary
-    target: float
-    budget: Budget
-    min_channels_per_group: int
+    sparsify: SparsifyRecipe
     lost_norm: float
     run: Path | None = None
 
@@ -66,24 +65,43 @@ class CompressedCheckpoint:
         return {
             "path": str(self.path),
             "run": None if self.run is None else str(self.run),
-            "target": self.target,
-            "budget": self.budget,
-            "min_channels_per_group": self.min_channels_per_group,
+            **{key: getattr(self.sparsify, key) for key in ONE_SHOT_OPTIONS},
             "lost_norm": self.lost_norm,
             **asdict(self.summary),
         }
+
+
+def sparsify_recipe(
+    *,
+    target: float,
+    budget: Budget,
+    min_channels_per_group: int,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    layer_types: Sequence[str],
+) -> SparsifyRecipe:
+    """What was asked for on the command line; errors do not speak of a recipe."""
+    try:
+        return SparsifyRecipe(
+            target=target,
+            budget=budget,
+            min_channels_per_group=min_channels_per_group,
+            include=tuple(include),
+            exclude=tuple(exclude),
+            layer_types=tuple(layer_types),
+        )
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("sparsify.")) from error
 
 
 def compressed_checkpoint(
     checkpoint: str,
     *,
     model: str,
-    target: float,
-    budget: Budget,
+    sparsify: SparsifyRecipe,
     classes: int,
     image_shape: ImageShape,
     out: Path,
-    min_channels_per_group: int = 1,
     force: bool = False,
     run: Path | None = None,
 ) -> CompressedCheckpoint:
@@ -92,12 +110,10 @@ def compressed_checkpoint(
     Args:
         checkpoint: as `source` of `load_weights_`.
         model: name of the network.
-        target: removed fraction of the budget.
-        budget: parameters or MACs of the whole network.
+        sparsify: what to remove, and of which layers; how to train is not read.
         classes: its outputs.
         image_shape: of an image, to count MACs with.
         out: the file to write.
-        min_channels_per_group: no group narrower than this.
         force: replace a file that is there.
         run: the folder to make for a report; None for none.
 
@@ -108,27 +124,28 @@ def compressed_checkpoint(
     check_can_be_written(out, force=force)
     if run is not None:
         check_new_run_folder(run)
-    config = SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0, budget=budget)
-    rules = LayerRules(min_channels_per_group=min_channels_per_group)
+    rules = replace(sparsify.rules(), min_channels_per_group=sparsify.min_channels_per_group)
     network = build_model(model, num_classes=classes, image_shape=image_shape, must_classify=False)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *image_shape)
     begin = time.perf_counter()
     with _said_elsewhere(one_shot.__name__):
-        plan = one_shot.one_shot_plan(network, target, budget=budget, rules=rules, example_inputs=example)
+        plan = one_shot.one_shot_plan(
+            network, sparsify.target, budget=sparsify.budget, rules=rules, example_inputs=example
+        )
     layers = select_layers(network, rules).layers
-    lost_norm = 1 - kept_fraction(layers, plan, config)
+    lost_norm = 1 - kept_fraction(layers, plan)
     seconds = time.perf_counter() - begin
     # Of the dense network: only there the kept norm of each layer can still be seen, and the whole importance.
-    described = summary(network, example, plan=plan)
-    importance = {} if run is None else {layer.name: importance_matrix(layer.weight, config.norm) for layer in layers}
+    described = summary(network, example, plan=plan, rules=rules)
+    importance = {} if run is None else {layer.name: importance_matrix(layer.weight) for layer in layers}
     save(convert_(network, plan), out, plan=plan)
     if run is not None:
         written = OneShotRun(
             checkpoint=checkpoint,
             model=model,
             plan=plan,
-            min_channels_per_group=min_channels_per_group,
+            sparsify=sparsify,
             importance=importance,
             network=network,
             outcome=_outcome(described, classes, image_shape, lost_norm, seconds),
@@ -137,9 +154,7 @@ def compressed_checkpoint(
     return CompressedCheckpoint(
         path=out,
         summary=described,
-        target=target,
-        budget=budget,
-        min_channels_per_group=min_channels_per_group,
+        sparsify=sparsify,
         lost_norm=lost_norm,
         run=run,
     )

@@ -33,7 +33,7 @@ class OneShotRun:
         checkpoint: where the weights came from.
         model: name of the network.
         plan: how it is grouped.
-        min_channels_per_group: how wide the groups are at least.
+        sparsify: what was asked for.
         importance: S of every layer that may be grouped, by name, in network order.
         network: after conversion.
         outcome: sizes and what was lost.
@@ -42,7 +42,7 @@ class OneShotRun:
     checkpoint: str
     model: str
     plan: GroupingPlan
-    min_channels_per_group: int
+    sparsify: SparsifyRecipe
     importance: Mapping[str, FloatArray]
     network: nn.Module
     outcome: OneShotOutcome
@@ -101,14 +101,9 @@ def _write(folder: RunFolder, run: OneShotRun, *, name: str) -> None:
 def _recipe(run: OneShotRun, name: str) -> Recipe:
     """What was asked for; the data stand for the images that operations were counted with."""
     _, height, width = run.outcome.image_shape
-    assert run.plan.target is not None
     return Recipe(
         name=name,
         data=DataRecipe(name="folder", image_size=max(height, width, SMALLEST_IMAGE)),
         model=ModelRecipe(name=run.model, weights=run.checkpoint),
-        sparsify=SparsifyRecipe(
-            target=run.plan.target,
-            budget=run.plan.budget,
-            min_channels_per_group=run.min_channels_per_group,
-        ),
+        sparsify=run.sparsify,
     )

@@ -23,7 +23,7 @@ from strucspars.measure.layers import BeforeAfter, LayerForm, layer_forms, netwo
 from strucspars.measure.text_table import Column, text_table
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import SkippedLayer, is_plain, select_layers
+from strucspars.nn.selection import LayerRules, SkippedLayer, is_plain, select_layers
 from strucspars.nn.shuffled import is_grouped
 from strucspars.nn.wrappers import bare_modules
 
@@ -87,7 +87,13 @@ class Summary:
         return "\n\n".join(part for part in (table, "\n".join(footnotes), _totals(self)) if part)
 
 
-def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan: GroupingPlan | None = None) -> Summary:
+def summary(
+    model: nn.Module,
+    example_inputs: ExampleInputs | None = None,
+    plan: GroupingPlan | None = None,
+    *,
+    rules: LayerRules | None = None,
+) -> Summary:
     """Describe a network layer by layer: weight, groups, parameters, MACs, gathers, and why a layer is not grouped.
 
     A dense network alone is the same before and after; with a plan, "after" is what would become of it. A converted
@@ -101,9 +107,10 @@ def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan:
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`; without it neither MACs nor
             gathers are counted.
         plan: grouping of the layers that are still dense or masked.
+        rules: those that the layers were or will be selected by, for the notes on layers that are not grouped.
 
     Raises:
-        ValueError: the inputs are of another type, a layer is lazy, or the plan belongs to another network.
+        ValueError: the inputs are of another type, a layer is lazy, or plan or rules belong to another network.
 
     >>> import torch
     >>> print(summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.zeros(1, 3, 8, 8)))
@@ -122,7 +129,7 @@ def summary(model: nn.Module, example_inputs: ExampleInputs | None = None, plan:
     with undisturbed(model), noted_shuffles(model, planned) as shuffles:
         forms = layer_forms(model, plan)
         trace = None if example_inputs is None else trace_forward(model, forms, example_inputs)
-        skipped = {layer.name: layer for layer in select_layers(model).skipped}
+        skipped = {layer.name: layer for layer in select_layers(model, rules).skipped}
         rows = tuple(
             _row(name, forms[name], planned.get(name), trace, skipped.get(name))
             if name in forms

@@ -2,7 +2,7 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import cast
@@ -119,7 +119,7 @@ class Selection:
             missing_types = {skipped.missing_type for skipped in self.skipped if skipped.missing_type}
             raise ValueError(
                 f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}"
-                + (f"; in Python pass {rules_for_types(missing_types)}" if missing_types else "")
+                + (f"; group these types too: {rules_for_types(missing_types)}" if missing_types else "")
             )
 
 
@@ -159,14 +159,31 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     return Selection(tuple(layers), tuple(skipped))
 
 
-def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
-    """The option that has layers of these types grouped, to stand inside an error.
+def layer_types_named(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
+    """The types of layers that can be grouped, by the names that recipes and the command line have for them.
 
-    >>> rules_for_types([nn.Linear, nn.Conv1d])
-    'rules=ss.LayerRules(layer_types=(nn.Conv1d, nn.Linear))'
+    >>> layer_types_named(["Conv2d", "Linear"])
+    (<class 'torch.nn.modules.conv.Conv2d'>, <class 'torch.nn.modules.linear.Linear'>)
     """
-    names = [f"nn.{layer_type.__name__}" for layer_type in GROUPED_TYPES if layer_type in layer_types]
-    return f"rules=ss.LayerRules(layer_types=({', '.join(names)}{',' if len(names) == 1 else ''}))"
+    known = {layer_type.__name__: layer_type for layer_type in GROUPED_TYPES}
+    named = tuple(names)
+    for name in named:
+        if name not in known:
+            raise ValueError(f"layer_types may hold {', '.join(known)}; got {name!r}")
+    return tuple(known[name] for name in named)
+
+
+def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
+    """The options that have layers of these types grouped, to stand inside an error.
+
+    >>> rules_for_types([nn.Conv1d])[:84]
+    'rules=ss.LayerRules(layer_types=(nn.Conv1d,)), in a recipe sparsify.layer_types=[Con'
+    """
+    names = [layer_type.__name__ for layer_type in GROUPED_TYPES if layer_type in layer_types]
+    types = ", ".join(f"nn.{name}" for name in names) + ("," if len(names) == 1 else "")
+    in_recipe = f"sparsify.layer_types=[{','.join(names)}]"
+    of_compress = " ".join(f"--layer-type {name}" for name in names)
+    return f"rules=ss.LayerRules(layer_types=({types})), in a recipe {in_recipe}, with compress {of_compress}"
 
 
 @dataclass(frozen=True)

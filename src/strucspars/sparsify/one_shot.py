@@ -68,7 +68,7 @@ def one_shot_plan(
         return plan_for_target(selection.layers, states, size, config, skipped=selection.skipped)
 
     plan = agreed(decide)
-    kept = kept_fraction(selection.layers, plan, config)
+    kept = kept_fraction(selection.layers, plan, config.norm)
     logger.warning(
         "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm: "
         "finetune before you judge it, or train with a Sparsifier to lose less",

@@ -10,6 +10,7 @@ from torch import nn
 
 from strucspars.core.budget import Budget, LayerBudget, ThresholdSearch, removed_fraction, without_surplus
 from strucspars.core.criterion import kept_norm_by_level
+from strucspars.core.importance import Norm
 from strucspars.core.learning import refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import ExampleInputs, count_macs
@@ -93,7 +94,7 @@ def _left_out(selection: Selection, size: NetworkSize, budget: Budget) -> str:
     shares = ", ".join(f"{100 * cost / whole:.0f} % ({reason})" for reason, cost in notable)
     missing = {missing_type for missing_type, cost in by_missing_type.items() if cost > NOTABLE_SHARE * whole}
     present = {dense_type(layer.module) for layer in selection.layers}
-    remedy = f"; in Python more can be removed with {rules_for_types(present | missing)}" if missing else ""
+    remedy = f"; more can be removed with {rules_for_types(present | missing)}" if missing else ""
     return f"of all {budget}, {shares} are left out{remedy}"
 
 
@@ -156,16 +157,16 @@ def plan_for_target(
     )
 
 
-def kept_fraction(layers: Sequence[SelectedLayer], plan: GroupingPlan, config: SparsifyConfig) -> float:
+def kept_fraction(layers: Sequence[SelectedLayer], plan: GroupingPlan, norm: Norm = "l1") -> float:
     """Share of the selected layers' norm that the plan keeps."""
     kept = whole = 0.0
     for layer in layers:
-        importance = importance_matrix(layer.weight, config.norm)
+        importance = importance_matrix(layer.weight, norm)
         planned = plan.layers[layer.name]
-        norm = float(importance.sum())
+        layer_norm = float(importance.sum())
         kept_norm = kept_norm_by_level(importance[planned.out_perm][:, planned.in_perm])
-        kept += norm * float(kept_norm[planned.group_level - 1])
-        whole += norm
+        kept += layer_norm * float(kept_norm[planned.group_level - 1])
+        whole += layer_norm
     return kept / whole if whole > 0 else 1.0
 
 

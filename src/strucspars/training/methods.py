@@ -18,7 +18,6 @@ from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, save
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import LayerRules
 from strucspars.runs.arrays import save_arrays
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.folder import RunFolder
@@ -103,13 +102,12 @@ class StructuredSparsification:
     def first_rule(self, model: nn.Module) -> TrainingRule:
         """The structured penalty; learns the first channel orders."""
         recipe = self._workshop.recipe
-        options = recipe.sparsify
         # Counting operations sets the random state aside, from which other threads may be drawing weights.
         with CAPTURE_LOCK:
             self._sparsifier = Sparsifier(
                 model,
                 recipe.sparsify_config(steps_per_epoch=self._workshop.steps_per_epoch),
-                rules=LayerRules(include=options.include, exclude=options.exclude),
+                rules=recipe.sparsify.rules(),
                 example_inputs=self._workshop.example,
                 executor=self._workshop.executor,
             )

@@ -8,6 +8,7 @@ from strucspars.core.budget import Budget
 from strucspars.core.checks import checked_at_least, checked_fraction
 from strucspars.core.importance import Norm
 from strucspars.core.learning import Method
+from strucspars.nn.selection import LayerRules, layer_types_named
 from strucspars.sparsify.config import SparsifyConfig
 
 Schedule = Literal["constant", "steps", "cosine"]
@@ -113,6 +114,7 @@ class SparsifyRecipe:
             as in `SparsifyConfig`.
         include: patterns of the layers that may be grouped.
         exclude: patterns of those that may not.
+        layer_types: which layers these are: `Conv2d`, `Conv1d`, `Conv3d`, `Linear`.
         from_run: folder of a run whose finished first stage is taken over instead of training one.
     """
 
@@ -127,17 +129,28 @@ class SparsifyRecipe:
     solver: Method = "fast"
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
+    layer_types: tuple[str, ...] = ("Conv2d",)
     from_run: str | None = None
 
     def __post_init__(self) -> None:
         _check_choice("sparsify.solver", self.solver, Method)
-        for key, patterns in (("include", self.include), ("exclude", self.exclude)):
+        for key in ("include", "exclude", "layer_types"):
             # A text is a sequence too: its letters would be the patterns.
-            if not isinstance(patterns, tuple):
-                raise ValueError(f"sparsify.{key} must be a tuple of patterns, got {patterns!r}")
+            if not isinstance(getattr(self, key), tuple):
+                raise ValueError(f"sparsify.{key} must be a tuple of texts, got {getattr(self, key)!r}")
         warmup_epochs = checked_at_least("sparsify.lambda_warmup_epochs", self.lambda_warmup_epochs, 0)
         # Checks the rest. Whether the warm-up fits into the first stage only the whole recipe knows.
+        _ = self.rules()
         _ = self.config(stage1=StageRecipe(epochs=warmup_epochs + 2), steps_per_epoch=1, seed=0)
+
+    def rules(self) -> LayerRules:
+        """Which layers may be grouped; errors name the recipe's key. The width of groups is in `config`."""
+        try:
+            return LayerRules(
+                include=self.include, exclude=self.exclude, layer_types=layer_types_named(self.layer_types)
+            )
+        except ValueError as error:
+            raise ValueError(f"sparsify.{error}") from error
 
     def config(self, *, stage1: StageRecipe, steps_per_epoch: int, seed: int) -> SparsifyConfig:
         """The method's options in a first stage of so many steps per epoch; errors name the recipe's key."""
