@@ -18,3 +18,12 @@ def test_only_floating_point_numbers_are_drawn_and_in_double_precision() -> None
     assert others[0] is places
     assert others[1] is empty
     assert others[2:] == ["mode", None]
+
+
+def test_numbers_in_lists_and_dictionaries_are_drawn_too() -> None:
+    places = torch.tensor([3, 4])
+    batch, pair = random_arguments(({"images": torch.zeros(2, 3), "places": places}, [torch.zeros(4), "mode"]))
+    assert batch["images"].dtype == pair[0].dtype == torch.float64
+    assert min(batch["images"].std(), pair[0].std()) > 0.1
+    assert batch["places"] is places
+    assert pair[1] == "mode"

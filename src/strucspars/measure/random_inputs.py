@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -25,12 +26,16 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
 
 
 def random_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments in which floating-point tensors are random and of double precision; everything else stays."""
+    """Arguments in which floating-point tensors are random and of double precision; everything else stays.
+
+    Tensors in lists and dictionaries are meant, too.
+    """
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-            return value
-        return random_like(value.double(), tuple(value.shape), generator).to(value.device)
+    def drawn(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return tensor
+        return random_like(tensor.double(), tuple(tensor.shape), generator).to(tensor.device)
 
-    return tuple(map(drawn, arguments))
+    random: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, drawn, arguments)
+    return random

@@ -108,6 +108,21 @@ def test_a_graph_that_is_wrong_by_little_is_not_used(
     torch.testing.assert_close(folded(example), network(example))
 
 
+class OfDictionary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Branching(0.5)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        scores: torch.Tensor = self.inner(batch["images"])
+        return scores
+
+
+def test_zeros_in_a_dictionary_hide_no_wrong_graph() -> None:
+    network, example = OfDictionary().eval(), ({"images": torch.zeros_like(IMAGES)},)
+    assert "puts out" in ss.fold_report(ss.fold(network, example)).untraced_reason
+
+
 def test_a_network_that_insists_on_its_precision_is_folded_all_the_same() -> None:
     class Insisting(nn.Module):
         def __init__(self) -> None:
