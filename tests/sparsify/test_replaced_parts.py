@@ -1,0 +1,198 @@
+"""Weights and modules that change under a sparsifier."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from sparse_training import (
+    COMPILER_WARNS,
+    CONFIG,
+    gradients,
+    network,
+    penalty_by_definition,
+    sparsifier_with_penalty,
+    train,
+)
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import prune
+
+import strucspars as ss
+from strucspars.core.importance import Norm
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+def test_a_sparsifier_says_that_its_model_has_been_converted(use: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    ss.convert_(model, sparsifier.plan())
+    model(torch.zeros(1, 3, 4, 4)).sum().backward()
+    with pytest.raises(ValueError, match=r"layer '\d' has been converted: sparse training ends with plan"):
+        getattr(sparsifier, use)()
+
+
+def load_assigning_(model: nn.Module) -> None:
+    model.load_state_dict(copy.deepcopy(network(seed=1).state_dict()), assign=True)
+
+
+def replace_weights_(model: nn.Module) -> None:
+    for name, parameter in list(model.named_parameters()):
+        module, _, own_name = name.rpartition(".")
+        setattr(model.get_submodule(module), own_name, nn.Parameter(2 * parameter.detach()))
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("replace_", [load_assigning_, replace_weights_])
+def test_weights_that_replace_others_are_the_ones_penalised(norm: Norm, replace_: Callable[[nn.Module], None]) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
+    dead = list(model.parameters())
+    replace_(model)
+    assert not {id(parameter) for parameter in model.parameters()} & {id(parameter) for parameter in dead}
+    value = sparsifier.penalty()
+    assert value.item() == pytest.approx(penalty_by_definition(model, sparsifier, norm), rel=1e-5)
+    torch.autograd.backward(value)
+    by_loss = gradients(model)
+    assert sorted(by_loss) == ["2.weight", "4.weight"]
+    model.zero_grad()
+    sparsifier.regularize_()
+    torch.testing.assert_close(gradients(model), by_loss)
+    assert all(parameter.grad is None for parameter in dead)
+
+
+@COMPILER_WARNS
+def test_a_compiled_penalty_follows_weights_that_replace_others() -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    compiled = torch.compile(sparsifier.penalty, backend="aot_eager", fullgraph=True)
+    compiled()
+    replace_weights_(model)
+    torch.autograd.backward(compiled())
+    assert sorted(gradients(model)) == ["2.weight", "4.weight"]
+    torch.testing.assert_close(compiled(), sparsifier.penalty())
+
+
+def test_training_makes_groups_after_weights_were_assigned() -> None:
+    model = network()
+    config = ss.SparsifyConfig(target=0.5, epochs=30, lambda_step=2e-3, lambda_warmup_epochs=2)
+    sparsifier = ss.Sparsifier(model, config)
+    load_assigning_(model)
+    reports = train(model, sparsifier, 30)
+    assert max(report.removed_fraction for report in reports) >= 0.4
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+def test_a_weight_of_another_shape_is_named(use: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    model[4].weight = nn.Parameter(torch.randn(16, 8, 1, 1))
+    with pytest.raises(ValueError, match=r"layer '4': .* shape \(16, 32, 1, 1\) .* \(16, 8, 1, 1\) now; make a new"):
+        getattr(sparsifier, use)()
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+def test_a_weight_that_is_no_parameter_any_more_is_named(use: str) -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    prune.l1_unstructured(model[4], "weight", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
+    with pytest.raises(ValueError, match=r"layer '4': its weight is no parameter any more.*undo that"):
+        getattr(sparsifier, use)()
+
+
+class Nested(nn.Module):
+    """The network, with blocks to replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = network()
+        self.first, self.rest = nn.Sequential(*layers[:4]), nn.Sequential(*layers[4:])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.rest(self.first(images))
+        return scores
+
+
+def replace_layer_(model: Nested) -> None:
+    model.first[2] = nn.Conv2d(16, 32, 3, padding=1)
+
+
+def replace_block_(model: Nested) -> None:
+    model.first = copy.deepcopy(model.first)
+
+
+def remove_layer_(model: Nested) -> None:
+    del model.first[2:]
+
+
+@pytest.mark.parametrize("use", ["penalty", "regularize_", "end_epoch", "plan"])
+@pytest.mark.parametrize("replace_", [replace_layer_, replace_block_, remove_layer_])
+def test_a_module_that_has_been_replaced_is_named(use: str, replace_: Callable[[Nested], None]) -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    replace_(model)
+    with pytest.raises(ValueError, match=r"layer 'first\.2' has been replaced in the model.*make a new Sparsifier"):
+        getattr(sparsifier, use)()
+
+
+def test_modules_that_hold_no_layer_may_be_replaced() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    before = sparsifier.penalty()
+    model.rest[-1], model.first[1] = nn.Linear(16, 7), nn.SiLU()
+    assert torch.equal(sparsifier.penalty(), before)
+
+
+@pytest.mark.parametrize("wrap", [lambda part: torch.compile(part, backend="eager"), nn.DataParallel])
+def test_layers_that_are_wrapped_later_are_the_same_and_replaced_ones_are_still_named(
+    wrap: Callable[[nn.Module], Any],
+) -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    before = sparsifier.penalty()
+    model.first = wrap(model.first)
+    assert torch.equal(sparsifier.penalty(), before)
+    sparsifier.regularize_()
+    assert sorted(sparsifier.plan().layers) == ["first.2", "rest.0"]
+    model.first = wrap(copy.deepcopy(network()[:4]))
+    with pytest.raises(ValueError, match=r"layer 'first\.2' has been replaced"):
+        sparsifier.penalty()
+
+
+def test_layers_that_move_to_other_names_are_named() -> None:
+    model = network()
+    sparsifier = sparsifier_with_penalty(model)
+    del model[0]
+    with pytest.raises(ValueError, match=r"layer '2' has been replaced in the model"):
+        sparsifier.penalty()
+
+
+def test_recomputed_activations_change_no_layer() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    before = sparsifier.penalty()
+    model.add_module("first", checkpoint_wrapper(model.first))
+    assert torch.equal(sparsifier.penalty(), before)
+    model.rest[0] = checkpoint_wrapper(model.rest[0])
+    assert torch.equal(sparsifier.penalty(), before)
+
+
+@COMPILER_WARNS
+def test_a_compiled_penalty_notices_a_module_that_has_been_replaced() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    compiled = torch.compile(sparsifier.penalty, backend="aot_eager")
+    torch.testing.assert_close(compiled(), sparsifier.penalty())
+    replace_block_(model)
+    with pytest.raises(ValueError, match=r"layer 'first\.2' has been replaced"):
+        compiled()
+
+
+def test_a_layer_whose_place_another_block_of_the_model_has_taken_is_named() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    model.spare, model.rest = model.rest, model.first
+    with pytest.raises(ValueError, match=r"layer 'rest\.0' has been replaced in the model"):
+        sparsifier.penalty()

@@ -1,0 +1,124 @@
+"""The state of a sparsifier: saved, restored, refused."""
+
+import copy
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from sparse_training import CONFIG, network, sparsifier_with_penalty, train
+from torch import nn
+
+import strucspars as ss
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    """Through a file, as a checkpoint goes, without trusting it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def test_a_resumed_run_continues_exactly() -> None:
+    model = network()
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    train(model, sparsifier, 3)
+    resumed_model = network(seed=9)
+    resumed = ss.Sparsifier(resumed_model, CONFIG)
+    resumed_model.load_state_dict(copy.deepcopy(model.state_dict()))
+    resumed.load_state_dict(saved(sparsifier.state_dict()))
+    reports, resumed_reports = train(model, sparsifier, 3), train(resumed_model, resumed, 3)
+    assert [replace(report, seconds=0) for report in reports] == [
+        replace(report, seconds=0) for report in resumed_reports
+    ]
+    torch.testing.assert_close(resumed_model.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert resumed.plan() == sparsifier.plan()
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
+    sparsifier = sparsifier_with_penalty(network())
+    state = sparsifier.state_dict()
+    bad_orders = copy.deepcopy(state)
+    bad_orders["layers"]["4"]["in_perm"][0] = 1
+    for bad, complaint in (
+        ({**state, "version": 99}, "version 99"),
+        ({**state, "config": {**state["config"], "target": 0.1}}, "other options: target"),
+        ({**state, "layers": {"other": {}}}, r"belongs to the layers \['other'\]"),
+        (bad_orders, "layer '4': in_perm is not a permutation"),
+    ):
+        before = sparsifier.penalty().item()
+        with pytest.raises(ValueError, match=complaint):
+            sparsifier.load_state_dict(bad)
+        assert sparsifier.penalty().item() == before
+
+
+def test_a_state_saved_with_other_rules_is_refused() -> None:
+    state = ss.Sparsifier(network(), CONFIG).state_dict()
+    limited = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(largest_levels={"2": 3}))
+    with pytest.raises(ValueError, match="layer '2': the state was saved with other rules"):
+        limited.load_state_dict(state)
+    with pytest.raises(ValueError, match="version -3"):
+        limited.load_state_dict({"version": -3})
+
+
+@pytest.mark.parametrize("key", ["config", "controller", "layers"])
+def test_a_state_that_lacks_something_says_what(key: str) -> None:
+    sparsifier = ss.Sparsifier(network(), CONFIG)
+    state = {name: value for name, value in sparsifier.state_dict().items() if name != key}
+    with pytest.raises(ValueError, match=f"the sparsifier state lacks {key}; give what state_dict"):
+        sparsifier.load_state_dict(state)
+
+
+def test_a_controller_that_lacks_something_is_refused() -> None:
+    sparsifier = ss.Sparsifier(network(), CONFIG)
+    state = sparsifier.state_dict() | {"controller": {"epoch": 1}}
+    with pytest.raises(ValueError, match="must hold epoch, lambda_value, removed_fraction; it has epoch"):
+        sparsifier.load_state_dict(state)
+
+
+def test_a_state_with_the_names_of_wrappers_is_read() -> None:
+    model = network()
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    train(model, sparsifier, 2)
+    state = sparsifier.state_dict()
+    older = {**state, "layers": {f"module.{name}": layer for name, layer in state["layers"].items()}}
+    restored = ss.Sparsifier(nn.DataParallel(model), CONFIG)
+    restored.load_state_dict(older)
+    assert str(restored.state_dict()) == str(state)
+    with pytest.raises(ValueError, match=r"belongs to the layers \['module.2', .* give that of the same network"):
+        ss.Sparsifier(model, CONFIG).load_state_dict(older)
+
+
+def test_a_state_with_an_impossible_controller_or_level_changes_nothing() -> None:
+    sparsifier = sparsifier_with_penalty(network())
+    before = str(sparsifier.state_dict())
+    other = sparsifier_with_penalty(network(seed=5)).state_dict()
+    bad_level = copy.deepcopy(other)
+    bad_level["layers"]["4"]["group_level"] = 6
+    for bad, complaint in (
+        ({**other, "controller": {**other["controller"], "epoch": -1}}, "epoch must be a whole number from 0 on"),
+        (bad_level, r"group_level must lie in 1\.\.5 for a 16 x 32 layer"),
+        ({**other, "version": 0}, "version 0"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            sparsifier.load_state_dict(bad)
+        assert str(sparsifier.state_dict()) == before
+
+
+def test_a_state_of_the_same_layers_in_another_order_is_refused() -> None:
+    # Of one width, so that the orders of one would fit the other.
+    sparsifier = ss.Sparsifier(nn.Sequential(nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)), CONFIG)
+    state = sparsifier.state_dict()
+    turned = dict(reversed(state["layers"].items()))
+    with pytest.raises(ValueError, match=r"belongs to the layers \['1', '0'\], the model has \['0', '1'\]"):
+        sparsifier.load_state_dict(state | {"layers": turned})
+
+
+def test_a_level_that_was_fixed_is_another_rule_than_the_same_level_as_a_limit() -> None:
+    fixed = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(fixed_levels={"2": 3}))
+    limited = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(largest_levels={"2": 3}))
+    with pytest.raises(ValueError, match="layer '2': the state was saved with other rules"):
+        limited.load_state_dict(fixed.state_dict())
