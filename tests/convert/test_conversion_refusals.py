@@ -1,0 +1,118 @@
+"""What cannot be grouped or masked is refused, before anything changes."""
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from planned_networks import Net, plan_for, random_network, random_plan
+from torch import nn
+from torch.nn.utils import prune
+
+import strucspars as ss
+from strucspars.convert.conversion import convert_, mask_
+
+
+def bad_plan(model: nn.Module, name: str, shape: tuple[int, ...]) -> ss.GroupingPlan:
+    good = random_plan(model)
+    bad = ss.LayerPlan(group_level=2, out_perm=np.arange(shape[0]), in_perm=np.arange(shape[1]), weight_shape=shape)
+    return ss.GroupingPlan(dict(good.layers) | {name: bad})
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "complaint"),
+    [
+        ("expnad", (48, 16, 1, 1), "'expnad' of the plan is not in the network; did you mean 'expand'"),
+        ("expand", (48, 16, 3, 3), r"layer 'expand': its weight is \(48, 16, 1, 1\), but the plan"),
+        ("depthwise", (48, 48, 3, 3), "layer 'depthwise' has 48 groups already"),
+    ],
+)
+def test_a_plan_that_does_not_fit_changes_nothing(name: str, shape: tuple[int, ...], complaint: str) -> None:
+    model = random_network()
+    before = copy.deepcopy(model.state_dict())
+    for change_ in (convert_, mask_):
+        with pytest.raises(ValueError, match=complaint):
+            change_(model, bad_plan(model, name, shape))
+    assert type(model.expand) is nn.Conv2d
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_weight_that_two_layers_share_is_refused() -> None:
+    first, second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    layer = ss.LayerPlan(group_level=2, out_perm=np.arange(4), in_perm=np.arange(4), weight_shape=(4, 4, 1, 1))
+    with pytest.raises(ValueError, match="layer '0' shares its weight"):
+        convert_(model, ss.GroupingPlan({"0": layer}))
+
+
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_plan_that_names_a_shared_module_twice_is_refused_before_anything_changes(
+    change_: Callable[..., nn.Module],
+) -> None:
+    layer = nn.Conv2d(8, 8, 3)
+    model = nn.Sequential(layer, layer)
+    (planned,) = random_plan(model, level=2).layers.values()
+    with pytest.raises(ValueError, match="layer '1' shares its weight with another layer; take it off the plan"):
+        change_(model, ss.GroupingPlan({"0": planned, "1": planned}))
+    assert type(layer) is nn.Conv2d
+    assert layer.weight.all()
+
+
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_model_on_the_meta_device_is_refused_with_the_remedy(change_: Callable[..., nn.Module]) -> None:
+    with torch.device("meta"):
+        model = Net()
+    plan = random_plan(model)
+    with pytest.raises(ValueError, match=r"layer 'expand' is on the meta device, .* call model\.to_empty\(device="):
+        change_(model, plan)
+    assert type(model.expand) is nn.Conv2d
+
+
+class OtherTensor(torch.Tensor):
+    """Stands for the weights of quantisation libraries, which are tensors of their own classes."""
+
+
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_weight_that_is_no_plain_tensor_is_refused(change_: Callable[..., nn.Module]) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1))
+    plan = random_plan(model)
+    model[0].weight = nn.Parameter(torch.randn(8, 4, 1, 1).as_subclass(OtherTensor))
+    with pytest.raises(ValueError, match="layer '0': its weight is a OtherTensor, not a plain tensor; take it off"):
+        change_(model, plan)
+
+
+def test_a_planned_layer_of_another_kind_is_named_with_its_type() -> None:
+    plan = random_plan(nn.Sequential(nn.Conv2d(4, 8, 1)))
+    with pytest.raises(ValueError, match="layer '0' is a BatchNorm2d, only Conv1d, Conv2d, Conv3d, Linear can be"):
+        convert_(nn.Sequential(nn.BatchNorm2d(8)), plan)
+
+
+def biases_shared(model: nn.Sequential) -> None:
+    model[1].bias = model[0].bias
+
+
+def bias_pruned(model: nn.Sequential) -> None:
+    prune.l1_unstructured(model[1], "bias", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def bias_as_buffer(model: nn.Sequential) -> None:
+    bias = model[1].get_parameter("bias").detach()
+    del model[1].bias
+    model[1].register_buffer("bias", bias)
+
+
+@pytest.mark.parametrize("change", [biases_shared, bias_pruned, bias_as_buffer])
+def test_a_bias_that_cannot_change_its_order_is_refused_before_anything_changes(
+    change: Callable[[nn.Sequential], None],
+) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    change(model)
+    plan, images = plan_for(model, "0", "1"), torch.randn(1, 8, 3, 3)
+    before = model(images)
+    with pytest.raises(ValueError, match=r"layer '[01]': its bias is .*; take it off the plan, or keep it dense"):
+        convert_(model, plan)
+    assert torch.equal(model(images), before)
+    # A masked layer keeps the order of its outputs, and with it its bias.
+    assert mask_(model, plan)(images).shape == before.shape
