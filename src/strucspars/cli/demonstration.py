@@ -137,7 +137,7 @@ def demonstrated(
     outcomes = run_all(dense | small, jobs=1, output=output)
     raise_failures(outcomes)
     summaries = finished_runs(outcomes)
-    exported = exported_runs(small, "onnx")
+    exported = dict(zip(small, exported_runs(small, "onnx"), strict=True))
     return [
         Demonstration(
             dense=summaries[dense_path],

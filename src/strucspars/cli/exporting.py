@@ -1,6 +1,6 @@
 """From a run or a checkpoint to a file for a deployment runtime."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -95,17 +95,15 @@ def check_runtime(format: Format) -> None:
         openvino_module()
 
 
-def exported_runs(recipes: Mapping[Path, Recipe], format: Format) -> dict[Path, ExportReport]:
-    """Export the networks of finished runs into their folders, anew where a file is there.
+def exported_runs(recipes: Mapping[Path, Recipe], format: Format) -> Iterator[ExportReport]:
+    """Export the networks of finished runs into their folders, one after the other, anew where a file is there.
 
     Args:
         recipes: by run folder. Their functions may be called: the user has named them.
         format: of the files.
     """
-    return {
-        path: exported_network(str(path), format=format, model=recipe.model.name, force=True)
-        for path, recipe in recipes.items()
-    }
+    for path, recipe in recipes.items():
+        yield exported_network(str(path), format=format, model=recipe.model.name, force=True)
 
 
 def document(report: ExportReport) -> dict[str, Any]:

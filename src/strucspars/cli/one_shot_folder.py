@@ -50,6 +50,8 @@ class OneShotRun:
 
 def check_new_run_folder(path: Path) -> None:
     """Raise an `OSError` that says what to do where no new run folder can be made: before the work, not after it."""
+    if path.name in ("", ".."):
+        raise FileExistsError(f"{path} is there already; name a new folder with --run, such as runs/one-shot")
     if path.is_dir():
         if any(path.iterdir()):
             raise FileExistsError(f"{path} is there already and not empty; name a new folder with --run")

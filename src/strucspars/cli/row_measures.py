@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from strucspars.cli.table_rows import paper_row
+from strucspars.measure.short_count import short_count
 from strucspars.report.experiments import paper_accuracy
 from strucspars.report.measured import Sample
 from strucspars.training.outcome import RunSummary
@@ -48,18 +49,6 @@ class Measure:
         return f"{self.written(sample.mean)} ± {self.written(sample.deviation)}"
 
 
-def scaled(count: float) -> str:
-    """A count in three digits.
-
-    >>> scaled(219_482), scaled(4.14e9)
-    ('219K', '4.14G')
-    """
-    size, unit = next(
-        pair for pair in ((1e9, "G"), (1e6, "M"), (1e3, "K"), (1, "")) if count >= pair[0] or pair[0] == 1
-    )
-    return f"{count / size:.3g}{unit}"
-
-
 def _percentage(fraction: float | None) -> float | None:
     return None if fraction is None else 100 * fraction
 
@@ -81,16 +70,16 @@ PARAMS = Measure(
     title="params",
     ours=lambda run: run.params.after,
     papers=lambda row: _single(row.params),
-    written=scaled,
+    written=short_count,
     shows_deviation=False,
 )
-MACS = Measure(key="macs", title="MACs", ours=lambda run: run.macs.after, written=scaled, shows_deviation=False)
+MACS = Measure(key="macs", title="MACs", ours=lambda run: run.macs.after, written=short_count, shows_deviation=False)
 FLOPS = Measure(
     key="paper_flops",
     title="FLOPs",
     ours=lambda run: run.paper_flops.after,
     papers=lambda row: _single(row.flops),
-    written=scaled,
+    written=short_count,
     shows_deviation=False,
 )
 ACCURACY = Measure(

@@ -50,6 +50,7 @@ def run(
     """Train, compress, finetune, evaluate and save, as a recipe says. Goes on where an earlier run was stopped."""
     from strucspars.cli.exporting import check_runtime, document, exported_runs
     from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, runs_document, seeded_recipes
+    from strucspars.export.export_report import ExportReport
     from strucspars.runs.folder import RunFolder
     from strucspars.training.outcome_text import outcome_text, outcomes_text
 
@@ -65,9 +66,12 @@ def run(
     finished = finished_runs(outcomes)
     texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
     text = outcomes_text(finished) if finished and len(recipes) > 1 else "".join(texts)
-    reports = {}
-    if export is not None and is_first_process():
-        reports = exported_runs({path: recipes[path] for path in finished}, export.value)
-    text = "\n\n".join((text, *map(str, reports.values())))
-    output.outcome(text, runs_document(outcomes) | {"exported": [document(report) for report in reports.values()]})
+    reports: list[ExportReport] = []
+    try:
+        if export is not None and is_first_process():
+            # One by one, so that those before a failure are there.
+            reports.extend(exported_runs({path: recipes[path] for path in finished}, export.value))
+    finally:  # what was trained is told, whatever becomes of its files
+        exported = {"exported": [document(report) for report in reports]}
+        output.outcome("\n\n".join((text, *map(str, reports))), runs_document(outcomes) | exported)
     raise_failures(outcomes)

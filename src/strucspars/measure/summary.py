@@ -20,6 +20,7 @@ from strucspars.measure.counting import (
 from strucspars.measure.folded import gathers_in_folded_pass, is_folded
 from strucspars.measure.gathers import RemainingGather, noted_shuffles
 from strucspars.measure.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
+from strucspars.measure.short_count import short_count
 from strucspars.measure.text_table import Column, text_table
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.importance import importance_matrix
@@ -267,9 +268,4 @@ def _change(counts: BeforeAfter) -> str:
 
 def _rounded(count: int) -> str:
     """The count in at most five characters, exact below ten thousand: a row has to fit the screen."""
-    if count < 10_000:
-        return f"{count:,}"
-    for size, unit in ((1e3, "K"), (1e6, "M"), (1e9, "G")):
-        if count / size < 999.5:
-            return f"{count / size:.3g}{unit}"
-    return f"{count / 1e12:,.3g}T"
+    return f"{count:,}" if count < 10_000 else short_count(count)

@@ -34,8 +34,8 @@ def replaced_folder(path: Path) -> Iterator[Path]:
         FileExistsError: `path` is a file, or holds files that no report has written.
         OSError: the folder cannot be written; the message names it and says what to do.
     """
-    # What a link points to is replaced, not the link.
-    path = path.resolve()
+    # What a link points to is replaced, not the link. A link to itself stays what it is.
+    path = Path(os.path.realpath(path))
     check_replaceable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from strucspars.measure.short_count import short_count
 from strucspars.report.measured import Difference, Sample
 from strucspars.report.named_figure import FILE_NAME
 
@@ -68,7 +69,7 @@ class TableColumn:
             return cell or ""
         if not math.isfinite(cell):
             return "no number"
-        return _short(cell) if self.form == "size" else _FORMS[self.form].format(cell)
+        return short_count(cell) if self.form == "size" else _FORMS[self.form].format(cell)
 
     def _written_sample(self, sample: Sample) -> str:
         """Mean, deviation and number of runs; the mean alone where there is no deviation."""
@@ -149,19 +150,6 @@ def _latex_line(cells: Iterable[str]) -> str:
     return (
         " & ".join("".join(_LATEX.get(letter, letter) for letter in " ".join(cell.split())) for cell in cells) + r" \\"
     )
-
-
-def _short(count: float) -> str:
-    """Three digits and a unit: tables of many networks have many columns.
-
-    >>> _short(98_522), _short(4_089_184_256), _short(640), _short(999_900)
-    ('98.5K', '4.09G', '640', '1M')
-    """
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        # What rounds up to the next unit is written in it.
-        if abs(count) >= 0.9995 * size:
-            return f"{count / size:.3g}{unit}"
-    return f"{count:.3g}"
 
 
 def _part_titles(cells: Sequence[Cell]) -> tuple[str, ...]:

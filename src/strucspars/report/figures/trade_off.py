@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from strucspars.measure.short_count import short_count
 from strucspars.report.colours import FAINT, INK, PALETTE, house_style
 from strucspars.report.drawn_text import drawable, slug
 from strucspars.report.figures.label_places import Mark, write_labels
@@ -107,7 +108,7 @@ def _draw(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[st
     axis.set_xlabel(AXES[cost])
     axis.set_ylabel("top-1 accuracy, %")
     axis.xaxis.set_major_locator(MaxNLocator(7))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
     axis.margins(x=0.07, y=0.14)
 
 
@@ -156,18 +157,6 @@ def _handles(points: Sequence[Point], networks: Sequence[str]) -> list[Line2D]:
         )
         handles.append(hollow)
     return handles
-
-
-def _short(value: float) -> str:
-    """A count in few characters.
-
-    >>> _short(219_482), _short(4.14e9), _short(7.5)
-    ('219K', '4.14G', '7.5')
-    """
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 def _alt(points: Sequence[Point]) -> str:
