@@ -67,6 +67,25 @@ def test_the_rule_removes_as_much_as_asked_and_hardly_more(rate: float) -> None:
     assert rate <= removed < rate + 0.4
 
 
+def test_the_layer_that_holds_and_computes_most_is_halved_first() -> None:
+    # The second layer has more weights, the first nearly all operations.
+    model = nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.Conv2d(32, 96, 1, stride=8))
+    assert group_levels(model, torch.zeros(1, 8, 16, 16), name="own", rate=0.1) == {"0": 2, "1": 1}
+
+
+def test_what_is_left_of_a_halved_layer_counts_and_not_what_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(32, 32, 1), nn.Conv2d(32, 24, 1))
+    assert group_levels(model, torch.zeros(1, 32, 4, 4), name="own", rate=0.4) == {"0": 2, "1": 2}
+
+
+def test_a_rate_that_is_reached_exactly_is_not_exceeded() -> None:
+    assert group_levels(nn.Sequential(nn.Conv2d(8, 8, 1)), torch.zeros(1, 8, 4, 4), name="own", rate=0.5) == {"0": 2}
+
+
+def test_convolutions_of_any_dimension_count() -> None:
+    assert conv_params(nn.Sequential(nn.Conv1d(3, 8, 3), nn.ConvTranspose2d(2, 4, 2), nn.Linear(8, 2))) == 72 + 32
+
+
 def test_another_rate_of_a_network_with_a_table_follows_the_rule() -> None:
     with torch.device("meta"):
         model, images = build_model("resnet50", num_classes=1000), torch.zeros(1, 3, 64, 64)

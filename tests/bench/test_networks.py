@@ -7,6 +7,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.bench.networks import BenchNetwork, networks_of_run, random_networks, with_random_norms
 from strucspars.models.catalogue import build_model
+from strucspars.nn.shuffled import channel_orders, is_grouped
 
 SHAPE = (3, 32, 32)
 
@@ -57,6 +58,19 @@ def test_only_the_bound_folds_to_nothing() -> None:
     assert not torch.allclose(outputs(compressed.model), outputs(bound.model))
 
 
+def test_all_orders_of_a_random_network_are_shuffles() -> None:
+    grouped = [module for module in small_networks()[3].model.modules() if is_grouped(module)]
+    assert grouped
+    for module in grouped:
+        for order in channel_orders(module).values():
+            assert not torch.equal(order, torch.arange(len(order)))
+
+
+def test_random_networks_have_no_groups_narrower_than_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"rate 0\.6 cannot be reached.*lower the rate or min_channels_per_group"):
+        random_networks("cifar-resnet8", [0.6], image_shape=SHAPE, num_classes=10, min_channels_per_group=16)
+
+
 def test_activations_neither_vanish_nor_grow_and_nothing_is_left_at_its_default() -> None:
     for network in small_networks():
         scores = outputs(network.model)
@@ -78,6 +92,21 @@ def test_batch_norms_without_statistics_or_parameters_are_no_obstacle() -> None:
     assert torch.equal(norms[1].weight, torch.ones(4))
 
 
+def test_a_channel_that_is_always_zero_is_not_divided_by_next_to_nothing() -> None:
+    convolution, norm = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)
+    nn.init.zeros_(convolution.weight)
+    with_random_norms(nn.Sequential(convolution, norm).eval(), (3, 8, 8), seed=0)
+    assert norm.running_var is not None
+    assert norm.running_var.tolist() == pytest.approx([0.01] * 4)
+
+
+def test_a_network_that_fails_on_such_images_keeps_its_momenta_and_mode() -> None:
+    norm = nn.BatchNorm2d(3)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        with_random_norms(nn.Sequential(norm, nn.Linear(7, 7)).eval(), (3, 8, 8), seed=0)
+    assert (norm.momentum, norm.training) == (0.1, False)
+
+
 def test_a_run_is_compared_with_its_dense_network() -> None:
     dense, compressed = (build_model("cifar-resnet8", num_classes=10) for _ in range(2))
     ss.convert_(compressed, ss.one_shot_plan(compressed, target=0.4))
@@ -86,6 +115,17 @@ def test_a_run_is_compared_with_its_dense_network() -> None:
     assert [network.form for network in networks] == ["dense", "compressed", "bound"]
     assert networks[1].rate == pytest.approx(networks[1].removed_conv_fraction, abs=1e-4)
     torch.testing.assert_close(outputs(networks[1].model), before)
+
+
+def test_networks_of_a_run_are_in_evaluation_mode_and_the_dense_one_has_random_norms() -> None:
+    dense, compressed = (build_model("cifar-resnet8", num_classes=10).train() for _ in range(2))
+    ss.convert_(compressed, ss.one_shot_plan(compressed, target=0.4))
+    networks = networks_of_run(dense, compressed, SHAPE)
+    assert not [network.form for network in networks for module in network.model.modules() if module.training]
+    for norm in (module for module in networks[0].model.modules() if isinstance(module, nn.BatchNorm2d)):
+        assert norm.running_mean is not None
+        for tensor in (norm.weight, norm.bias, norm.running_mean):
+            assert tensor.std() > 0
 
 
 def test_a_network_without_shuffles_has_no_bound() -> None:
@@ -100,3 +140,4 @@ def test_a_run_that_removed_nothing_is_dense_and_alone() -> None:
     (network,) = networks_of_run(fresh, trained, SHAPE)
     assert (network.form, network.rate, network.removed_conv_fraction) == ("dense", None, 0.0)
     assert network.model is trained
+    assert not trained.training

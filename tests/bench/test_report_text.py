@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from strucspars.bench.report_text import report_text
-from strucspars.bench.results import BenchReport, BenchRow
+from strucspars.bench.results import BenchReport, BenchRow, Ratio
 
 MakeRow = Callable[..., BenchRow]
 
@@ -102,9 +102,65 @@ def test_of_a_batch_the_fastest_way_is_said(report: BenchReport, make_row: MakeR
     assert "16 at once" in lines[3]
 
 
+def test_the_fastest_way_is_that_of_each_rate_and_never_of_a_bound(report: BenchReport, make_row: MakeRow) -> None:
+    timing = report.rows[0].timing
+    assert timing is not None
+    batch = {"batch": 16, "images_per_call": 16}
+    rows = (
+        make_row(**batch, timing=replace(timing, ms=1600.0)),
+        make_row(**batch, rate=0.65, form="compressed", timing=replace(timing, ms=800.0)),
+        make_row(**batch, rate=0.65, form="bound", timing=replace(timing, ms=400.0)),
+    )
+    said = [line for line in lines_of(replace(report, rows=rows)) if "fastest in" in line]
+    assert said == [
+        "dense: fastest in ONNX Runtime, 16 at once, 100 ms per image",
+        "65%: fastest in ONNX Runtime, 16 at once, 50.0 ms per image",
+    ]
+
+
+def test_a_bound_stands_beside_the_network_of_its_runtime_and_way(report: BenchReport, make_row: MakeRow) -> None:
+    timing = report.rows[0].timing
+    assert timing is not None
+    speedups = {("onnxruntime", 16): 1.25, ("onnxruntime", 1): 1.5, ("pytorch", 16): 1.75, ("pytorch", 1): 2.25}
+    rows = [
+        make_row(
+            batch=16,
+            rate=0.65,
+            form=form,
+            runtime=runtime,
+            images_per_call=at_once,
+            timing=replace(
+                timing,
+                speedup=Ratio(median=speedup if form == "bound" else 1.0, low=1.0, high=1.0),
+                speedup_over_best=Ratio(median=0.75, low=0.75, high=0.75),
+            ),
+        )
+        for (runtime, at_once), speedup in speedups.items()
+        for form in ("compressed", "bound")
+    ]
+    _, header, _, *lines = lines_of(replace(report, rows=tuple(rows)))
+    place = header.index("bound")
+    best = header.index("of best")
+    assert [float(line[place : place + 5]) for line in lines[:4]] == list(speedups.values())
+    assert [float(line[best : best + 7]) for line in lines[:4]] == [0.75] * 4
+
+
+def test_an_error_of_the_bound_is_a_footnote_of_its_network(report: BenchReport) -> None:
+    bound = replace(report.rows[2], timing=None, error="not timed: no bound")
+    lines = lines_of(replace(report, rows=(*report.rows[:2], bound)))
+    (line,) = [line for line in lines if " 65% " in line and line.startswith("ONNX")]
+    assert line.split()[-1] == "[1]"
+    assert "[1] not timed: no bound" in lines
+
+
 def test_a_rate_that_was_missed_is_said(report: BenchReport) -> None:
     assert "resnet50 85%: 65.7% of the convolutions' weights are removed" in lines_of(report)
     assert not any(line.startswith("resnet50 65%") for line in lines_of(report))
+
+
+def test_a_rate_that_was_exceeded_is_said(report: BenchReport) -> None:
+    less = replace(report, rows=(replace(report.rows[1], rate=0.5),))
+    assert "resnet50 50%: 65.7% of the convolutions' weights are removed" in lines_of(less)
 
 
 def test_a_report_without_rows_says_why(report: BenchReport) -> None:

@@ -41,6 +41,14 @@ def test_what_is_no_such_report_is_refused(report: BenchReport, changes: dict[st
         report_from_json(changed(report, **changes))
 
 
+@pytest.mark.parametrize("lost", ["num_gathers", "error", "size"])
+def test_a_row_without_one_of_its_entries_is_refused(report: BenchReport, lost: str) -> None:
+    document = report.document()
+    del document["rows"][1][lost]
+    with pytest.raises(ValueError, match=rf"the report is damaged: .*{lost}.*; measure again"):
+        report_from_json(json.dumps(document))
+
+
 def test_a_report_of_the_first_version_is_still_read(report: BenchReport) -> None:
     document = report.document() | {"format_version": 1}
     for row in document["rows"]:

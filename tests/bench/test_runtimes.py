@@ -1,17 +1,22 @@
 """Each runtime computes what PyTorch does, and those that are missing are no error."""
 
+import copy
 import importlib.util
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
+from torch import nn
 
+from strucspars.bench import inference_forms
 from strucspars.bench.equality import difference_error, relative_difference
 from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import BenchNetwork, random_networks
@@ -79,6 +84,66 @@ def test_groups_can_be_widened(network: BenchNetwork, tmp_path: Path) -> None:
     assert params[0] < params[1]
 
 
+@pytest.mark.parametrize("width", [None, 1, 64])
+def test_files_get_the_width_of_groups_that_was_asked_for(
+    width: int | None, network: BenchNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int | None]] = []
+
+    def noted(model: object, path: Path, example: object, *, widen_groups_below: int | None = 99) -> str:
+        asked.append((path.name, widen_groups_below))
+        return path.name
+
+    monkeypatch.setattr(inference_forms, "export_onnx", noted)
+    monkeypatch.setattr(inference_forms, "export_openvino", noted)
+    forms = InferenceForms(network.model, random_image(SHAPE), tmp_path, widen_groups_below=width)
+    for _ in range(2):
+        assert [str(forms.onnx), str(forms.openvino)] == ["network.onnx", "network.xml"]
+    # Once each.
+    assert asked == [("network.onnx", width), ("network.xml", width)]
+
+
+def test_pytorch_runs_the_folded_graph_and_not_the_network(network: BenchNetwork, tmp_path: Path) -> None:
+    forms = InferenceForms(copy.deepcopy(network.model), random_image(SHAPE), tmp_path)
+    called: list[nn.Module] = []
+    for module in (forms.folded, forms.model):
+        module.register_forward_hook(lambda module, inputs, outputs: called.append(module))
+    known_runtime("pytorch").prepare(forms, Target(batch=1, threads=1))(random_image(SHAPE).numpy())
+    assert called == [forms.folded]
+
+
+def test_onnx_runtime_gets_its_threads(network: BenchNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forms = InferenceForms(network.model, random_image(SHAPE), tmp_path)
+    assert forms.onnx.path.is_file()
+    real, seen = onnxruntime.InferenceSession, []
+
+    def session(path: Path, options: Any, **others: Any) -> Any:
+        seen.append((options.intra_op_num_threads, options.inter_op_num_threads))
+        return real(path, options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    known_runtime("onnxruntime").prepare(forms, Target(batch=1, threads=3))
+    assert seen == [(3, 1)]
+
+
+def test_openvino_gets_its_threads_and_computes_in_full_precision(
+    network: BenchNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = pytest.importorskip("openvino")
+    forms = InferenceForms(network.model, random_image(SHAPE), tmp_path)
+    assert forms.openvino.path.is_file()
+    seen: list[Mapping[str, object]] = []
+
+    class Watched(openvino.Core):  # type: ignore[misc, name-defined]  # no types
+        def compile_model(self, model: Any, device: str, settings: Mapping[str, object]) -> Any:
+            seen.append(settings)
+            return super().compile_model(model, device, settings)
+
+    monkeypatch.setattr(openvino, "Core", Watched)
+    known_runtime("openvino").prepare(forms, Target(batch=1, threads=2))
+    assert [(each["INFERENCE_NUM_THREADS"], each["INFERENCE_PRECISION_HINT"]) for each in seen] == [(2, "f32")]
+
+
 def test_an_unknown_runtime_is_an_error_that_suggests_one() -> None:
     with pytest.raises(ValueError, match=r"no runtime 'onnx-runtime'; did you mean 'onnxruntime'\?"):
         known_runtime("onnx-runtime")
@@ -105,6 +170,13 @@ def test_pytorchs_threads_are_given_back_also_after_an_error() -> None:
         fails()
     assert inside == [before + 1]
     assert torch.get_num_threads() == before
+
+
+def test_pytorchs_threads_are_given_back_as_they_were() -> None:
+    with torch_threads(3):
+        with torch_threads(2):
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize(

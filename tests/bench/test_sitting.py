@@ -1,9 +1,11 @@
 """One sitting, with runtimes that do as they are told and a clock that does not tick by itself."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -121,6 +123,86 @@ def test_a_batch_is_timed_at_once_and_one_by_one(clock: Any, contestants: list[C
     assert [row.images_per_call for row in rows] == [2, 1, 2, 1, 2, 1]
     assert timings(rows, lambda timing: timing.ms) == [16000, 16000, 8000, 8000, 6000, 6000]
     assert timings(rows, lambda timing: timing.frames_per_second)[0] == 1 / 8
+
+
+def test_ways_are_compared_with_the_dense_network_run_in_the_same_way(
+    clock: Any, contestants: list[Contestant]
+) -> None:
+    def prepare(of: InferenceForms, target: Target) -> Program:
+        quick = told(clock, "quick", contestants, slow=0.25).prepare(of, target)
+        slow = told(clock, "slow", contestants).prepare(of, target)
+        # One by one, the dense network gains more than the others.
+        return quick if target.batch == 1 and of is contestants[0].forms else slow
+
+    runtime = replace(told(clock, "pytorch", contestants), prepare=prepare)
+    rows = rows_of(clock, contestants, runtime, batch=2)
+    assert [(row.form, row.images_per_call) for row in rows[:4]] == [
+        ("dense", 2),
+        ("dense", 1),
+        ("compressed", 2),
+        ("compressed", 1),
+    ]
+    assert timings(rows, lambda timing: timing.ms)[:4] == [16000, 4000, 8000, 8000]
+    assert timings(rows, lambda timing: timing.speedup.median)[:4] == [1, 1, 2, 0.5]
+    # The best of all ways, whichever it is.
+    assert timings(rows, lambda timing: timing.speedup_over_best.median)[:4] == [0.25, 1, 0.5, 0.5]
+
+
+def test_outputs_that_the_next_call_overwrites_are_kept(clock: Any, contestants: list[Contestant]) -> None:
+    def prepare(of: InferenceForms, target: Target) -> Program:
+        program, memory = (
+            told(clock, "pytorch", contestants).prepare(of, target),
+            np.empty((target.batch, 2), np.float32),
+        )
+
+        def overwriting(images: Images) -> Images:
+            memory[:] = program(images)
+            return memory
+
+        return overwriting
+
+    rows = rows_of(clock, contestants, replace(told(clock, "pytorch", contestants), prepare=prepare), batch=3)
+    assert [row.error for row in rows] == [""] * 6
+
+
+def test_programs_get_the_threads_and_images_of_the_sitting(clock: Any, contestants: list[Contestant]) -> None:
+    targets: list[Target] = []
+    shown: list[Images] = []
+    runtime = told(clock, "pytorch", contestants)
+
+    def prepare(of: InferenceForms, target: Target) -> Program:
+        targets.append(target)
+        program = runtime.prepare(of, target)
+
+        def watched(images: Images) -> Images:
+            shown.append(images)
+            return program(images)
+
+        return watched
+
+    sitting = Sitting(
+        network="own", image_shape=SHAPE, batch=2, threads=3, runtimes=(replace(runtime, prepare=prepare),)
+    )
+    sitting_rows(sitting, contestants[:1], RULES, observer=lambda words, done: None, clock=clock)
+    assert targets == [Target(batch=2, threads=3), Target(batch=1, threads=3)]
+    # Zeros would hide most of what a runtime can get wrong.
+    assert all(images.std() > 0.5 for images in shown)
+    assert not np.array_equal(shown[0][0], shown[0][1])
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of memory"), TypeError("out of memory"), KeyError("out of memory")]
+)
+def test_a_program_that_fails_in_any_way_still_tells_its_gathers(
+    error: Exception, clock: Any, contestants: list[Contestant]
+) -> None:
+    def program(images: Images) -> Images:
+        raise error
+
+    failing = replace(told(clock, "pytorch", contestants), prepare=lambda of, target: program)
+    for row in rows_of(clock, contestants, failing):
+        assert row.error.startswith(f"not timed: {type(error).__name__}: ")
+        assert (row.num_gathers, row.gathered_bytes, row.timing) == (7, 700, None)
 
 
 def test_contestants_take_turns_across_runtimes(clock: Any, contestants: list[Contestant]) -> None:

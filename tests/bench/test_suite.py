@@ -1,7 +1,9 @@
 """A whole bench of a tiny network."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 from torch import fx, nn
 
-from strucspars.bench import inference_forms, runtimes
+from strucspars.bench import inference_forms, runtimes, suite
+from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import random_networks
 from strucspars.bench.results import BenchReport, report_from_json
 from strucspars.bench.suite import BenchSettings, Subject, bench
@@ -82,6 +85,23 @@ def test_networks_are_folded_with_an_image_that_is_not_blank(
     assert all(example.std() > 0.5 for example in examples)
 
 
+def test_every_network_has_a_folder_of_its_own_and_the_width_of_groups_that_was_asked_for(
+    measured: Callable[..., BenchReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Path, int | None]] = []
+
+    def watched(model: nn.Module, example: torch.Tensor, folder: Path, **options: Any) -> InferenceForms:
+        assert folder.is_dir()
+        made.append((folder, options.get("widen_groups_below")))
+        return InferenceForms(model, example, folder, **options)
+
+    monkeypatch.setattr(suite, "InferenceForms", watched)
+    measured(runtimes=("pytorch",), widen_groups_below=8)
+    # Files have the same name in each.
+    assert len({folder for folder, _ in made}) == 3
+    assert [width for _, width in made] == [8, 8, 8]
+
+
 def test_a_missing_runtime_is_reported_and_the_others_are_timed(
     measured: Callable[..., BenchReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +118,23 @@ def test_a_missing_runtime_is_reported_and_the_others_are_timed(
     assert [(each.name, each.install) for each in report.missing] == [("openvino", "pip install it")]
     assert {row.runtime for row in report.rows} == {"pytorch"}
     assert measured(runtimes=("openvino",)).rows == ()
+
+
+def test_runtimes_that_some_networks_miss_are_reported_once_with_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = {
+        name: replace(runtime, package="no_such_package")
+        for name, runtime in runtimes.RUNTIMES.items()
+        if name in ("openvino", "torch-compile")
+    }
+    monkeypatch.setattr(runtimes, "RUNTIMES", MappingProxyType({**runtimes.RUNTIMES, **absent}))
+    subjects = [
+        Subject(name=name, image_shape=SHAPE, networks=_never_built, settings=BenchSettings(runtimes=names))
+        for name, names in (("first", ("openvino", "torch-compile")), ("second", ("openvino",)))
+    ]
+    report = bench(subjects, rules=RULES)
+    assert [each.name for each in report.missing] == ["openvino", "torch-compile"]
+    assert report.rows == ()
+    assert report.settings["timing"] == asdict(RULES)
 
 
 def test_a_report_says_what_it_was_measured_on(measured: Callable[..., BenchReport]) -> None:
@@ -123,6 +160,10 @@ def test_a_report_says_what_it_was_measured_on(measured: Callable[..., BenchRepo
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BenchSettings(**settings)
+
+
+def _never_built() -> Any:
+    raise AssertionError("a network was built for which there is no runtime")
 
 
 def _never(forms: object, target: object) -> Any:

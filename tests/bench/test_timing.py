@@ -24,6 +24,17 @@ def test_calls_are_as_many_as_fill_a_visit_after_one_that_does_not_count(clock: 
     assert len(clock.called) == 2 + 1 + 4
 
 
+def test_calls_that_do_not_divide_a_visit_fill_it_and_go_beyond(clock: Any) -> None:
+    rules = TimingRules(seconds=1, visit_seconds=1.0, warmup_calls=1, min_rounds=1, max_rounds=1)
+    assert interleaved_times({"a": clock.program("a", 0.375)}, rules, clock=clock)["a"].calls == 3
+
+
+def test_a_slow_first_call_does_not_make_visits_shorter(clock: Any) -> None:
+    rules = TimingRules(seconds=1, visit_seconds=1.0, warmup_calls=2, min_rounds=1, max_rounds=1)
+    program = clock.program("a", lambda: 8.0 if len(clock.called) == 1 else 0.25)
+    assert interleaved_times({"a": program}, rules, clock=clock)["a"].calls == 4
+
+
 def test_a_call_longer_than_a_visit_is_timed_once_without_another_before(clock: Any) -> None:
     times = interleaved_times({"slow": clock.program("slow", 9.0)}, ONE_CALL, clock=clock)
     assert times["slow"].rounds == ((9.0,),) * 4
@@ -41,6 +52,14 @@ def test_time_runs_out_before_the_round_that_would_not_fit(clock: Any) -> None:
     # Three seconds of warm-up and two rounds of three; another would end after twelve.
     assert len(times["a"].rounds) == len(times["b"].rounds) == 2
     assert clock.now <= 10
+
+
+def test_the_next_round_is_expected_to_take_as_long_as_the_longest_one(clock: Any) -> None:
+    # Warm-up and rounds. The second fits exactly; after the third, another like the second would end after 13 seconds.
+    seconds = [1.0, 1.0, 5.0, 1.0, 1.0, 1.0]
+    rules = TimingRules(seconds=12.0, visit_seconds=0.001, warmup_calls=1, min_rounds=1)
+    program = clock.program("a", lambda: seconds[len(clock.called) - 1])
+    assert interleaved_times({"a": program}, rules, clock=clock)["a"].rounds == ((1.0,), (5.0,), (1.0,))
 
 
 def test_rounds_enough_for_a_spread_come_first_and_time_second(clock: Any) -> None:
@@ -68,6 +87,15 @@ def test_garbage_is_collected_again_afterwards_also_after_an_error(clock: Any) -
     assert gc.isenabled()
 
 
+def test_garbage_collection_that_was_off_stays_off(clock: Any) -> None:
+    gc.disable()
+    try:
+        interleaved_times({"a": clock.program("a", 1.0)}, ONE_CALL, clock=clock)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_medians_and_quartiles_are_those_of_all_calls() -> None:
     samples = Samples(((1.0, 2.0, 3.0), (4.0, 100.0)))
     assert samples.median == 3.0
@@ -82,6 +110,8 @@ def test_medians_and_quartiles_are_those_of_all_calls() -> None:
         ({"seconds": 0}, "seconds must be a positive number"),
         ({"seconds": float("inf")}, "seconds must be a positive number"),
         ({"visit_seconds": -1.0}, "visit_seconds must be"),
+        ({"max_calls": 0}, "max_calls must be a whole number from 1 on"),
+        ({"warmup_calls": 0}, "warmup_calls must be a whole number from 1 on"),
         ({"min_rounds": 0}, "min_rounds must be a whole number from 1 on"),
         ({"min_rounds": 5, "max_rounds": 4}, "max_rounds must be a whole number from 5 on"),
     ],

@@ -225,3 +225,25 @@ def test_the_shell_completes_recipes() -> None:
 def test_main_reads_the_arguments_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["strucspars", "frobnicate"])
     assert main() == 2
+
+
+def test_the_command_to_go_on_is_the_one_that_was_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/there/bin/strucspars"])
+    assert reported(Interrupted("stopped; saved", 2), ["run", "demo"]) == 130
+    assert capsys.readouterr().err == "stopped; saved\nto go on: strucspars run demo\n"
+
+
+def test_of_several_processes_the_first_alone_tells_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert reported(Interrupted("stopped; saved", 15), ["run", "demo"]) == 143
+    assert capsys.readouterr().err == ""
+
+
+def test_an_error_of_several_lines_is_one_line_with_all_of_them() -> None:
+    explanation = explained(ValueError("two things:\n  the first\n  the second"))
+    assert explanation is not None
+    assert explanation.text == "two things: the first; the second"

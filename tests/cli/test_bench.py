@@ -203,3 +203,87 @@ def test_on_a_terminal_the_progress_is_shown_unless_quiet(networks: Path, quiet:
     request = BenchRequest(network=SMALL, classes=3, image_shape=(3, 16, 16), runtimes="pytorch", seconds=0.1)
     benchmarked(request, out=None, output=output)
     assert (screen.getvalue() == "") == quiet
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What networks are asked for; none is built."""
+    asked: list[tuple[Any, ...]] = []
+
+    def random_networks(name: str, rates: tuple[float, ...], **options: Any) -> list[Any]:
+        asked.append((name, rates, options))
+        return []
+
+    monkeypatch.setattr(benchmarking, "random_networks", random_networks)
+    return asked
+
+
+def test_every_network_is_built_as_the_request_says(built: list[tuple[Any, ...]]) -> None:
+    request = BenchRequest(rates="0.3,0.6", min_channels_per_group=8, classes=7, image_shape=(3, 64, 32), is_full=True)
+    for subject in bench_subjects(request):
+        subject.networks()
+    options = {"image_shape": (3, 64, 32), "num_classes": 7, "min_channels_per_group": 8}
+    paper = {name: tuple(PAPER_GROUPS[name]) for name in ("resnet101", "densenet201")}
+    assert built == [(name, rates, options) for name, rates in {"resnet50": (0.3, 0.6), **paper}.items()]
+
+
+@pytest.mark.parametrize(
+    ("network", "rates", "classes", "side"),
+    [("resnet50", tuple(PAPER_GROUPS["resnet50"]), 1000, 224), ("cifar-resnet20", (0.5,), 10, 32)],
+)
+def test_a_network_has_the_rates_and_images_that_it_is_made_for(
+    network: str, rates: tuple[float, ...], classes: int, side: int, built: list[tuple[Any, ...]]
+) -> None:
+    (subject,) = bench_subjects(BenchRequest(network=network))
+    subject.networks()
+    ((_, asked_rates, options),) = built
+    assert asked_rates == rates
+    assert (options["num_classes"], options["image_shape"]) == (classes, (3, side, side))
+
+
+def test_every_network_has_the_wider_groups_that_were_asked_for() -> None:
+    subjects = bench_subjects(BenchRequest(widen_groups_below=4, is_full=True))
+    assert [subject.settings.widen_groups_below for subject in subjects] == [4, 4, 4]
+
+
+def test_full_adds_networks_to_the_papers_only_and_in_the_runtimes_asked_for() -> None:
+    assert len(bench_subjects(BenchRequest(network="resnet18", is_full=True))) == 1
+    assert len(bench_subjects(BenchRequest(runtimes="pytorch", is_full=True))) == 1
+    subjects = bench_subjects(BenchRequest(runtimes="pytorch,openvino", is_full=True))
+    assert [subject.settings.runtimes for subject in subjects[1:]] == [("openvino",), ("openvino",)]
+
+
+ALL_OPTIONS = (
+    *("resnet50", "--rates", "0.3", "--runtimes", "pytorch", "--batch", "2", "--threads", "1,all"),
+    *("--min-channels-per-group", "8", "--widen-groups-below", "4", "--seconds", "0.5", "--model", SMALL),
+    *("--classes", "7", "--image-shape", "3x64x32", "--full"),
+)
+
+
+def test_the_command_has_every_option_and_gives_the_same_request(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[BenchRequest] = []
+
+    def benchmarked(request: BenchRequest, **options: object) -> None:
+        requests.append(request)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(benchmarking, "benchmarked", benchmarked)
+    call("bench", *ALL_OPTIONS)
+    (request,) = requests
+    assert request.command.split() == ["strucspars", "bench", *ALL_OPTIONS]
+    assert request.seconds == 0.5
+    assert request.image_shape == (3, 64, 32)
+
+
+def test_a_run_is_not_timed_with_options_that_would_be_ignored(call: Any) -> None:
+    Path("empty").mkdir()
+    ignored = ("--rates", "0.5", "--classes", "7", "--image-shape", "3x8x8", "--min-channels-per-group", "2")
+    names = " and ".join(ignored[::2])
+    said = call("bench", "empty", *ignored)
+    assert (said.status, said.err) == (2, f"error: {names}: the run in empty has its own; leave them out\n")
+
+
+def test_all_threads_are_as_many_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    (subject,) = bench_subjects(BenchRequest(threads="2,all"))
+    assert subject.settings.threads == (2, 4)

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import strucspars as ss
 from strucspars.cli.networks import network_of_file, saved_network
 from strucspars.models.catalogue import build_model
+from strucspars.nn.importance import importance_matrix
+from strucspars.nn.selection import select_layers
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe_reading import read_recipe
 
@@ -257,3 +260,61 @@ def test_every_kind_of_saved_network_is_read_back(call: Any, tiny: tuple[str, ..
     for network in (saved_network(folder, recipe), network_of_file(folder.model_path, "cifar-resnet8")):
         params = sum(parameter.numel() for parameter in network.parameters())
         assert params == run["summary"]["params"]["after"]
+
+
+def test_the_lost_norm_is_what_lies_outside_of_the_groups(call: Any, checkpoint: Path) -> None:
+    shape = ("--classes", "7", "--image-size", "16")
+    document = json.loads(call("compress", str(checkpoint), "--model", SMALL, *shape, "--target", "0.3", "--json").out)
+    model = build_model(SMALL, num_classes=7)
+    model.load_state_dict(torch.load(checkpoint))
+    before = {layer.name: importance_matrix(layer.weight).sum() for layer in select_layers(model).layers}
+    small = ss.load(document["path"], build_model(SMALL, num_classes=7))
+    after = {name: module.weight.abs().sum().item() for name, module in small.named_modules() if name in before}
+    assert document["lost_norm"] == pytest.approx(1 - sum(after.values()) / sum(before.values()), rel=1e-4)
+    assert document["lost_norm"] > 0.05
+
+
+def test_the_side_of_an_image_is_what_macs_are_counted_with(call: Any, checkpoint: Path) -> None:
+    arguments = ("compress", str(checkpoint), "--model", SMALL, "--classes", "7", "--target", "0.3", "--json")
+    side = json.loads(call(*arguments, "--image-size", "16", "--out", "a.safetensors").out)
+    shape = json.loads(call(*arguments, *SHAPE, "--out", "b.safetensors").out)
+    assert side["macs"] == shape["macs"]
+
+
+def test_compress_overwrites_by_force(call: Any, checkpoint: Path) -> None:
+    Path("a.safetensors").write_text("former")
+    arguments = ("--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.3", "--out", "a.safetensors", "--force")
+    assert call("compress", str(checkpoint), *arguments).status == 0
+    assert ss.load("a.safetensors", build_model(SMALL, num_classes=7))
+
+
+def test_the_library_is_heard_again_after_compress(call: Any, checkpoint: Path, caplog: Any) -> None:
+    arguments = ("compress", str(checkpoint), "--model", SMALL, "--classes", "7", *SHAPE, "--target")
+    assert call(*arguments, "1.5").status == 2
+    assert call(*arguments, "0.99").status == 2
+    assert call(*arguments, "0.3").status == 0
+    ss.one_shot_plan(build_model(SMALL, num_classes=7), target=0.3)
+    assert "one-shot grouping removes" in caplog.text
+
+
+def test_a_plain_file_is_read_with_its_weights(networks: Path) -> None:
+    model = build_model(SMALL, num_classes=7)
+    save_file(model.state_dict(), "plain.safetensors")
+    read = network_of_file(Path("plain.safetensors"), SMALL).state_dict()
+    assert all(torch.equal(read[key], value) for key, value in model.state_dict().items())
+
+
+def test_the_summary_of_an_unfinished_run_has_the_last_epoch_and_the_time_of_every_stage(call: Any) -> None:
+    folder = RunFolder("runs/begun")
+    folder.create()
+    folder.write_recipe("base: demo\nstage1: {epochs: 2}\nstage2: {epochs: 9}\n")
+    for stage, epoch, top1, removed in (
+        ("sparsify", 1, 0.25, 0.125),
+        ("sparsify", 2, 0.5, 0.375),
+        ("finetune", 1, 0.75, None),
+    ):
+        row = {"stage": stage, "epoch": epoch, "test_top1": top1, "test_top5": 1.0, "seconds": 100.0}
+        folder.append_metrics(row | ({} if removed is None else {"removed_fraction": removed}))
+    lines = [line.split() for line in call("summary", "runs/begun").out.splitlines()]
+    assert ["sparsify", "2", "50.00%", "37.50%", "3", "min", "20", "s"] in lines
+    assert ["finetune", "1", "75.00%", "1", "min", "40", "s"] in lines

@@ -1,6 +1,7 @@
 """`strucspars compress --run`: the folder is new, and whole or not there."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from strucspars.models.catalogue import build_model
+from strucspars.training.recipe_reading import read_recipe
 
 SMALL = "tiny_networks:small"
 
@@ -79,3 +81,54 @@ def test_a_folder_that_appears_meanwhile_is_kept(
     assert said.status != 0
     assert "name a new folder with --run" in said.err
     assert [path.name for path in Path("runs/first").iterdir()] == ["notes"]
+
+
+def test_a_link_to_nowhere_is_kept_and_no_work_is_done(call: Any, arguments: tuple[str, ...]) -> None:
+    Path("link").symlink_to("nowhere")
+    said = call(*arguments, "--run", "link")
+    assert (said.status, said.err) == (2, "error: link is a file; name a new folder with --run\n")
+    assert Path("link").is_symlink()
+    assert not list(Path().glob("*.safetensors"))
+
+
+def test_the_folder_is_tried_before_the_work(
+    call: Any, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("elsewhere").mkdir()
+    # Not by taking the right away: the administrator may write anywhere.
+    allowed = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).name != "elsewhere" and allowed(path, mode))
+    said = call(*arguments, "--run", "elsewhere/run")
+    assert said.status == 2
+    assert said.err.startswith("error: elsewhere/run cannot be made: the folder ")
+    assert said.err.count("\n") == 1
+    assert not list(Path().glob("*.safetensors"))
+
+
+def test_the_recipe_of_the_folder_has_what_was_asked_for(call: Any, arguments: tuple[str, ...]) -> None:
+    options = ("--budget", "macs", "--min-channels-per-group", "2", "--image-shape", "3x16x24", "--target", "0.3")
+    assert call(*arguments, *options, "--run", "runs/first").status == 0
+    recipe = read_recipe("runs/first/recipe.yaml")
+    assert (recipe.name, recipe.model.name, recipe.model.weights) == ("first", SMALL, "weights.pt")
+    assert (recipe.sparsify.target, recipe.sparsify.budget) == (0.3, "macs")
+    assert recipe.sparsify.min_channels_per_group == 2
+    assert recipe.data.image_size == 24
+
+
+def test_the_folder_tells_the_same_as_the_command(call: Any, arguments: tuple[str, ...]) -> None:
+    said = json.loads(call(*arguments, "--run", "runs/first", "--json").out)
+    kept = json.loads(Path("runs/first/one_shot.json").read_text())
+    assert {key: kept[key] for key in ("params", "macs", "lost_norm")} == {
+        key: said[key] for key in ("params", "macs", "lost_norm")
+    }
+
+
+@pytest.mark.parametrize("place", [".", "..", "new/.."])
+def test_a_folder_that_is_there_by_any_name_is_no_new_one(place: str, call: Any, arguments: tuple[str, ...]) -> None:
+    said = call(*arguments, "--run", place)
+    assert (said.status, said.err) == (
+        2,
+        f"error: {place} is there already; name a new folder with --run, such as runs/one-shot\n",
+    )
+    assert not Path("new").exists()
+    assert not list(Path().glob("*.safetensors"))

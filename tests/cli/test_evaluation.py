@@ -1,10 +1,14 @@
 """The command eval, where the data are not those of the run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from table2_recipes import write_image_folder
+
+from strucspars.cli.run_evaluation import EvaluatedRun
+from strucspars.training.evaluation import Accuracy
 
 SMALL = "model.name=tiny_networks:small"
 
@@ -31,3 +35,35 @@ def test_eval_refuses_data_with_other_classes(call: Any, finished: Path) -> None
 def test_eval_of_a_run_of_before_classes_were_kept_compares_none(call: Any, finished: Path) -> None:
     (finished / "classes.json").unlink()
     assert "the same" in call("eval", str(finished), SMALL).out
+
+
+def test_the_text_tells_by_how_many_points_the_accuracy_is_another_now() -> None:
+    run = EvaluatedRun(Path("runs/demo"), "digits", Accuracy(top1=0.9, top5=0.99, loss=0.5), recorded_top1=0.925)
+    assert [line.split() for line in run.text().splitlines()[1:]] == [
+        ["top-1", "90.00%"],
+        ["top-5", "99.00%"],
+        ["loss", "0.5000"],
+        ["recorded", "92.50%", "top-1:", "-2.50", "points", "now"],
+    ]
+
+
+def test_a_slimmed_network_has_its_recorded_accuracy_again(call: Any, tiny: tuple[str, ...]) -> None:
+    overrides = [each for each in tiny if not each.startswith("model.")] + ["model.name=cifar-resnet8"]
+    assert call("run", "demo", *overrides, "kind=slimming", "slimming.target=0.2", "--quiet").status == 0
+    said = call("eval", "runs/demo")
+    assert said.status == 0
+    assert "the same" in said.out
+
+
+def test_eval_compares_with_the_network_that_was_saved(call: Any, finished: Path) -> None:
+    # Of its last epoch a masked network may differ from what it was converted to.
+    values = json.loads((finished / "summary.json").read_text())
+    saved = values["converted_top1"]
+    for key in ("last_top1", "best_top1"):
+        values["finetuned"][key] = 1 - saved
+    (finished / "summary.json").write_text(json.dumps(values))
+    assert json.loads(call("eval", str(finished), SMALL, "--json").out)["recorded_top1"] == saved
+
+
+def test_the_last_name_for_the_network_counts(call: Any, finished: Path) -> None:
+    assert call("eval", str(finished), "model.name=resnet18", SMALL).status == 0

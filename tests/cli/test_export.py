@@ -158,3 +158,10 @@ def test_wrong_use_is_one_line(call: Any, compressed: Path, arguments: tuple[str
     assert complaint in said.err
     assert said.err.count("\n") == 1
     assert not list(Path().glob("*.onnx"))
+
+
+def test_a_run_is_exported_for_other_images_if_asked(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    assert call("export", "runs/demo", *ONNX, "--model", SMALL, "--image-shape", "3x24x32").status == 0
+    (value,) = onnx.load("runs/demo/model.onnx").graph.input
+    assert [size.dim_value for size in value.type.tensor_type.shape.dim][1:] == [3, 24, 32]

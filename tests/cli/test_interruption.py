@@ -157,3 +157,42 @@ def test_former_handlers_are_back_afterwards(own_handler: list[int]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(0.01)
     assert own_handler == [signal.SIGTERM]
+
+
+def test_a_second_signal_of_the_other_kind_ends_the_process_at_once() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from strucspars.cli.interrupt import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert stop()\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_a_signal_shows_the_cursor_of_a_terminal_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, terminal = os.openpty()
+    with os.fdopen(screen, "rb", buffering=0) as shown, os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop()
+        stderr.write("\n")  # else a cursor that is not shown would be waited for
+        stderr.flush()
+        assert shown.read(100).startswith(b"\x1b[?25h")
+
+
+def test_only_what_failed_is_said_to_have_failed(
+    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(recipes: Mapping[Path, object], **options: object) -> dict[Path, Exception]:
+        failed, interrupted = recipes
+        return {failed: ValueError("no image"), interrupted: RunInterrupted("stopped after epoch 1 of sparsify")}
+
+    monkeypatch.setattr("strucspars.cli.running.run_side_by_side", stopped)
+    said = call("run", "demo", *tiny, "--seeds", "0,1")
+    assert said.err.count("failed before") == 1
+    assert "runs/demo failed before: no image" in said.err

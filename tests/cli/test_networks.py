@@ -9,9 +9,10 @@ import torchvision
 from torch import nn
 
 import strucspars as ss
-from strucspars.cli.networks import network_of_file, saved_network
+from strucspars.cli.networks import data_image_shape, network_of_file, saved_network, usual_classes
 from strucspars.core.plan import GroupingPlan
 from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe import DataRecipe
 from strucspars.training.recipe_reading import read_recipe
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -59,3 +60,16 @@ def test_a_folder_of_torchvisions_weights_holds_the_network_that_torchvision_bui
     torch.testing.assert_close(scores(found), scores(expected))
     expected.transform_input = False
     assert (scores(found) - scores(expected)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(("name", "classes"), [("preact-resnet20", 10), ("cifar-resnet8", 10), ("resnet50", 1000)])
+def test_a_network_by_name_has_the_classes_of_its_data(name: str, classes: int) -> None:
+    assert usual_classes(name) == classes
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("digits", (3, 16, 16)), ("cifar10", (3, 32, 32)), ("cifar100", (3, 32, 32)), ("folder", (3, 48, 48))],
+)
+def test_the_shape_of_a_runs_images_is_known_without_them(name: str, shape: tuple[int, int, int]) -> None:
+    assert data_image_shape(DataRecipe(name=name, image_size=48)) == shape

@@ -143,3 +143,12 @@ def test_the_pace_counts_from_where_a_run_went_on(monkeypatch: pytest.MonkeyPatc
         progress.stopping()
     # Steps 850 to 860 of 1000, one per second.
     assert "1 steps/s  2:20 left" in text_of(console)
+
+
+def test_a_slimmed_network_has_lost_channels() -> None:
+    console = plain_console()
+    row = {"stage": "compress", "epoch": 0, "before_top1": 0.9, "test_top1": 0.5, "removed_channel_fraction": 0.4}
+    with RunProgress(console) as progress:
+        progress.run_started("mine")
+        progress.epoch_done("mine", row | {"removed_param_fraction": 0.6})
+    assert text_of(console) == "mine: compressed, 40.0% of the channels removed: accuracy 90.00% before, 50.00% after\n"

@@ -4,14 +4,17 @@ import dataclasses
 import json
 import shutil
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strucspars.cli.output import Output
 from strucspars.cli.paper_comparison import MEASURES
 from strucspars.cli.reproduce import Table
-from strucspars.cli.reproduction import planned_rows
+from strucspars.cli.reproduction import planned_rows, reproduced
+from strucspars.cli.row_measures import ACCURACY, AFTER, BEFORE, BEST, THRESHOLD
 from strucspars.cli.table_rows import base_row, selected_rows, table_rows
 from strucspars.report.experiments import NUM_TEST_IMAGES, paper_accuracy
 from strucspars.report.measured import Sample
@@ -276,3 +279,31 @@ def test_data_that_all_rows_miss_are_one_error(call: Any) -> None:
 
 def test_every_table_has_its_measures() -> None:
     assert set(MEASURES) == {table.value for table in Table}
+
+
+def test_what_others_build_on_is_run_before_them_however_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[set[str]] = []
+
+    def run_all(recipes: Mapping[Path, object], *, jobs: int, output: Output) -> dict[Path, Exception]:
+        calls.append({path.name for path in recipes})
+        return {path: ValueError(path.name) for path in recipes}
+
+    monkeypatch.setattr("strucspars.cli.reproduction.run_all", run_all)
+    rows = ["cifar10-resnet20-40-distilled", "cifar10-resnet20-40-slimming"]
+    planned = planned_rows("variants", patterns=rows, seeds=[0], overrides=[], out=Path("there"))
+    outcomes = reproduced(planned, jobs=4, output=Output(as_json=False, quiet=True))
+    first = {"cifar10-resnet20-40", "cifar10-resnet20-dense", "cifar10-resnet20-40-slimming"}
+    assert calls == [first, {"cifar10-resnet20-40-distilled"}]
+    assert {path.name for path in outcomes} == first | calls[1]
+
+
+def test_table_5_holds_every_stage_against_the_papers() -> None:
+    for name, timeline in PAPER_TIMELINES.items():
+        samples = [measure.paper(name) for measure in (BEFORE, AFTER, ACCURACY, BEST, THRESHOLD)]
+        assert [sample and sample.mean for sample in samples] == [
+            timeline.before_compression,
+            timeline.after_compression,
+            pytest.approx(timeline.finetuned),
+            pytest.approx(timeline.finetuned),
+            timeline.min_kept_norm,
+        ]

@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strucspars.cli.reproduction import check_planned, planned_rows, reproduced_table
 from strucspars.cli.run_collection import collected
 from strucspars.cli.running import run_name
+from strucspars.report.noise import NOISE
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import RunSummary, read_summary
 from strucspars.training.recipe_reading import read_recipe, recipe_yaml
@@ -143,3 +146,106 @@ def test_a_summary_of_another_run_is_damage(networks: Path) -> None:
     found = collected(Path("runs"), [BASE])
     assert [run.recipe.seed for run in found.rows[BASE]] == [1]
     assert "but its summary of cifar10-resnet20-40 with seed 1" in found.unreadable[path]
+
+
+def test_the_document_has_the_numbers_of_ours_and_of_the_paper(call: Any) -> None:
+    # A network that has learned nothing counts like the others.
+    tops = (0.0, 0.5)
+    for seed, top1 in enumerate(tops):
+        finished(BASE, f"seed={seed}", top1=top1)
+    (row,) = json.loads(call("reproduce", "table1", "--collect", "--json").out)["rows"]
+    assert row["top1"] == {
+        "mean": pytest.approx(25.0),
+        "deviation": pytest.approx(100 * statistics.stdev(tops)),
+        "paper": pytest.approx(91.42),
+        "paper_deviation": pytest.approx(0.04),
+        "difference": pytest.approx(25.0 - 91.42),
+        "verdict": "noise",  # with such a spread
+    }
+
+
+def test_a_damaged_run_is_in_the_document_too(call: Any) -> None:
+    finished(BASE)
+    damaged = finished(BASE, "seed=1")
+    (damaged / "summary.json").write_text("{")
+    (failure,) = json.loads(call("reproduce", "table1", "--collect", "--json").out)["failed"]
+    assert failure["folder"] == str(damaged)
+    assert "repair, move or delete it" in failure["error"]
+
+
+def test_the_list_tells_a_run_that_goes_on_from_a_finished_one(call: Any) -> None:
+    finished(BASE)
+    begun = RunFolder(finished(BASE, "seed=1"))
+    begun.summary_json_path.unlink()
+    begun.append_metrics({"stage": "sparsify", "epoch": 1, "test_top1": 0.5, "test_top5": 0.9, "seconds": 2.0})
+    said = call("reproduce", "table1", "--list", "--rows", BASE, "--seeds", "0,1,2", "--json")
+    assert [row["is_finished"] for row in json.loads(said.out)["rows"]] == [True, False, False]
+
+
+def test_an_accuracy_of_nothing_is_an_accuracy(call: Any) -> None:
+    finished(BASE, top1=0.0)
+    finished(MODERN, top1=0.75)
+    assert gain(call, MODERN) == {"mean": pytest.approx(75.0), "deviation": None, "pairs": 1}
+
+
+def test_a_summary_of_another_row_is_damage(networks: Path) -> None:
+    path = finished(BASE)
+    shutil.copy(finished(MODERN) / "summary.json", path)
+    found = collected(Path("runs"), [BASE, MODERN])
+    assert list(found.rows) == [MODERN]
+    assert f"but its summary of {MODERN} with seed 0" in found.unreadable[path]
+
+
+def test_a_run_that_may_not_be_read_is_named_and_the_others_counted(
+    networks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = finished(BASE, "seed=1")
+    finished(BASE, "seed=2")
+
+    # Not by taking the right away: the administrator may read anything.
+    def read(folder: RunFolder) -> RunSummary | None:
+        if folder.path == locked:
+            raise PermissionError(13, "Permission denied", str(folder.summary_json_path))
+        return read_summary(folder)
+
+    monkeypatch.setattr("strucspars.cli.run_collection.read_summary", read)
+    found = collected(Path("runs"), [BASE])
+    assert [run.recipe.seed for run in found.rows[BASE]] == [2]
+    assert "Permission denied" in found.unreadable[locked]
+
+
+def test_the_runs_of_a_row_come_by_seed(networks: Path) -> None:
+    for seed in (10, 2, 0):
+        finished(BASE, f"seed={seed}")
+    assert [run.recipe.seed for run in collected(Path("runs"), [BASE]).rows[BASE]] == [0, 2, 10]
+
+
+def test_a_mixture_is_noticed_in_every_row(networks: Path) -> None:
+    finished(BASE, "stage2.epochs=7")
+    rows = ["cifar10-resnet20-dense", BASE]
+    planned = planned_rows("table1", patterns=rows, seeds=[1], overrides=[], out=Path("runs"))
+    assert [row.name for row in planned] == rows
+    with pytest.raises(ValueError, match=f"runs/{BASE} and runs/{BASE}-seed1 are called the same row"):
+        check_planned(planned, Path("runs"))
+
+
+def test_what_a_row_builds_on_is_named_where_it_failed() -> None:
+    planned = planned_rows("variants", patterns=[MODERN], seeds=[0], overrides=[], out=Path("there"))
+    (row,) = planned
+    outcomes = {path: ValueError(f"nothing for {path.name}") for path in (*row.first, *row.recipes)}
+    text, document = reproduced_table("variants", planned, outcomes, Path("there"), as_markdown=False)
+    assert [failure["folder"] for failure in document["failed"]] == [f"there/{BASE}", f"there/{MODERN}"]
+    assert f"not finished: there/{BASE} (nothing for {BASE})" in text
+
+
+@pytest.mark.parametrize("as_markdown", [True, False])
+def test_what_was_run_is_a_table_for_a_page_if_asked(as_markdown: bool) -> None:
+    planned = planned_rows("table1", patterns=[BASE], seeds=[0], overrides=[], out=Path("there"))
+    outcomes = {path: summary(BASE, 0, 0.9) for row in planned for path in row.recipes}
+    text, _ = reproduced_table("table1", planned, outcomes, Path("there"), as_markdown=as_markdown)
+    assert text.startswith("| row") == as_markdown
+
+
+def test_a_verdict_comes_with_what_it_means(call: Any) -> None:
+    finished(BASE)
+    assert NOISE in call("reproduce", "table1", "--collect").out

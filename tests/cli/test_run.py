@@ -2,11 +2,17 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from strucspars.cli.exporting import exported_network
+from strucspars.cli.running import seeded_recipes
+from strucspars.export.export_report import ExportReport
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe_reading import read_recipe
 
@@ -185,6 +191,23 @@ def test_a_run_can_end_in_an_export(call: Any, tiny: tuple[str, ...]) -> None:
     assert exported["agreement"]["max_relative_error"] <= exported["agreement"]["tolerance"]
 
 
+def test_what_was_trained_is_told_where_an_export_fails(
+    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exported(target: str, **options: Any) -> ExportReport:
+        if target.endswith("seed1"):
+            raise ValueError("the file cannot be written")
+        return exported_network(target, **options)
+
+    monkeypatch.setattr("strucspars.cli.exporting.exported_network", exported)
+    said = call("run", "demo", *tiny, "--seeds", "0,1", "--export", "torch", "--json")
+    assert said.status == 2
+    assert said.err.endswith("error: the file cannot be written\n")
+    document = json.loads(said.out)
+    assert [run["summary"]["seed"] for run in document["runs"]] == [0, 1]
+    assert [Path(file["path"]).parent.name for file in document["exported"]] == ["demo"]
+
+
 def test_a_missing_runtime_is_noticed_before_the_training(
     call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,3 +216,27 @@ def test_a_missing_runtime_is_noticed_before_the_training(
     assert said.status != 0
     assert "pip install 'strucspars[openvino]'" in said.err
     assert not Path("runs/demo").exists()
+
+
+def test_the_seeds_of_the_command_win_over_the_recipes() -> None:
+    assert [recipe.seed for recipe in seeded_recipes("demo", ["seed=5"], [0, 1])] == [0, 1]
+    assert [recipe.seed for recipe in seeded_recipes("demo", ["seed=5"], None)] == [5]
+
+
+@pytest.mark.parametrize(("asked", "workers"), [("0", 0), ("3", 3), ("null", 6)])
+def test_no_solver_workers_are_none_on_a_gpu_too(
+    call: Any, monkeypatch: pytest.MonkeyPatch, asked: str, workers: int
+) -> None:
+    pools: list[int] = []
+
+    @contextmanager
+    def solver_pool(workers: int) -> Iterator[None]:
+        pools.append(workers)
+        yield
+
+    monkeypatch.setattr("strucspars.cli.running.solver_pool", solver_pool)
+    monkeypatch.setattr("strucspars.cli.running.run_side_by_side", lambda recipes, **options: {})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    call("run", "demo", f"engine.solver_workers={asked}")
+    assert pools == [workers]

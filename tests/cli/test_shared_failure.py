@@ -1,6 +1,8 @@
 """One process fails, another loses its connection: what each of them tells."""
 
 import re
+import socket
+from datetime import timedelta
 
 import pytest
 from torch import distributed
@@ -83,3 +85,15 @@ def test_where_torchrun_has_not_set_everything_errors_stay_what_they_are(
     monkeypatch.delenv(missing)
     with pytest.raises(ValueError, match="no image"), failures_shared():
         raise ValueError("no image")
+
+
+@pytest.mark.parametrize("error", [BROKEN, ValueError("Connection closed")], ids=["unexpected", "explained"])
+def test_where_the_store_is_gone_an_error_stays_what_it_is(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("strucspars.cli.shared_failure.STORE_TIMEOUT", timedelta(milliseconds=100))
+    with pytest.raises(type(error), match="Connection closed"):
+        fail(0, error, monkeypatch)

@@ -1,6 +1,7 @@
 """What counts as the same outputs."""
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,45 @@ def test_winners_count_only_where_they_are_ahead() -> None:
     for no_scores in (SCORES[0], SCORES[None], SCORES[:, :1], SCORES.long(), SCORES * NAN, torch.zeros(0, 3)):
         assert not clear_winners(no_scores).any()
     assert clear_winners(torch.tensor(1.0)).shape == ()
+
+
+def test_a_winner_is_ahead_by_what_rounding_of_the_largest_output_explains() -> None:
+    assert not clear_winners(1000 * torch.tensor([[1.0, 1.00005, 0.0]])).any()
+    assert clear_winners(torch.tensor([[1000.0, 0.0], [0.05, 0.0], [0.2, 0.0]])).tolist() == [True, False, True]
+
+
+def test_every_batch_size_is_compared_and_the_worst_error_is_told() -> None:
+    torch.manual_seed(0)
+    model, seen = nn.Linear(3, 4), []
+
+    def run(arguments: Arguments, wrong: float = 0.0) -> list[torch.Tensor]:
+        seen.append(len(arguments[0]))
+        with torch.no_grad():
+            right = model(*arguments)
+        return [right + right.abs().max() * (5e-5 if len(right) == 2 else wrong)]
+
+    batch = example_batch(torch.randn(2, 3), dynamic_batch=True)
+    agreement = checked_agreement(model, run, batch, runtime="Runtime 1.0", path=Path("file.onnx"))
+    assert seen == [2, 1]
+    assert agreement.max_relative_error == pytest.approx(5e-5, rel=0.01)
+    assert (agreement.num_outputs, agreement.num_winners) == (1, 3)
+    with pytest.raises(ExportMismatch, match="at batch size 1: output 0 is off by"):
+        checked_agreement(model, partial(run, wrong=0.1), batch, runtime="Runtime 1.0", path=Path("file.onnx"))
+
+
+def test_a_network_is_compared_in_evaluation_mode_and_stays_as_it_was() -> None:
+    norm = nn.BatchNorm1d(3)
+    model = nn.Sequential(norm, nn.Dropout(0.5)).train()
+    batch = example_batch(torch.randn(4, 3), dynamic_batch=True)
+    checked_agreement(
+        model,
+        lambda arguments: [arguments[0] / math.sqrt(1 + 1e-5)],
+        batch,
+        runtime="Runtime 1.0",
+        path=Path("file.onnx"),
+    )
+    assert model.training
+    assert torch.equal(norm.get_buffer("running_mean"), torch.zeros(3))
 
 
 def test_small_differences_agree_and_are_told() -> None:
@@ -175,6 +215,12 @@ def test_names_are_those_of_the_code_or_the_given_ones() -> None:
     assert chosen_output_names(two, None, input_names=["images"]) == ("output", "output_1")
     assert chosen_output_names(two, None, input_names=["output_1"]) == ("network_output", "network_output_1")
     assert chosen_output_names({"a": SCORES}, None, input_names=["a"]) == ("output",)
+
+
+def test_keys_that_do_not_name_every_output_name_none() -> None:
+    one_name_twice = {"a": {"b": SCORES}, "a_b": SCORES}
+    assert chosen_output_names(one_name_twice, None, input_names=["images"]) == ("output", "output_1")
+    assert chosen_output_names({"": SCORES, "b": SCORES}, None, input_names=["images"]) == ("output", "output_1")
 
 
 @pytest.mark.parametrize(

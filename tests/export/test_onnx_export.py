@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import helper
 from torch import nn
 
 import strucspars as ss
@@ -16,7 +17,7 @@ from strucspars.export import onnx_export
 from strucspars.export.agreement import ExportMismatch
 from strucspars.export.checked_file import write_checked
 from strucspars.export.inference_program import inference_program
-from strucspars.export.onnx_graph import check_one_gather_per_shuffle
+from strucspars.export.onnx_graph import check_one_gather_per_shuffle, name_batch_axis_
 from strucspars.export.plan_hash import hash_of_model, plan_hash
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
@@ -145,6 +146,17 @@ def test_a_fixed_batch_and_a_batch_of_one_are_kept_apart(small: nn.Module, tmp_p
     free = ss.export_onnx(small, tmp_path / "network.onnx", IMAGES[:1])
     assert free.agreement.batch_sizes == (1, 3)
     assert named_shapes(onnx.load(tmp_path / "network.onnx").graph.input) == {"input": ["batch", 8, 8, 8]}
+
+
+def test_the_batch_is_named_wherever_it_stands_and_nothing_else_is() -> None:
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+        for shapes in ({"images": ("s7", 3), "other": ("s77", 3)}, {"output": ("2*s7 + s77", 3)})
+    )
+    graph = helper.make_graph([], "sizes", inputs, outputs)
+    name_batch_axis_(graph, [True, False])
+    assert named_shapes(graph.input) == {"images": ["batch", 3], "other": ["s77", 3]}
+    assert named_shapes(graph.output) == {"output": ["2*batch + s77", 3]}
 
 
 def test_a_dictionary_of_tensors_names_the_outputs(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -51,10 +53,36 @@ def test_every_division_of_a_batch_gives_what_the_network_gives(
         torch.testing.assert_close(torch.from_numpy(output), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_an_input_that_is_no_batch_stays_whole_though_it_is_as_long_as_one(model: nn.Module, path: Path) -> None:
+    images, scale = torch.cat([IMAGES, IMAGES[:3] + 1]), torch.linspace(0.5, 2, 8)
+    assert len(images) == len(scale)
+    outputs = ss.OnnxRunner(path, threads=1)(images.numpy(), scale.numpy())
+    with torch.no_grad():
+        expected = model(images, scale)
+    for output, wanted in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(output), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_images_go_one_by_one_only_where_gathers_remain(path: Path, tmp_path: Path) -> None:
     assert ss.OnnxRunner(path).images_per_call == 1
     report = ss.export_onnx(nn.Conv2d(8, 8, 1), tmp_path / "dense.onnx", IMAGES)
     assert ss.OnnxRunner(report.path).images_per_call is None
+
+
+def test_an_image_may_use_as_many_threads_as_asked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = onnxruntime.InferenceSession, []
+
+    def session(file: Path, options: Any, **others: Any) -> Any:
+        seen.append(options.intra_op_num_threads)
+        return real(file, options, **others)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    for threads in (1, 3, None):
+        ss.OnnxRunner(path, threads=threads)
+    # ONNX Runtime's zero: one per core.
+    assert seen == [1, 3, 0]
+    with pytest.raises(ValueError, match="threads must be a whole number from 1 on"):
+        ss.OnnxRunner(path, threads=0)
 
 
 def test_a_file_of_fixed_batch_is_run_at_once(shuffled: Shuffled, tmp_path: Path) -> None:

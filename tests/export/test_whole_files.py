@@ -108,6 +108,58 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path: Path, is_there: bool) -> 
     assert {file.name for file in tmp_path.iterdir()} == {"a.xml", "store"}
 
 
+def test_a_companion_that_is_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    for path in (tmp_path / "a.xml", store / "weights.bin"):
+        path.write_text("former")
+    (tmp_path / "a.bin").symlink_to("store/weights.bin")
+    write_pair(tmp_path / "a.xml")
+    assert (tmp_path / "a.bin").is_symlink()
+    assert (tmp_path / "a.xml").read_text() == (store / "weights.bin").read_text() == "new"
+
+
+def test_a_companion_that_leads_nowhere_is_someone_elses_too(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").symlink_to("nowhere")
+    with pytest.raises(FileExistsError, match=r"a\.bin would be replaced"):
+        write_pair(tmp_path / "a.xml")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.bin"]
+    assert (tmp_path / "a.bin").is_symlink()
+
+
+def test_an_interruption_between_two_renames_brings_the_former_pair_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.xml", "a.bin"):
+        (tmp_path / name).write_text("former")
+    real = os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        if target.name == "a.xml":
+            raise KeyboardInterrupt
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_pair(tmp_path / "a.xml")
+    assert contents(tmp_path) == {"a.xml": "former", "a.bin": "former"}
+
+
+def test_files_are_on_the_disk_before_they_get_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    real = os.replace
+
+    def replaced(source: Path, target: Path) -> None:
+        done.append(target.name)
+        real(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append("synced"))
+    monkeypatch.setattr(os, "replace", replaced)
+    write_pair(tmp_path / "a.xml")
+    # The main file last: where it is, its companion is.
+    assert done == ["synced", "synced", "a.bin", "a.xml"]
+
+
 def test_places_that_take_no_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(IsADirectoryError, match="choose the path of a file"), written_whole(tmp_path):

@@ -87,6 +87,16 @@ def test_a_folder_without_a_good_manifest_is_somebody_elses(tmp_path: Path, mani
     assert (tmp_path / "a").read_text() == "mine"
 
 
+@pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
+def test_links_that_no_report_has_made_are_never_replaced(tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    write(tmp_path / "out", "index.html")
+    (tmp_path / "out" / "link").symlink_to(tmp_path / target)
+    with pytest.raises(FileExistsError, match="holds link, which no report has written"):
+        write(tmp_path / "out", "index.html")
+    assert (tmp_path / "out" / "link").is_symlink()
+
+
 def test_many_foreign_files_are_counted_not_listed(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"{number}.txt").touch()
@@ -112,3 +122,10 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write(tmp_path / "link", "other.html")
     assert (tmp_path / "link").is_symlink()
     assert files(tmp_path / "real") == {"other.html", MANIFEST}
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("out")
+    with pytest.raises(FileExistsError, match="out is a file; choose another folder with --out"):
+        write(tmp_path / "out", "index.html")
+    assert (tmp_path / "out").is_symlink()

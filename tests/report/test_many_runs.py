@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Annotation
 
 from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
+from strucspars.data.digits import TEST_IMAGES
 from strucspars.measure.layers import BeforeAfter
 from strucspars.report.colours import PALETTE
-from strucspars.report.comparison_tables import accuracy_table, comparison_tables
+from strucspars.report.comparison_tables import accuracy_table, comparison_tables, timeline_table
 from strucspars.report.contents import comparison_contents
 from strucspars.report.experiments import (
     experiments_of,
@@ -25,8 +28,11 @@ from strucspars.report.named_table import Cell, NamedTable
 from strucspars.report.paper_baselines import PAPER_BASELINES
 from strucspars.report.run_reading import RunData, read_run
 from strucspars.report.trade_off_points import Point, points_of
+from strucspars.training.outcome import StageAccuracy
 from strucspars.training.paper_rows import PAPER_ROWS
 from strucspars.training.recipe_reading import read_recipe
+
+DENSE = ("cifar10-resnet20-dense", "imagenet-resnet50-dense")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +61,32 @@ def finished(template: RunData, name: str, top1: float, *overrides: str, seed: i
         params=BeforeAfter(219_482, 219_482 if kind == "dense" else 130_394),
     )
     return replace(template, recipe=recipe, summary=summary, name=f"{name}-{seed}")
+
+
+def unlike(run: RunData, *, step: int = 0) -> RunData:
+    """The run with numbers of which no two are alike, those of the next step a little larger."""
+    assert run.summary is not None
+    summary = replace(
+        run.summary,
+        params=BeforeAfter(10_000, 7_000 + 100 * step),
+        macs=BeforeAfter(50_000, 30_000 + 100 * step),
+        paper_flops=BeforeAfter(60_000, 40_000 + 100 * step),
+        removed_param_fraction=0.30 + 0.01 * step,
+        removed_mac_fraction=0.40 + 0.01 * step,
+        before_compression_top1=0.86 + 0.01 * step,
+        compressed_top1=0.50 + 0.01 * step,
+        min_kept_norm=0.77 + 0.01 * step,
+        finetuned=StageAccuracy(
+            last_top1=0.91 + 0.01 * step,
+            last_top5=0.97 + 0.01 * step,
+            best_top1=0.93 + 0.01 * step,
+            best_top5=0.98 + 0.01 * step,
+            best_epoch=2,
+        ),
+        converted_top1=0.12,
+        converted_top5=0.34,
+    )
+    return replace(run, summary=summary)
 
 
 def cell(table: NamedTable, row: int, title: str) -> Cell:
@@ -118,10 +150,64 @@ def test_the_accuracy_table_compares_with_the_paper_and_with_our_dense_network(t
     assert any("t-test" in note for note in table.notes)
 
 
+def test_every_column_of_the_accuracy_table_has_its_own_number(template: RunData) -> None:
+    name = "cifar10-resnet20-40"
+    runs = [unlike(finished(template, name, 0.9, seed=seed), step=2 * seed) for seed in (0, 1)]
+    table = accuracy_table(experiments_of(runs))
+    numbers = {title: cell(table, 0, title) for title in ("params", "MACs", "FLOPs", "paper params", "paper FLOPs")}
+    paper = PAPER_ROWS[name]
+    assert numbers == {
+        "params": 7_100,
+        "MACs": 30_100,
+        "FLOPs": 40_100,
+        "paper params": round(paper.params),
+        "paper FLOPs": round(paper.flops),
+    }
+    assert cell(table, 0, "best epoch") == pytest.approx(0.94)
+
+
+def test_the_papers_accuracy_is_that_of_ten_runs_where_it_has_a_deviation() -> None:
+    several, single = (paper_accuracy(PAPER_ROWS[name]) for name in ("cifar10-resnet20-40", "imagenet-resnet50-65"))
+    assert several is not None
+    assert single is not None
+    assert [several.mean, several.deviation, several.count] == pytest.approx([0.9142, 0.0004, 10])
+    assert (single.deviation, single.count) == (None, 1)
+    assert single.mean == pytest.approx(0.751)
+
+
+def test_single_runs_are_within_noise_by_the_images_of_their_data(template: RunData) -> None:
+    images = {name: experiments_of([finished(template, name, 0.9)])[0].test_images for name in ("demo", *DENSE)}
+    assert images == {"demo": TEST_IMAGES, "cifar10-resnet20-dense": 10_000, "imagenet-resnet50-dense": 50_000}
+    runs = [finished(template, "cifar10-resnet20-dense", 0.9145), finished(template, "cifar10-resnet20-40", 0.9105)]
+    table = accuracy_table(experiments_of(runs))
+    assert difference(table, 1, "to dense") == (-0.4, True)
+    assert difference(table, 1, "to paper") == (-0.37, True)
+    large = [finished(template, "imagenet-resnet50-dense", 0.761), finished(template, "imagenet-resnet50-65", 0.756)]
+    assert difference(accuracy_table(experiments_of(large)), 1, "to dense") == (-0.5, False)
+
+
+def test_a_dense_network_on_other_data_is_no_counterpart(template: RunData) -> None:
+    runs = [
+        finished(template, "cifar10-resnet20-dense", 0.70, "data.name=cifar100"),
+        finished(template, "cifar10-resnet20-40", 0.91),
+    ]
+    assert cell(accuracy_table(experiments_of(runs)), 1, "to dense") is None
+    runs.append(finished(template, "cifar10-resnet20-dense", 0.92))
+    assert difference(accuracy_table(experiments_of(runs)), 1, "to dense")[0] == -1.0
+
+
+def test_without_their_recipes_runs_of_another_target_are_another_experiment(template: RunData) -> None:
+    runs = [replace(finished(template, "demo", 0.9, seed=seed), recipe=None) for seed in (0, 1, 2)]
+    assert runs[2].summary is not None
+    runs[2] = replace(runs[2], summary=replace(runs[2].summary, target=0.9))
+    assert [len(experiment.runs) for experiment in experiments_of(runs)] == [2, 1]
+
+
 def test_changed_recipes_are_named_below_the_table(template: RunData) -> None:
     runs = [finished(template, "cifar10-resnet20-40", 0.9, "engine.precision=bf16")]
-    notes = accuracy_table(experiments_of(runs)).notes
-    assert "Not quite the paper's protocol: cifar10-resnet20-40 (engine.precision=bf16)." in notes
+    table = accuracy_table(experiments_of(runs))
+    assert "Not quite the paper's protocol: cifar10-resnet20-40 (engine.precision=bf16)." in table.notes
+    assert cell(table, 0, "paper top-1") is not None
 
 
 def test_tables_have_no_empty_columns_and_only_rows_that_belong_there(template: RunData) -> None:
@@ -140,6 +226,23 @@ def test_the_timeline_has_the_papers_thresholds(template: RunData) -> None:
     assert cell(tables["timeline"], 0, "paper min_kept_norm") == pytest.approx(0.885)
 
 
+def test_every_column_of_the_timeline_has_its_own_number(template: RunData) -> None:
+    runs = [unlike(finished(template, "imagenet-resnet50-65", 0.75, seed=seed), step=seed) for seed in (0, 1)]
+    table = timeline_table(experiments_of(runs))
+    assert cell(table, 0, "removed") == pytest.approx(0.305)
+    own = {
+        "before compression": ((0.86, 0.87), 0.6636),
+        "after compression": ((0.50, 0.51), 0.4278),
+        "finetuned": ((0.91, 0.92), 0.7510),
+        "min_kept_norm": ((0.77, 0.78), 0.885),
+    }
+    for title, (ours, papers) in own.items():
+        found = cell(table, 0, title)
+        assert isinstance(found, Sample)
+        assert [found.mean, found.count] == pytest.approx([sum(ours) / 2, 2])
+        assert cell(table, 0, f"paper {title}") == pytest.approx(papers)
+
+
 def test_the_ablation_table_compares_with_finetuning(template: RunData) -> None:
     name = "cifar10-resnet56-60"
     runs = [
@@ -154,6 +257,23 @@ def test_the_ablation_table_compares_with_finetuning(template: RunData) -> None:
     assert cell(ablation, 0, "to Finetune") is None
     assert difference(ablation, 1, "to Finetune") == (-5.0, False)
     assert difference(ablation, 2, "to Finetune") == (0.1, True)
+
+
+def test_every_column_of_the_ablation_table_has_its_own_number(template: RunData) -> None:
+    name = "imagenet-resnet50-65"
+    runs = [unlike(finished(template, each, 0.75)) for each in (name, f"{name}-random")]
+    table = {table.name: table for table in comparison_tables(experiments_of(runs))}["ablation"]
+    titles = ("network", "top-5", "paper top-1", "paper top-5")
+    assert [[cell(table, row, title) for title in titles] for row in (0, 1)] == [
+        ["resnet50 on imagenet, 60%", pytest.approx(0.97), pytest.approx(0.7510), pytest.approx(0.9252)],
+        ["resnet50 on imagenet, 60%", pytest.approx(0.97), pytest.approx(0.6945), pytest.approx(0.8945)],
+    ]
+
+
+def test_without_an_ablation_there_is_no_table_of_them(template: RunData) -> None:
+    name = "cifar10-resnet56-60"
+    runs = [finished(template, name, 0.93), finished(template, name, 0.92, "stage2.epochs=3")]
+    assert "ablation" not in {table.name for table in comparison_tables(experiments_of(runs))}
 
 
 def test_the_ablation_table_leaves_out_what_was_trained_otherwise(template: RunData) -> None:
@@ -217,12 +337,33 @@ def test_points_are_our_experiments_and_the_papers_rows_of_the_same_network(temp
     }
 
 
+def test_points_have_their_own_costs_and_deviations(template: RunData) -> None:
+    runs = [unlike(finished(template, "cifar10-resnet20-40", 0.9, seed=seed), step=2 * seed) for seed in (0, 1)]
+    ours, *papers = points_of(experiments_of(runs))
+    assert ours.costs == {"params": 7_100, "macs": 30_100, "paper_flops": 40_100}
+    assert ours.deviation == pytest.approx(np.std([0.91, 0.93], ddof=1))
+    row = PAPER_ROWS["cifar10-resnet20-slimming60"]
+    (slimming,) = (point for point in papers if (point.method, point.label) == ("slimming", "60%"))
+    assert slimming.costs == {"params": row.params, "paper_flops": row.flops}
+    assert [slimming.accuracy, slimming.deviation] == pytest.approx([0.8968, 0.0038])
+    assert {point.method for point in papers if point.is_on_line} == {"dense", "strucspars"}
+
+
+def test_the_papers_ablations_are_no_points_of_its_compression(template: RunData) -> None:
+    points = points_of(experiments_of([finished(template, "imagenet-resnet50-65", 0.75)]))
+    papers = [point for point in points if point.source == "paper" and point.method == "strucspars"]
+    assert [point.label for point in papers] == ["35%", "65%", "85%"]
+
+
 def test_runs_on_imagenet_are_shown_beside_the_papers_baselines(template: RunData) -> None:
     points = points_of(experiments_of([finished(template, "imagenet-resnet50-65", 0.75)]))
     others = [point for point in points if point.method == "other methods"]
     assert len(others) == len(PAPER_BASELINES["imagenet-resnet50"])
     fpgm = next(point for point in others if point.label == "FPGM-40%")
     assert fpgm.costs == {"paper_flops": 1.93e9}
+    nisp = next(point for point in others if point.label == "NISP-A")
+    assert nisp.costs == {"params": 18.6e6, "paper_flops": 2.97e9}
+    assert nisp.accuracy == pytest.approx(0.7275)
 
 
 def test_axes_are_the_papers_where_its_points_are(template: RunData) -> None:
@@ -240,6 +381,41 @@ def test_the_drawn_marks_are_the_points(template: RunData) -> None:
         if line.get_marker() in ("o", "s")
     }
     assert marks == {(130_394.0, 90.0), (219_482.0, 95.0)}
+
+
+def test_bars_are_one_deviation_in_percent_and_the_papers_marks_are_hollow(template: RunData) -> None:
+    runs = [finished(template, "cifar10-resnet20-40", top1, seed=seed) for seed, top1 in enumerate((0.90, 0.92))]
+    ours, *papers = points_of(experiments_of(runs))
+    axis = trade_off_figure([ours, *papers], data="any").figure.axes[0]
+    drawn = {
+        tuple(np.asarray(each.lines[0].get_xydata())[0].tolist()): each.lines
+        for each in axis.containers
+        if isinstance(each, ErrorbarContainer)
+    }
+    for point in (ours, *papers):
+        mark, _, (bar,) = drawn[point.costs["params"], 100 * point.accuracy]
+        assert point.deviation is not None
+        low, high = np.asarray(bar.get_segments()[0])[:, 1]
+        assert high - low == pytest.approx(2 * 100 * point.deviation)
+        assert (mark.get_markerfacecolor() == "none") == (point.source == "paper")
+
+
+def test_lines_go_through_the_points_that_are_on_one_in_the_order_of_their_cost(template: RunData) -> None:
+    runs = [
+        finished(template, "cifar10-resnet20-40", 0.91),
+        finished(template, "cifar10-resnet20-40-distilled", 0.92),
+        finished(template, "cifar10-resnet20-dense", 0.915),
+    ]
+    points = points_of(experiments_of(runs))
+    axis = trade_off_figure(points, data="any").figure.axes[0]
+    for source, style in (("ours", "-"), ("paper", ":")):
+        path = sorted(
+            [point.costs["params"], 100 * point.accuracy]
+            for point in points
+            if point.source == source and point.method in ("dense", "strucspars") and point.label != "distilled"
+        )
+        drawn = [np.asarray(line.get_xydata()).tolist() for line in axis.lines if line.get_linestyle() == style]
+        assert path in drawn
 
 
 def _labels(points: Sequence[Point]) -> list[str]:
@@ -277,7 +453,7 @@ def test_every_data_set_has_a_figure_of_its_own(template: RunData) -> None:
     assert "90.00% (1 run) with 130,394 parameters" in figures[1].alt
 
 
-def bench_row(*, form: str, ms: float, runtime: str = "onnxruntime", batch: int = 1) -> BenchRow:
+def bench_row(*, form: str, ms: float, runtime: str = "onnxruntime", batch: int = 1, threads: int = 1) -> BenchRow:
     size = NetworkSize(params=1, macs=1, removed_conv_fraction=0.5, operation_ratio=2.0)
     timing = RowTiming(
         ms=ms,
@@ -299,7 +475,7 @@ def bench_row(*, form: str, ms: float, runtime: str = "onnxruntime", batch: int 
         runtime=runtime,
         batch=batch,
         images_per_call=batch,
-        threads=1,
+        threads=threads,
         size=size,
         difference=0.0,
         error="",
@@ -328,6 +504,20 @@ def test_latency_is_of_the_runs_own_network_in_the_fastest_runtime_at_the_smalle
     assert notes["latency"].note == "1.50 x as fast as dense; openvino, batch 1, 1 thread"
 
 
+def test_latency_is_of_the_fewest_threads(template: RunData) -> None:
+    rows = bench_row(form="compressed", ms=5.0), bench_row(form="compressed", ms=2.0, threads=4)
+    latency = latency_of(benched(finished(template, "demo", 0.9), *rows))
+    assert latency is not None
+    assert (latency.ms, latency.threads) == (5.0, 1)
+
+
+def test_a_dense_network_is_not_faster_than_itself(template: RunData) -> None:
+    run = benched(finished(template, "demo-dense", 0.9), bench_row(form="dense", ms=7.0))
+    latency = latency_of(run)
+    assert latency is not None
+    assert (latency.ms, latency.speedup) == (7.0, None)
+
+
 def test_latencies_of_other_hardware_are_not_plotted(template: RunData) -> None:
     runs = [
         benched(finished(template, "demo", 0.9), bench_row(form="compressed", ms=5.0)),
@@ -345,13 +535,25 @@ def test_latencies_of_other_hardware_are_not_plotted(template: RunData) -> None:
     assert "batch 1, 1 thread" in figure.caption
 
 
-def test_latencies_of_another_batch_are_not_plotted(template: RunData) -> None:
+@pytest.mark.parametrize("condition", ["batch", "threads"])
+def test_latencies_of_another_batch_or_more_threads_are_not_plotted(template: RunData, condition: str) -> None:
+    changed: dict[str, Any] = {condition: 64}
+    other = replace(bench_row(form="dense", ms=300.0), **changed)
     runs = [
         benched(finished(template, "demo", 0.9), bench_row(form="compressed", ms=5.0)),
-        benched(finished(template, "demo-dense", 0.9), bench_row(form="dense", ms=300.0, batch=64)),
+        benched(finished(template, "demo-dense", 0.9), other),
     ]
     points = points_of(experiments_of(runs))
     assert [point.costs.get("latency_ms") for point in points] == [5.0, None]
+
+
+def test_a_point_has_the_mean_latency_of_its_runs(template: RunData) -> None:
+    runs = [
+        benched(finished(template, "demo", 0.9, seed=seed), bench_row(form="compressed", ms=5.0 + seed))
+        for seed in (0, 1)
+    ]
+    (point,) = points_of(experiments_of(runs))
+    assert point.costs["latency_ms"] == 5.5
 
 
 def test_a_point_has_the_mean_cost_of_its_runs(template: RunData) -> None:
@@ -362,8 +564,9 @@ def test_a_point_has_the_mean_cost_of_its_runs(template: RunData) -> None:
     assert point.costs["params"] == (130_394 + 120_394) / 2
 
 
-def test_times_that_are_no_numbers_are_left_out(template: RunData) -> None:
+@pytest.mark.parametrize("ms", ["<b>", 0.0, -1.0, float("inf"), float("nan")])
+def test_times_that_are_no_numbers_are_left_out(template: RunData, ms: object) -> None:
     row = bench_row(form="compressed", ms=5.0)
     assert row.timing is not None
-    hostile = replace(row, timing=replace(row.timing, ms="<b>"))  # type: ignore[arg-type]  # as from a file
+    hostile = replace(row, timing=replace(row.timing, ms=ms))  # type: ignore[arg-type]  # as from a file
     assert latency_of(benched(finished(template, "demo", 0.9), hostile)) is None

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from strucspars.core.arrays import FloatArray
 from strucspars.report.colours import shades
 from strucspars.report.matrix_image import SHADES, block_means, matrix_image
 
@@ -53,3 +54,10 @@ def test_a_matrix_of_zeros_is_dark(brightest: float) -> None:
 def test_the_address_holds_the_file() -> None:
     picture = matrix_image(np.eye(2), brightest=1.0)
     assert picture.data_uri.startswith("data:image/png;base64,iVBOR")
+
+
+def test_boundaries_between_groups_stay_sharp_where_equal_blocks_are_nearly_as_many() -> None:
+    groups: FloatArray = np.kron(np.eye(2), np.ones((96, 96))).astype(np.float64)
+    means = block_means(groups, largest_side=128)
+    assert means.shape == (96, 96)
+    assert set(np.unique(means)) == {0.0, 1.0}

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from strucspars.cli.app import main
 from strucspars.export.storage import load
+from strucspars.measure.layers import BeforeAfter
 from strucspars.models.catalogue import build_model
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import select_layers
@@ -93,6 +95,18 @@ def test_the_headlines_have_sizes_and_the_lost_norm_and_no_accuracy(made: Path) 
     assert not any("top-1" in label for label in shown)
 
 
+def test_a_target_of_macs_is_compared_with_the_macs(made: Path) -> None:
+    run = read_run(made / "run")
+    assert run.plan is not None
+    assert run.one_shot is not None
+    outcome = replace(run.one_shot, params=BeforeAfter(100, 70), macs=BeforeAfter(1000, 600))
+    notes = []
+    for budget in ("params", "macs"):
+        told = replace(run, plan=replace(run.plan, budget=budget), one_shot=outcome)
+        notes += [headline.note for headline in headlines(told) if headline.label == "target"]
+    assert notes == ["30.00% of the parameters reached", "40.00% of the MACs reached"]
+
+
 def test_the_tables_have_sizes_and_layers_without_churn(made: Path) -> None:
     run = read_run(made / "run")
     assert run.one_shot is not None
@@ -163,6 +177,8 @@ def test_a_damaged_outcome_is_named_and_the_rest_is_shown(copied: Any, text: str
         ("image_shape", [3, 32]),
         ("lost_norm", 1.5),
         ("seconds", float("nan")),
+        ("seconds", -1.0),
+        ("params", {"before": 2**63, "after": 5}),
     ],
 )
 def test_an_outcome_of_other_values_is_refused(made: Path, key: str, value: object) -> None:

@@ -12,13 +12,14 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.figure import Figure
 
+from strucspars.measure.layers import BeforeAfter
 from strucspars.report.contents import ComparisonContents, RunContents
 from strucspars.report.figures.importance import LayerPictures, LevelPictures
 from strucspars.report.headlines import Headline
 from strucspars.report.matrix_image import matrix_image
 from strucspars.report.named_figure import NamedFigure
 from strucspars.report.named_table import NamedTable, TableColumn
-from strucspars.report.page import RunLink, overview_page, run_page
+from strucspars.report.page import RunLink, overview_page, run_page, runs_table
 from strucspars.report.run_reading import RunData, read_run
 from strucspars.report.shared_problems import shared_problems
 
@@ -146,6 +147,25 @@ def test_cells_sort_by_their_values_and_empty_ones_have_none(run: RunData) -> No
     assert "" in {cell.get("data-sort") for cell in cells}
 
 
+def test_cells_are_written_for_people_and_a_zero_sorts_as_one(run: RunData) -> None:
+    columns = (TableColumn(title="layer"), TableColumn(title="removed", form="percent"))
+    shares = NamedTable(name="shares", title="Shares", columns=columns, rows=(("a", 0.0), ("b", 0.1234)))
+    page = Elements(run_page(replace(contents(run), tables=(shares,))))
+    assert {"0.0", "0.1234"} <= {cell.get("data-sort") for cell in page.of("td")}
+    assert "12.34%" in page.text
+    assert "0.1234" not in page.text
+
+
+def test_the_levels_of_a_layer_are_numbers_with_bars_and_its_own_is_marked(run: RunData) -> None:
+    page = run_page(replace(contents(run), layers=(layer("conv2", groups=2),)))
+    _, _, levels = page.partition('<th scope="col" class="number">kept norm</th>')
+    body = levels.partition("</tbody>")[0]
+    numbers = re.findall(r'<td class="number">([^<]*)</td>', body)
+    assert numbers == ["1", "1", "1.000", "2", "2", "0.750", "3", "4", ""]
+    assert re.findall(r'<rect width="([^"]*)"', body) == ["100.0", "75.0", "0.0"]
+    assert [bool(mark) for mark in re.findall(r"<tr( class=\"chosen\")?>", body)] == [False, True, False]
+
+
 def test_the_layer_with_the_most_groups_is_shown_first(run: RunData) -> None:
     page = Elements(run_page(contents(run)))
     chosen = [tag["id"] for tag in page.of("section") if "chosen" in (tag.get("class") or "").split()]
@@ -217,6 +237,39 @@ def test_the_overview_links_every_run_and_names_their_problems(run: RunData) -> 
     targets = {tag["href"] for tag in page.of("a")}
     assert {"runs/first/index.html", "runs/second/index.html", "#figure-trade-off", "#table-one"} <= targets
     assert "second: metrics.jsonl is missing" in page.text
+
+
+def test_the_table_of_runs_has_their_own_numbers(run: RunData) -> None:
+    assert run.recipe is not None
+    assert run.summary is not None
+    summary = replace(
+        run.summary,
+        params=BeforeAfter(100, 70),
+        macs=BeforeAfter(100, 60),
+        finetuned=replace(run.summary.finetuned, last_top1=0.91, best_top1=0.92),
+    )
+    told = replace(run, recipe=replace(run.recipe, seed=3), summary=summary)
+    (row,) = runs_table([RunLink(run=told, title="one", address="")]).rows
+    assert row[:4] == ("one", "preact-resnet20", run.recipe.data.name, 3)
+    assert row[4] == pytest.approx(0.3)
+    assert row[5:] == (0.91, "finished")
+
+
+def test_the_overview_says_how_many_runs_are_finished(run: RunData) -> None:
+    def subtitle(*finished: bool) -> str:
+        links = [
+            RunLink(run=replace(run, is_finished=is_finished), title=str(place), address="runs/one/index.html")
+            for place, is_finished in enumerate(finished)
+        ]
+        return overview_page(ComparisonContents(figures=(), tables=()), links)
+
+    assert "all of them finished" in subtitle(True, True)
+    assert "2 of them finished" in subtitle(True, False, True)
+
+
+def test_numbers_of_the_environment_keep_four_digits(run: RunData) -> None:
+    page = run_page(contents(replace(run, environment={"memory": {"GiB": 15.5512}})))
+    assert '<th scope="row">memory.GiB</th><td>15.55</td>' in page
 
 
 def test_a_problem_of_many_runs_is_said_once() -> None:

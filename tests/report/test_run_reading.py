@@ -86,6 +86,39 @@ def test_matrices_of_a_run_in_its_first_stage_come_from_its_checkpoint(unfinishe
     np.testing.assert_array_equal(now["block.conv2"], np.full((8, 8), 18.0))
 
 
+def test_matrices_of_a_checkpoint_have_the_norm_of_the_recipe(unfinished: Path) -> None:
+    recipe = replace(small_recipe(), sparsify=replace(small_recipe().sparsify, norm="l2"))
+    (unfinished / "recipe.yaml").write_text(recipe_yaml(recipe))
+    weights = {f"{name}.weight": torch.full(shape, -2.0) for name, shape in SHAPES.items()}
+    RunFolder(unfinished).save_checkpoint({"stage": "sparsify", "model": weights})
+    np.testing.assert_allclose(read_run(unfinished).importance["now"]["block.conv2"], np.full((8, 8), 6.0))
+
+
+def test_weights_of_another_shape_or_of_a_later_stage_give_no_matrices(unfinished: Path) -> None:
+    weights = {"block.conv1.weight": torch.ones(8, 4, 1, 1), "block.conv2.weight": torch.ones(4, 8, 3, 3)}
+    RunFolder(unfinished).save_checkpoint({"stage": "sparsify", "model": weights})
+    assert list(read_run(unfinished).importance["now"]) == ["block.conv1"]
+    RunFolder(unfinished).save_checkpoint({"stage": "finetune", "model": weights})
+    assert list(read_run(unfinished).importance) == ["start"]
+
+
+def test_matrices_of_the_compression_are_stored_and_not_taken_from_a_checkpoint(path: Path) -> None:
+    weights = {f"{name}.weight": torch.ones(shape) for name, shape in SHAPES.items()}
+    RunFolder(path).save_checkpoint({"stage": "sparsify", "model": weights})
+    assert list(read_run(path).importance) == ["start", "end"]
+
+
+def test_a_run_in_its_second_stage_says_how_far_it_is(path: Path) -> None:
+    keep_rows(path, range(7))
+    (path / "summary.json").unlink()
+    assert read_run(path).state == "in stage finetune, epoch 2 of 3"
+
+
+def test_a_run_is_called_by_its_folder_from_inside_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path)
+    assert read_run(".").name == "run"
+
+
 def test_a_run_right_after_compression_says_so(path: Path) -> None:
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "metrics.jsonl").write_text("".join(lines[:5]))
@@ -142,6 +175,11 @@ def test_a_run_in_progress_lacks_only_rows_before_its_last(unfinished: Path) -> 
     assert "metrics.jsonl lacks 1 of 2 rows, first epoch 1 of sparsify" in read_run(unfinished).problems[0]
 
 
+def test_a_row_that_a_run_in_progress_lacks_in_the_middle_is_named(unfinished: Path) -> None:
+    keep_rows(unfinished, (0, 2))
+    assert "metrics.jsonl lacks 1 of 3 rows, first epoch 2 of sparsify" in read_run(unfinished).problems[0]
+
+
 def test_a_run_with_another_runs_first_stage_does_not_lack_its_rows(path: Path) -> None:
     keep_rows(path, range(4, 8))
     recipe = replace(small_recipe(), sparsify=replace(small_recipe().sparsify, from_run="elsewhere"))
@@ -180,7 +218,43 @@ def test_a_damaged_line_is_named_and_left_out(path: Path, line: str, words: str)
 def test_many_damaged_lines_are_counted(path: Path) -> None:
     (path / "metrics.jsonl").write_text("no\n" * 10)
     problems = read_run(path).problems
-    assert "7 more lines of metrics.jsonl are damaged" in problems
+    assert [problem.partition(" is")[0] for problem in problems[:3]] == [
+        f"metrics.jsonl, line {number}," for number in (1, 2, 3)
+    ]
+    assert problems[3] == "7 more lines of metrics.jsonl are damaged"
+
+
+def test_a_number_beyond_all_bounds_is_as_if_it_were_not_there(path: Path) -> None:
+    lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    row = json.loads(lines[3]) | {"removed_fraction": 1e300}
+    (path / "metrics.jsonl").write_text("".join([*lines[:3], f"{json.dumps(row)}\n", *lines[4:]]))
+    rows = read_run(path).rows
+    assert [row.get("removed_fraction") for row in rows[2:4]] == [pytest.approx(0.3), None]
+
+
+def test_problems_name_files_from_the_run_folder_on(path: Path) -> None:
+    for name in ("plan.json", "summary.json", "dynamics/sparsify-0002.npz"):
+        (path / name).write_bytes(b"{")
+    problems = read_run(path).problems
+    assert len(problems) >= 3
+    assert not any(str(path) in problem for problem in problems)
+
+
+def test_layers_that_the_plan_does_not_know_are_named_and_the_plan_is_believed(path: Path) -> None:
+    layers = json.loads((path / "layers.json").read_text())
+    layers[0]["weight_shape"] = [16, 4, 1, 1]
+    (path / "layers.json").write_text(json.dumps(layers))
+    run = read_run(path)
+    assert dict(run.weight_shapes) == SHAPES
+    assert run.problems == ("layers.json and plan.json speak of different layers; the plan is believed",)
+
+
+@pytest.mark.parametrize("shape", [[0, 4, 1, 1], [8], [8, 4, 1, 1, 1, 1], [8, "4"]])
+def test_layers_of_impossible_shapes_are_named(unfinished: Path, shape: list[object]) -> None:
+    (unfinished / "layers.json").write_text(json.dumps([{"name": "conv", "weight_shape": shape}]))
+    run = read_run(unfinished)
+    assert dict(run.weight_shapes) == {}
+    assert any("'conv' has no weight shape" in problem for problem in run.problems)
 
 
 DAMAGES = {
@@ -225,7 +299,9 @@ MISSING = {
     "environment.json": "environment.json is missing",
     "plan.json": "plan.json is missing: there are no groups to show",
     "dynamics": "dynamics/ lacks 4 of 4 epochs: levels and churn are shown without them",
+    "importance/start.npz": "importance/start.npz is missing: there are no matrices of that moment",
     "importance/end.npz": "importance/end.npz is missing: there are no matrices of that moment",
+    "dynamics/sparsify-0003.npz": "dynamics/ lacks 1 of 4 epochs: levels and churn are shown without them",
     "metrics.jsonl": "metrics.jsonl is missing or empty: there are no curves",
 }
 
@@ -265,6 +341,27 @@ def test_an_epoch_with_a_churn_that_is_no_number_is_damaged(path: Path) -> None:
     assert [layers.epoch for layers in read_run(path).dynamics] == [2, 3, 4]
 
 
+def test_an_epoch_with_an_order_that_is_none_is_damaged(path: Path) -> None:
+    file = path / "dynamics" / "sparsify-0002.npz"
+    arrays: dict[str, Any] = load_arrays(file)
+    arrays["in_perm"][1] = arrays["in_perm"][0]
+    save_arrays(file, arrays)
+    run = read_run(path)
+    assert [layers.epoch for layers in run.dynamics] == [1, 3, 4]
+    assert any("sparsify-0002.npz is damaged" in problem for problem in run.problems)
+
+
+def test_negative_and_transposed_matrices_are_left_out(path: Path) -> None:
+    negative = {"block.conv1": np.full((8, 4), -1, dtype=np.float16), "block.conv2": np.ones((8, 8), dtype=np.float16)}
+    save_arrays(path / "importance" / "end.npz", negative)
+    save_arrays(path / "importance" / "start.npz", {"block.conv1": np.ones((4, 8), dtype=np.float16)})
+    run = read_run(path)
+    assert {moment: list(matrices) for moment, matrices in run.importance.items()} == {
+        "start": [],
+        "end": ["block.conv2"],
+    }
+
+
 def test_matrices_of_foreign_layers_or_with_bad_numbers_are_left_out(path: Path) -> None:
     save_arrays(
         path / "importance" / "end.npz",
@@ -282,6 +379,9 @@ def test_matrices_of_foreign_layers_or_with_bad_numbers_are_left_out(path: Path)
 def test_what_a_killed_run_wrote_beyond_its_last_row_is_not_shown(path: Path) -> None:
     shutil.copy(path / "dynamics" / "sparsify-0004.npz", path / "dynamics" / "sparsify-0005.npz")
     assert [layers.epoch for layers in read_run(path).dynamics] == [1, 2, 3, 4]
+    # The last row of the first stage counts, whatever epochs the second has come to.
+    keep_rows(path, (0, 1, 4, 5, 6, 7))
+    assert [layers.epoch for layers in read_run(path).dynamics] == [1, 2]
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -92,6 +92,8 @@ def test_a_checkpoint_that_would_execute_something_is_refused(
         ({"metrics_rows": 50}, "but the checkpoint was made after 50"),
         ({"done_epochs": 40}, "does not belong to this run: it has 40 epochs and 0 steps of finetune"),
         ({"done_steps": 40}, "does not belong to this run: it has 1 epochs and 40 steps of finetune"),
+        # Of six: an epoch that is over is told as such.
+        ({"done_steps": 6}, "does not belong to this run: it has 1 epochs and 6 steps of finetune"),
         ({"model": {}}, "does not belong to this run: Error(s) in loading state_dict"),
         ({"model": None}, "does not belong to this run"),
         ({"momenta": [torch.zeros(3)]}, "does not belong to this run"),

@@ -1,23 +1,28 @@
 """Stops, full disks, diverging losses and busy folders: a clear error each, and nothing lost."""
 
 import errno
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from strucspars.runs import checkpoint as checkpoints
 from strucspars.runs.folder import RunFolder
 from strucspars.runs.lock import RunFolderBusy
 from strucspars.training.engine import Engine
+from strucspars.training.observer import Silence
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
-from strucspars.training.stage import RunInterrupted, TrainingDiverged
+from strucspars.training.stage import RunInterrupted, Stage, TrainingDiverged
 
 STEPS = 6
 QUESTIONS_PER_EPOCH = STEPS + 1
@@ -85,6 +90,37 @@ def test_a_stop_in_the_middle_of_an_epoch_is_saved_to_the_step(
     saved = RunFolder(tmp_path / "run").load_checkpoint()
     assert saved is not None
     assert (saved["stage"], saved["done_epochs"], saved["done_steps"], saved["metrics_rows"]) == ("sparsify", 1, 4, 1)
+
+
+class Diary(Silence):
+    """Notes where stages go on from, and how runs end."""
+
+    def __init__(self) -> None:
+        self.entries: list[str] = []
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        self.entries.append(f"{run}: {stage}, {done_epochs} of {epochs} epochs are done")
+
+    def run_ended(self, run: str, words: str) -> None:
+        self.entries.append(f"{run}: {words}")
+
+
+def test_observers_are_told_where_a_run_goes_on_and_how_it_ends(
+    small_recipe: Recipes, tmp_path: Path, stop_after: Stops
+) -> None:
+    recipe, diary = small_recipe("kind=dense"), Diary()
+    with pytest.raises(RunInterrupted, match="after epoch 1"):
+        run_pipeline(recipe, tmp_path / "run", observer=diary, should_stop=stop_after(QUESTIONS_PER_EPOCH))
+    summary = run_pipeline(recipe, tmp_path / "run", observer=diary)
+    with pytest.raises(ValueError, match="another recipe"):
+        run_pipeline(small_recipe("kind=dense", "seed=4"), tmp_path / "run", observer=diary)
+    assert diary.entries == [
+        "run: train, 0 of 2 epochs are done",
+        "run: stopped",
+        "run: train, 1 of 2 epochs are done",
+        f"run: finished, accuracy {summary.converted_top1:.2%}",
+        "run: failed",
+    ]
 
 
 def test_a_stop_that_an_older_version_saved_goes_on_to_the_same_end(
@@ -264,3 +300,33 @@ def test_a_stop_after_another_process_has_spoilt_sums_saves_nothing_either(
     with pytest.raises(TrainingDiverged, match="became nan in epoch 1"):
         run_pipeline(small_recipe("kind=dense"), tmp_path / "run", should_stop=lambda: next(asked) >= 4)
     assert RunFolder(tmp_path / "run").load_checkpoint() is None
+
+
+def check_weights(model: nn.Module) -> None:
+    """As in the middle of an epoch whose losses were numbers so far."""
+    engine = SimpleNamespace(summed=lambda values: values)
+    stage: Any = SimpleNamespace(
+        _name="train",
+        _model=model,
+        _step=SimpleNamespace(sums=torch.ones(2)),
+        _context=SimpleNamespace(engine=engine),
+    )
+    stage._check_finite = partial(Stage._check_finite, stage)
+    Stage._check_weights(stage, 1, 0.1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_weight_that_is_no_number_is_enough_to_save_nothing(value: float) -> None:
+    last = nn.Linear(2, 2)
+    model = nn.Sequential(nn.Linear(2, 2), last)
+    check_weights(model)
+    with torch.no_grad():
+        last.weight[0, 1] = value
+    with pytest.raises(TrainingDiverged, match="in epoch 1 of train"):
+        check_weights(model)
+
+
+def test_a_parameter_of_no_numbers_is_no_obstacle_to_a_stop() -> None:
+    model = nn.Linear(2, 2)
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    check_weights(model)

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
@@ -105,6 +106,14 @@ def test_counters_of_batch_norms_come_back_as_the_same_tensors_uncounted() -> No
     # The plain mean of all batches needs its count.
     assert model[1].num_batches_tracked == 1
     assert not torch.equal(model[0].running_mean, torch.zeros(2))
+
+
+def test_counters_of_batch_norms_come_back_after_an_error_too() -> None:
+    norm = nn.BatchNorm2d(2)
+    counter = norm.num_batches_tracked
+    with pytest.raises(RuntimeError, match="out of memory"), counters_set_aside(norm):
+        raise RuntimeError("out of memory")
+    assert norm.num_batches_tracked is counter
 
 
 def test_a_weight_that_two_layers_share_is_cast_once_and_gets_both_gradients() -> None:

@@ -1,9 +1,12 @@
 """From a recipe to a finished folder: what is in it, how runs build on each other, and what is refused."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -399,6 +402,27 @@ def test_a_saved_network_that_is_not_the_trained_one_is_noticed(
         run_pipeline(small_recipe(), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").summary_json_path.exists()
     assert RunFolder(tmp_path / "run").load_checkpoint() is not None
+
+
+@pytest.mark.parametrize(
+    ("loss", "trained_loss", "is_same"),
+    [
+        (1.04, 1.0, True),
+        (0.96, 1.0, True),
+        (1.06, 1.0, False),
+        (0.94, 1.0, False),
+        (math.nan, 1.0, False),
+        # Rounding is no smaller where there is hardly any loss left.
+        (0.004, 0.0001, True),
+        (0.006, 0.0001, False),
+    ],
+)
+def test_only_rounding_may_lie_between_the_saved_network_and_the_trained_one(
+    loss: float, trained_loss: float, is_same: bool, tmp_path: Path
+) -> None:
+    run: Any = SimpleNamespace(_folder=RunFolder(tmp_path / "run"))
+    with nullcontext() if is_same else pytest.raises(RuntimeError, match="is not the network that was trained"):
+        pipeline._Run._check_deployed(run, loss, trained_loss)
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])

@@ -1,7 +1,9 @@
 import itertools
 import signal
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 from strucspars.training.engine import Engine
+from strucspars.training.observer import Silence
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import EngineRecipe, Recipe
@@ -70,6 +73,42 @@ def test_backward_passes_in_mixed_precision_do_not_disturb_each_other() -> None:
     one.backward(delayed.sum())
     thread.join()
     assert finished.is_set()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_get_what_they_share_and_no_more_than_asked_for_go_on_at_once(
+    jobs: int, small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, object]] = []
+    threads: set[threading.Thread] = set()
+    active, most = 0, 0
+    lock = threading.Lock()
+
+    def noted(recipe: Recipe, path: Path, **options: object) -> None:
+        nonlocal active, most
+        with lock:
+            active += 1
+            most = max(most, active)
+        given.append(options)
+        threads.add(threading.current_thread())
+        time.sleep(0.05)
+        with lock:
+            active -= 1
+        raise RunInterrupted("noted")
+
+    observer, executor = Silence(), ThreadPoolExecutor(1)
+
+    def should_stop() -> bool:
+        return False
+
+    monkeypatch.setattr("strucspars.training.side_by_side.run_pipeline", noted)
+    recipes = {tmp_path / str(number): small_recipe() for number in range(4)}
+    outcomes = run_side_by_side(recipes, jobs=jobs, observer=observer, should_stop=should_stop, executor=executor)
+    assert [str(outcome) for outcome in outcomes.values()] == ["noted"] * 4
+    assert given == [{"observer": observer, "should_stop": should_stop, "executor": executor}] * 4
+    assert most <= jobs
+    # One at a time in the main thread, which some libraries insist on.
+    assert (threads == {threading.main_thread()}) == (jobs == 1)
 
 
 def test_a_run_that_fails_does_not_stop_the_others(small_recipe: Recipes, tmp_path: Path) -> None:
@@ -142,6 +181,23 @@ def test_what_several_processes_have_decided_together_is_an_outcome(
     monkeypatch.setattr("strucspars.training.side_by_side.run_pipeline", failing)
     recipes = {tmp_path / "first": small_recipe(), tmp_path / "second": small_recipe()}
     assert run_side_by_side(recipes, jobs=1) == dict.fromkeys(recipes, error)
+
+
+def test_processes_that_do_not_know_each_other_yet_begin_the_first_run_all_the_same(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Path] = []
+
+    def stopped(recipe: Recipe, path: Path, **options: object) -> None:
+        begun.append(path)
+        raise RunInterrupted("stopped together")
+
+    # One that stayed away would let the others wait for it.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("strucspars.training.side_by_side.run_pipeline", stopped)
+    (outcome,) = run_side_by_side({tmp_path / "run": small_recipe()}, jobs=1, should_stop=lambda: True).values()
+    assert begun == [tmp_path / "run"]
+    assert str(outcome) == "stopped together"
 
 
 def test_processes_begin_no_run_that_another_of_them_has_been_asked_to_stop_before(

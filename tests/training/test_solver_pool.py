@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 from torch import nn
 
 import strucspars as ss
@@ -80,6 +81,23 @@ def test_no_workers_means_no_pool() -> None:
         assert executor is None
     assert default_workers(on_gpu=False) == 0
     assert 0 <= default_workers(on_gpu=True) <= MOST_WORKERS
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(None, 0), (1, 0), (2, 0), (3, 1), (6, 4), (64, MOST_WORKERS)])
+def test_beside_a_gpu_two_cores_are_left_to_the_training(
+    cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert default_workers(on_gpu=True) == workers
+
+
+def test_a_worker_multiplies_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "2")
+    with solver_pool(1) as executor:
+        assert executor is not None
+        libraries = executor.submit(threadpool_info).result()
+    assert {each["num_threads"] for each in libraries if each["user_api"] == "blas"} == {1}
 
 
 SCRIPT = """

@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+from matplotlib.collections import LineCollection
 
+from strucspars.report.colours import PALETTE
 from strucspars.report.figures.cardinality import Cardinality, cardinality_figure, cardinality_of
 from strucspars.report.run_reading import RunData, read_run
 
@@ -56,6 +58,29 @@ def test_the_alt_text_counts_the_layers_of_every_cardinality() -> None:
     assert cardinality_figure(data).alt == (
         "3 of 4 layers have more than one group after compression: 1 with 2, 2 with 4. Dense, all have one."
     )
+
+
+def test_every_layer_has_its_mark_its_bar_its_name_and_the_colour_of_its_kernel() -> None:
+    data = Cardinality(
+        names=("a", "b", "c"),
+        kernels=("3x3", "1x1", "3x3"),
+        groups=np.array([2, 4, 8]),
+        largest=np.array([16, 32, 64]),
+        is_planned=True,
+    )
+    (axis,) = cardinality_figure(data).figure.axes
+    marks = {
+        line.get_color(): np.asarray(line.get_xydata()).tolist() for line in axis.lines if line.get_marker() == "o"
+    }
+    # Kernels are sorted: 1x1 has the first colour.
+    assert marks == {PALETTE[0]: [[2, 4]], PALETTE[1]: [[1, 2], [3, 8]]}
+    lines = [each for each in axis.collections if isinstance(each, LineCollection)]
+    bars = [np.asarray(segment[1]).tolist() for each in lines for segment in each.get_segments()]
+    assert sorted(bars) == [[1, 2], [2, 4], [3, 8]]
+    (largest,) = (np.asarray(line.get_xydata()).tolist() for line in axis.lines if line.get_marker() == "_")
+    assert largest == [[1, 16], [2, 32], [3, 64]]
+    names = {label.get_text(): place for label, place in zip(axis.get_xticklabels(), axis.get_xticks(), strict=True)}
+    assert names == {"a": 1, "b": 2, "c": 3}
 
 
 def test_many_layers_with_strange_names_can_be_drawn() -> None:

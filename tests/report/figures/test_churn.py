@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+from matplotlib.collections import QuadMesh
 
 from strucspars.report.figures.churn import Churn, churn_figure, churn_of
 from strucspars.report.run_reading import RunData, read_run
@@ -45,6 +46,28 @@ def test_the_alt_text_compares_the_beginning_with_the_end() -> None:
     alt = churn_figure(data).alt
     assert "40.00% in the first quarter, 5.00% in the last, 40.00% at most" in alt
     assert "1 of 2 layers did not change" in alt
+
+
+def test_churn_of_layers_stands_at_the_epochs_that_were_stored(run: RunData) -> None:
+    assert churn_of(replace(run, dynamics=run.dynamics[2:])).layer_epochs.tolist() == [3, 4]
+
+
+def test_the_drawn_churn_is_the_data_with_the_first_layer_at_the_top() -> None:
+    data = Churn(
+        epochs=np.arange(1.0, 5.0),
+        mean=np.array([0.4, 0.1, 0.2, 0.05]),
+        layer_epochs=np.array([2.0, 3.0]),
+        by_layer=np.array([[0.1, 0.0], [0.2, 0.3], [0.4, 0.5]]),
+    )
+    above, below, *_ = churn_figure(data).figure.axes
+    assert np.asarray(above.lines[0].get_xydata()).tolist() == np.column_stack([data.epochs, data.mean]).tolist()
+    assert above.yaxis.get_major_formatter()(0.25, None) == "25%"
+    mesh = below.collections[0]
+    assert isinstance(mesh, QuadMesh)
+    np.testing.assert_array_equal(np.asarray(mesh.get_array()), data.by_layer)
+    corners = np.asarray(mesh.get_coordinates())
+    assert (corners[0, :, 0].tolist(), corners[:, 0, 1].tolist()) == ([1.5, 2.5, 3.5], [0.5, 1.5, 2.5, 3.5])
+    assert below.yaxis_inverted()
 
 
 def test_churn_of_zero_can_be_drawn(run: RunData) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.figures.confusion import (
+    Confusion,
     chosen_confusions,
     confusion_figure,
     confusion_matrix,
@@ -86,6 +87,27 @@ def test_the_alt_text_has_the_range_of_channels() -> None:
     alt = confusion_figure(confusions).alt
     assert f"2 x 2 groups, {learned.min()} to {learned.max()} channels" in alt
     assert "ShuffleNet has 2 between all of them" in alt
+
+
+def test_what_was_learned_is_drawn_above_shufflenets_with_the_number_in_every_cell() -> None:
+    learned, even = np.array([[0, 1, 3, 4], [4, 3, 1, 0]]), np.full((2, 4), 2)
+    confusion = Confusion(first="b.conv1", second="b.conv2", learned=learned, shufflenet=even)
+    figure = confusion_figure([confusion])
+    for axis, matrix in zip(figure.figure.axes, (learned, even), strict=True):
+        np.testing.assert_array_equal(np.asarray(axis.images[0].get_array()), matrix)
+        written = {text.get_position(): text.get_text() for text in axis.texts}
+        assert written == {(column, row): str(count) for (row, column), count in np.ndenumerate(matrix)}
+    assert "0 to 4 channels between two groups, 2 pairs without any" in figure.alt
+
+
+def test_an_uneven_shuffle_of_shufflenet_is_told_as_a_range() -> None:
+    uneven = Confusion(first="a", second="b", learned=np.eye(2, dtype=np.int64), shufflenet=np.array([[1, 2], [2, 1]]))
+    assert uneven.shufflenet_words == "1 to 2 between them"
+
+
+def test_of_equal_pairs_the_later_ones_are_chosen() -> None:
+    plan = GroupingPlan({f"{block}.conv{number}": layer(32, 32, 2) for block in range(4) for number in (1, 2)})
+    assert [each.first for each in chosen_confusions(confusions_of(plan), 2)] == ["2.conv1", "3.conv1"]
 
 
 def test_a_pair_without_a_block_can_be_drawn() -> None:

@@ -6,17 +6,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from strucspars.core.criterion import kept_norm_by_level
+from strucspars.core.hierarchy import connection_mask, group_penalty
+from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.report.colours import BLUE, VERMILLION
 from strucspars.report.figures.importance import (
     boundaries,
     chosen_layers,
     importance_figure,
+    layer_alt,
     layer_pictures,
     level_pictures,
 )
 from strucspars.report.layer_importance import layer_importances
+from strucspars.report.matrix_image import matrix_image
 from strucspars.report.run_reading import RunData, read_run
 
 SHAPES = {"a.conv1": (64, 32, 1, 1), "a.conv2": (32, 64, 3, 3), "odd": (9, 15, 1, 1), "wide": (256, 512, 1, 1)}
@@ -75,6 +82,7 @@ def test_pictures_are_small_and_know_the_shape_of_the_layer(run: RunData) -> Non
 def test_boundaries_divide_a_side_equally() -> None:
     assert boundaries(1) == ()
     assert boundaries(4) == (0.25, 0.5, 0.75)
+    assert len(boundaries(64)) == 63
     assert boundaries(128) == ()
 
 
@@ -85,6 +93,35 @@ def test_without_matrices_kept_norms_come_from_the_last_epoch(run: RunData) -> N
         assert layer.permuted is None
         kept = run.dynamics[-1].kept_norm[place]
         assert layer.kept_norm == tuple(kept[np.isfinite(kept)].tolist())
+
+
+def test_kept_norms_are_those_of_the_last_epoch_and_not_of_an_earlier_one(run: RunData) -> None:
+    first = replace(run.dynamics[0], kept_norm=run.dynamics[0].kept_norm / 2)
+    bare = replace(run, importance={}, dynamics=(first, *run.dynamics[1:]))
+    assert [layer.kept_norm[0] for layer in layer_pictures(bare)] == [1.0] * len(SHAPES)
+
+
+def test_half_precision_is_only_how_matrices_are_stored(run: RunData) -> None:
+    # Sums of such numbers are beyond what half precision holds.
+    large = {"wide": np.full((256, 512), 30_000, dtype=np.float16)}
+    wide = layer_pictures(replace(run, importance={"start": large, "end": large}))[-1]
+    assert (wide.brightest, wide.kept_norm[0]) == (30_000.0, 1.0)
+
+
+def test_a_layer_has_one_scale_before_and_after_the_permutation_and_another_at_the_start(run: RunData) -> None:
+    end, start = run.importance["end"]["wide"].copy(), np.full((256, 512), 1e-3, dtype=np.float16)
+    (only,) = (
+        layer
+        for layer in layer_pictures(replace(run, importance={"start": {"wide": start}, "end": {"wide": end}}))
+        if layer.name == "wide"
+    )
+    assert only.start is not None
+    assert only.before is not None
+    # All alike, so all of the lightest colour of their own scale.
+    assert (pixels(only.start.png) == 31).all()
+    source = next(layer for layer in layer_importances(run) if layer.name == "wide")
+    assert source.before is not None
+    assert only.before.png == matrix_image(source.before, brightest=only.brightest).png
 
 
 def test_a_run_in_its_first_stage_shows_its_present_matrices(run: RunData) -> None:
@@ -119,6 +156,17 @@ def test_chosen_layers_are_grouped_and_spread_over_the_network(run: RunData) -> 
     assert chosen_layers(replace(run, importance={})) == ()
 
 
+def test_of_many_grouped_layers_those_in_the_middle_of_equal_parts_are_chosen(run: RunData) -> None:
+    order = np.arange(8)
+    layer = LayerPlan(group_level=2, out_perm=order, in_perm=order, weight_shape=(8, 8, 1, 1))
+    plan = GroupingPlan({f"conv{place}": layer for place in range(6)})
+    matrices = {name: np.ones((8, 8), dtype=np.float16) for name in plan.layers}
+    shapes = dict.fromkeys(plan.layers, (8, 8, 1, 1))
+    many = replace(run, plan=plan, weight_shapes=shapes, importance={"end": matrices}, dynamics=())
+    assert [layer.name for layer in chosen_layers(many, count=2)] == ["conv1", "conv4"]
+    assert [layer.name for layer in chosen_layers(many, count=3)] == ["conv1", "conv3", "conv5"]
+
+
 def test_the_figure_of_a_layer_shows_what_the_groups_keep(run: RunData) -> None:
     layer = chosen_layers(run)[0]
     figure = importance_figure(layer, decay=0.5)
@@ -130,6 +178,62 @@ def test_the_figure_of_a_layer_shows_what_the_groups_keep(run: RunData) -> None:
     share = kept.sum() / np.asarray(images[1]).sum()
     assert share == pytest.approx(layer.kept_at_level)
     assert f"level {layer.group_level}" in figure.alt
+
+
+def test_every_matrix_of_the_figure_is_that_of_its_title(run: RunData) -> None:
+    # Small, so that every entry has a pixel.
+    layer = next(layer for layer in chosen_layers(run) if max(layer.weight_shape) <= 64)
+    assert layer.before is not None
+    assert layer.permuted is not None
+    axes = importance_figure(layer, decay=0.25).figure.axes
+    shown = {axis.get_title(loc="left"): np.asarray(axis.images[0].get_array()) for axis in axes if axis.images}
+    level, groups = layer.group_level, layer.num_groups
+    outputs, inputs = layer.before.shape
+    mask = connection_mask(outputs, inputs, level).astype(bool)
+    is_kept = np.empty_like(mask)
+    is_kept[np.ix_(layer.out_perm, layer.in_perm)] = mask
+    expected = {
+        "S": layer.before,
+        "S' = S[out_perm][:, in_perm]": layer.permuted,
+        "S' inside U_g": np.where(mask, layer.permuted, 0),
+        "the same, order of S": np.where(is_kept, layer.before, 0),
+        f"R_{level}": group_penalty(layer.halvings, decay=0.25),
+        f"U_{level}": np.eye(groups),
+    }
+    assert list(shown) == list(expected)
+    for title, matrix in expected.items():
+        np.testing.assert_array_equal(shown[title], matrix)
+    # The first output channel is at the top.
+    assert all(tuple(axis.images[0].get_extent()) == (0, 1, 1, 0) for axis in axes if axis.images)
+
+
+def test_the_bars_are_the_kept_norms_and_the_chosen_level_has_the_other_colour(run: RunData) -> None:
+    layer = next(layer for layer in chosen_layers(run) if layer.group_level > 2)
+    (axis,) = (axis for axis in importance_figure(layer, decay=0.5).figure.axes if not axis.images)
+    assert [bar.get_height() for bar in axis.patches if isinstance(bar, Rectangle)] == list(layer.kept_norm)
+    colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
+    assert colours.pop(layer.group_level - 1) == VERMILLION
+    assert set(colours) == {BLUE}
+
+
+def test_the_alt_text_has_the_shape_and_what_every_level_keeps(run: RunData) -> None:
+    layer = next(layer for layer in layer_importances(run) if layer.name == "a.conv1")
+    assert layer_alt(replace(layer, group_level=2, kept_norm=(1.0, 0.75))) == (
+        "a.conv1: 64 x 32 channels, 2 groups (group level 2). Kept norm: level 1 100.00%, level 2 75.00%."
+    )
+
+
+def test_a_layer_with_few_connections_left_is_not_all_dark(run: RunData) -> None:
+    matrix = np.zeros((256, 512), dtype=np.float16)
+    matrix[0, 0] = 1e-3
+    wide = layer_pictures(replace(run, importance={"end": {"wide": matrix}}))[-1]
+    assert wide.before is not None
+    assert pixels(wide.before.png).max() == 31
+
+
+def test_the_penalty_has_the_decay_of_the_recipe(run: RunData) -> None:
+    penalty = level_pictures(layer_pictures(run), decay=0.25).penalty[2]
+    np.testing.assert_array_equal(pixels(penalty.png)[0], [0, 8, 31, 31])
 
 
 def test_a_layer_without_matrix_has_no_figure(run: RunData) -> None:
