@@ -103,7 +103,8 @@ def test_a_process_that_stops_because_another_was_signalled_has_a_status_too(
     assert "stopped by SIGTERM; everything so far is saved:\n  runs/demo: stopped after epoch 1" in said.err
 
 
-def test_the_second_signal_ends_the_process_at_once() -> None:
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
     code = (
         "import os, signal, time\n"
         "from strucspars.cli.interrupt import StopRequest\n"
@@ -111,12 +112,12 @@ def test_the_second_signal_ends_the_process_at_once() -> None:
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    assert stop()\n"
         "    print('heard', flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"    os.kill(os.getpid(), {second:d})\n"
         "    time.sleep(60)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "heard\n"
-    assert done.returncode == -signal.SIGINT
+    assert done.returncode == -second
 
 
 def test_a_signal_that_comes_twice_at_once_is_one_request() -> None:
@@ -157,20 +158,6 @@ def test_former_handlers_are_back_afterwards(own_handler: list[int]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(0.01)
     assert own_handler == [signal.SIGTERM]
-
-
-def test_a_second_signal_of_the_other_kind_ends_the_process_at_once() -> None:
-    code = (
-        "import os, signal, time\n"
-        "from strucspars.cli.interrupt import StopRequest\n"
-        "with StopRequest() as stop:\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    assert stop()\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    time.sleep(1)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
-    assert done.returncode == -signal.SIGTERM
 
 
 def test_a_signal_shows_the_cursor_of_a_terminal_again(monkeypatch: pytest.MonkeyPatch) -> None:
