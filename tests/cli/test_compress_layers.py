@@ -1,6 +1,7 @@
 """Which layers `strucspars compress` groups."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 import strucspars as ss
 from strucspars.models.catalogue import build_model
+from strucspars.report.one_shot import read_one_shot
+from strucspars.report.repeat_command import one_shot_command
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe_reading import read_recipe
 
@@ -100,3 +103,44 @@ def test_a_run_groups_the_types_of_its_recipe(call: Any, tiny: tuple[str, ...]) 
     plan = RunFolder("runs/demo").load_plan()
     assert plan is not None
     assert list(plan.layers) == ["6", "11"]
+
+
+def test_narrow_layers_are_noted_in_the_summary_of_the_folder_too(call: Any, arguments: tuple[str, ...]) -> None:
+    width = ("--min-channels-per-group", "8", "--target", "0.2", "--run", "runs/one-shot")
+    compressed = json.loads(call(*arguments, *width).out)
+    described = json.loads(call("summary", "runs/one-shot", "--model", SMALL, "--json").out)["network"]
+    notes = [{row["name"]: row["note"] for row in document["rows"]} for document in (compressed, described)]
+    assert notes[0] == notes[1]
+    assert notes[0]["3"] == "16 x 8 channels: min_channels_per_group=8 allows one group only"
+
+
+def test_commands_that_are_named_have_what_was_asked_for(call: Any, arguments: tuple[str, ...]) -> None:
+    layers = ("--include", "*", "--include", "3", "--exclude", "6", "--layer-type", "Conv2d", "--layer-type", "Linear")
+    options = ("--target", "0.25", "--budget", "macs", "--min-channels-per-group", "2", *layers)
+    said = call(*[each for each in arguments if each != "--json"], *options, "--run", "runs/first")
+    (advice,) = (line for line in said.out.splitlines() if line.startswith("strucspars run RECIPE"))
+    assert shlex.split(advice)[5:] == [
+        "sparsify.target=0.25",
+        "sparsify.budget=macs",
+        "sparsify.min_channels_per_group=2",
+        "sparsify.include=['*', '3']",
+        "sparsify.exclude=['6']",
+        "sparsify.layer_types=[Conv2d, Linear]",
+    ]
+    folder = RunFolder("runs/first")
+    outcome = read_one_shot(folder)
+    assert outcome is not None
+    command = shlex.split(one_shot_command(read_recipe(folder.recipe_path), outcome))
+    assert call(*command[1:]).status == 0
+    assert Path("runs/first-again/plan.json").read_text() == Path("runs/first/plan.json").read_text()
+    again = read_recipe("runs/first-again/recipe.yaml").sparsify
+    assert again == read_recipe(folder.recipe_path).sparsify
+
+
+@pytest.mark.parametrize("kind", ["dense", "slimming"])
+def test_other_kinds_do_not_read_the_rules(kind: str, call: Any, tiny: tuple[str, ...]) -> None:
+    overrides = (*tiny, "model.name=cifar-resnet8", f"kind={kind}", "slimming.target=0.2", "--quiet")
+    assert call("run", "demo", *overrides, "sparsify.exclude=[nothing]").status == 0
+    assert call("summary", "runs/demo").status == 0
+    # And make no other run.
+    assert call("run", "demo", *overrides, "sparsify.layer_types=[Linear]").status == 0

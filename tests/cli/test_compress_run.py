@@ -86,7 +86,10 @@ def test_a_folder_that_appears_meanwhile_is_kept(
 def test_a_link_to_nowhere_is_kept_and_no_work_is_done(call: Any, arguments: tuple[str, ...]) -> None:
     Path("link").symlink_to("nowhere")
     said = call(*arguments, "--run", "link")
-    assert (said.status, said.err) == (2, "error: link is a file; name a new folder with --run\n")
+    assert (said.status, said.err) == (
+        2,
+        "error: link is there already; name a new folder with --run, such as runs/one-shot\n",
+    )
     assert Path("link").is_symlink()
     assert not list(Path().glob("*.safetensors"))
 
@@ -123,8 +126,11 @@ def test_the_folder_tells_the_same_as_the_command(call: Any, arguments: tuple[st
     }
 
 
-@pytest.mark.parametrize("place", [".", "..", "new/.."])
+@pytest.mark.parametrize("place", [".", "..", "new/..", "link", "{cwd}"])
 def test_a_folder_that_is_there_by_any_name_is_no_new_one(place: str, call: Any, arguments: tuple[str, ...]) -> None:
+    Path("empty").mkdir()
+    Path("link").symlink_to("empty")
+    place = place.format(cwd=Path.cwd())
     said = call(*arguments, "--run", place)
     assert (said.status, said.err) == (
         2,
@@ -132,3 +138,11 @@ def test_a_folder_that_is_there_by_any_name_is_no_new_one(place: str, call: Any,
     )
     assert not Path("new").exists()
     assert not list(Path().glob("*.safetensors"))
+
+
+def test_the_file_is_not_written_into_the_folder_that_is_to_be_made(call: Any, arguments: tuple[str, ...]) -> None:
+    Path("empty").mkdir()
+    said = call(*arguments, "--run", "empty", "--out", "empty/small.safetensors")
+    assert said.status == 2
+    assert "--out empty/small.safetensors lies in the folder that --run makes, empty" in said.err
+    assert not list(Path("empty").iterdir())

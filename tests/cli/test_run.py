@@ -208,6 +208,21 @@ def test_what_was_trained_is_told_where_an_export_fails(
     assert [Path(file["path"]).parent.name for file in document["exported"]] == ["demo"]
 
 
+def test_a_run_that_failed_is_named_where_an_export_fails_too(
+    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exported(target: str, **options: Any) -> ExportReport:
+        raise ValueError("the file cannot be written")
+
+    monkeypatch.setattr("strucspars.cli.exporting.exported_network", exported)
+    Path("runs").mkdir()
+    Path("runs/demo-seed1").write_text("in the way")
+    said = call("run", "demo", *tiny, "--seeds", "0,1", "--export", "torch", "--quiet")
+    assert said.status == 1
+    assert "error: 1 of 2 runs failed: runs/demo-seed1: " in said.err
+    assert said.err.endswith("; and not all others could be exported: the file cannot be written\n")
+
+
 def test_a_missing_runtime_is_noticed_before_the_training(
     call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

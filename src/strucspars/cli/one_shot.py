@@ -1,10 +1,12 @@
 """One-shot compression of a checkpoint, from file to file."""
 
 import logging
+import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from strucspars.models.weights import load_weights_
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import select_layers
 from strucspars.report.one_shot import OneShotOutcome
+from strucspars.report.repeat_command import sparsify_overrides
 from strucspars.sparsify import one_shot
 from strucspars.sparsify.planning import kept_fraction
 from strucspars.training.recipe import SparsifyRecipe
@@ -51,11 +54,13 @@ class CompressedCheckpoint:
     def text(self) -> str:
         """For people."""
         run = "" if self.run is None else f"\n{self.run}  the run folder; strucspars report {self.run} shows it"
+        options = shlex.join(sparsify_overrides(self.sparsify))
         return (
             f"{self.summary}\n\n"
             f"{self.lost_norm:.1%} of the norm of the layers that can be grouped is lost: without training that is the "
-            "price.\nFinetune the network before you judge it: strucspars run RECIPE model.weights=CHECKPOINT "
-            "stage1.epochs=0\ngroups and finetunes, and loses less with some epochs of stage1.\n\n"
+            "price.\nFinetune the network before you judge it:\n\n"
+            f"strucspars run RECIPE model.weights=CHECKPOINT stage1.epochs=0 {options}\n\n"
+            "groups and finetunes, and loses less with some epochs of stage1.\n\n"
             f"{self.path}  the compressed network; strucspars.load({str(self.path)!r}, model) reads it"
             f"{run}"
         )
@@ -124,7 +129,9 @@ def compressed_checkpoint(
     check_can_be_written(out, force=force)
     if run is not None:
         check_new_run_folder(run)
-    rules = replace(sparsify.rules(), min_channels_per_group=sparsify.min_channels_per_group)
+        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(run)):
+            raise ValueError(f"--out {out} lies in the folder that --run makes, {run}; write it elsewhere")
+    rules = sparsify.rules()
     network = build_model(model, num_classes=classes, image_shape=image_shape, must_classify=False)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *image_shape)

@@ -50,7 +50,8 @@ class OneShotRun:
 
 def check_new_run_folder(path: Path) -> None:
     """Raise an `OSError` that says what to do where no new run folder can be made: before the work, not after it."""
-    if path.name in ("", ".."):
+    # An empty folder is replaced by the new one: not where someone stands in it, or means it by a link.
+    if path.name == ".." or path.is_symlink() or Path.cwd().is_relative_to(os.path.realpath(path)):
         raise FileExistsError(f"{path} is there already; name a new folder with --run, such as runs/one-shot")
     if path.is_dir():
         if any(path.iterdir()):

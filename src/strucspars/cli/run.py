@@ -67,11 +67,14 @@ def run(
     texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
     text = outcomes_text(finished) if finished and len(recipes) > 1 else "".join(texts)
     reports: list[ExportReport] = []
+    failure: Exception | None = None
     try:
         if export is not None and is_first_process():
             # One by one, so that those before a failure are there.
             reports.extend(exported_runs({path: recipes[path] for path in finished}, export.value))
-    finally:  # what was trained is told, whatever becomes of its files
-        exported = {"exported": [document(report) for report in reports]}
-        output.outcome("\n\n".join((text, *map(str, reports))), runs_document(outcomes) | exported)
-    raise_failures(outcomes)
+    except Exception as error:
+        # What was trained is told first, whatever becomes of its files.
+        failure = error
+    exported = {"exported": [document(report) for report in reports]}
+    output.outcome("\n\n".join((text, *map(str, reports))), runs_document(outcomes) | exported)
+    raise_failures(outcomes, of_export=failure)

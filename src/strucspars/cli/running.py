@@ -97,20 +97,28 @@ def failed_runs(outcomes: Outcomes) -> dict[Path, str]:
     return {path: why(outcome) for path, outcome in outcomes.items() if isinstance(outcome, Exception)}
 
 
-def raise_failures(outcomes: Outcomes) -> None:
-    """Raise what went wrong: the error itself where all failed of the same, else who failed of what."""
+def raise_failures(outcomes: Outcomes, *, of_export: Exception | None = None) -> None:
+    """Raise what went wrong: the error itself where all failed of the same, else who failed of what.
+
+    Args:
+        outcomes: of all runs.
+        of_export: what went wrong when the finished ones were exported.
+    """
     errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
     reasons: dict[str, list[Path]] = {}
     for path, reason in failed_runs(outcomes).items():
         reasons.setdefault(reason, []).append(path)
     if not errors:
+        if of_export is not None:
+            raise of_export
         return
     if len(errors) == len(outcomes) and len(reasons) == 1:
         if isinstance(errors[0], TrainingDiverged):
             raise RunFailed(str(errors[0])) from errors[0]
         raise errors[0]
     who = "; ".join(f"{', '.join(map(str, paths))}: {reason}" for reason, paths in reasons.items())
-    raise RunFailed(f"{len(errors)} of {len(outcomes)} runs failed: {who}") from errors[0]
+    also = "" if of_export is None else f"; and not all others could be exported: {why(of_export)}"
+    raise RunFailed(f"{len(errors)} of {len(outcomes)} runs failed: {who}{also}") from errors[0]
 
 
 def why(error: Exception) -> str:

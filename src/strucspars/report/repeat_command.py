@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from strucspars.report.one_shot import OneShotOutcome
-from strucspars.training.recipe import Recipe
+from strucspars.training.recipe import Recipe, SparsifyRecipe
 from strucspars.training.recipe_reading import read_recipe, recipe_names
 
 
@@ -32,9 +32,17 @@ def repeat_command(recipe: Recipe, recipe_path: Path) -> str:
 def one_shot_command(recipe: Recipe, outcome: OneShotOutcome) -> str:
     """The exact command that repeats a one-shot compression, into another folder."""
     options = recipe.sparsify
+    usual = SparsifyRecipe()
     chosen: tuple[tuple[str, object, bool], ...] = (
-        ("--budget", options.budget, options.budget != "params"),
-        ("--min-channels-per-group", options.min_channels_per_group, options.min_channels_per_group != 1),
+        ("--budget", options.budget, options.budget != usual.budget),
+        (
+            "--min-channels-per-group",
+            options.min_channels_per_group,
+            options.min_channels_per_group != usual.min_channels_per_group,
+        ),
+        *(("--include", pattern, options.include != usual.include) for pattern in options.include),
+        *(("--exclude", pattern, True) for pattern in options.exclude),
+        *(("--layer-type", name, options.layer_types != usual.layer_types) for name in options.layer_types),
         ("--classes", outcome.classes, True),
         ("--image-shape", "x".join(map(str, outcome.image_shape)), True),
         ("--out", f"{recipe.name}-again.safetensors", True),
@@ -43,6 +51,16 @@ def one_shot_command(recipe: Recipe, outcome: OneShotOutcome) -> str:
     more = [word for option, value, is_given in chosen if is_given for word in (option, str(value))]
     source = ["strucspars", "compress", recipe.model.weights or "", "--model", recipe.model.name]
     return shlex.join([*source, "--target", str(options.target), *more])
+
+
+def sparsify_overrides(sparsify: SparsifyRecipe) -> list[str]:
+    """The overrides of a recipe that ask for this and not for the defaults; the target is always among them.
+
+    >>> sparsify_overrides(SparsifyRecipe(target=0.5, layer_types=("Conv2d", "Linear")))
+    ['sparsify.target=0.5', 'sparsify.layer_types=[Conv2d, Linear]']
+    """
+    usual = asdict(SparsifyRecipe()) | {"target": None}
+    return [f"sparsify.{key}={_as_yaml(value)}" for key, value in asdict(sparsify).items() if value != usual[key]]
 
 
 def _overrides(recipe: Recipe) -> list[str] | None:

@@ -144,10 +144,13 @@ class SparsifyRecipe:
         _ = self.config(stage1=StageRecipe(epochs=warmup_epochs + 2), steps_per_epoch=1, seed=0)
 
     def rules(self) -> LayerRules:
-        """Which layers may be grouped; errors name the recipe's key. The width of groups is in `config`."""
+        """Which layers may be grouped; errors name the recipe's key."""
         try:
             return LayerRules(
-                include=self.include, exclude=self.exclude, layer_types=layer_types_named(self.layer_types)
+                include=self.include,
+                exclude=self.exclude,
+                layer_types=layer_types_named(self.layer_types),
+                min_channels_per_group=self.min_channels_per_group,
             )
         except ValueError as error:
             raise ValueError(f"sparsify.{error}") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe, SlimmingRecipe
+from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe, SlimmingRecipe, SparsifyRecipe
 from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
 
@@ -84,8 +84,10 @@ def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def _without_unread(recipe: Recipe) -> Recipe:
-    """Without options of slimming where nothing reads them: their defaults may have been others once."""
-    return recipe if recipe.kind == "slimming" else replace(recipe, slimming=SlimmingRecipe())
+    """Without options of methods that the run does not use: their defaults may have been others once."""
+    if recipe.kind != "slimming":
+        recipe = replace(recipe, slimming=SlimmingRecipe())
+    return recipe if recipe.kind == "strucspars" else replace(recipe, sparsify=SparsifyRecipe())
 
 
 def _with_folder_names(recipe: Recipe) -> Recipe:
