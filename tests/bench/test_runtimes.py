@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-import openvino
 import pytest
 import torch
 from torch import nn
@@ -130,11 +129,12 @@ def test_onnx_runtime_gets_its_threads(network: BenchNetwork, tmp_path: Path, mo
 def test_openvino_gets_its_threads_and_computes_in_full_precision(
     network: BenchNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
     forms = InferenceForms(network.model, random_image(SHAPE), tmp_path)
     assert forms.openvino.path.is_file()
     seen: list[Mapping[str, object]] = []
 
-    class Watched(openvino.Core):  # type: ignore[misc]  # no types
+    class Watched(openvino.Core):  # type: ignore[misc, name-defined]  # no types
         def compile_model(self, model: Any, device: str, settings: Mapping[str, object]) -> Any:
             seen.append(settings)
             return super().compile_model(model, device, settings)
