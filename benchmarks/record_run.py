@@ -2,8 +2,9 @@
 
     python benchmarks/record_run.py runs/cifar10-resnet20-40 results/cifar10 --gpu-minutes 3.0
 
-Copies plan, metrics, summary and environment, the recipe without the place of the data, and where they are small the
-finished network and the one after the first stage, from which other finetunings can start.
+Copies plan, metrics, summary and environment, the recipe without the place of the data, the finished network and the
+one after the first stage, from which other finetunings can start. A network that is too large for one file is kept in
+parts, which `cat model.safetensors.part-* > model.safetensors` puts together again.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
 SMALL_FILES = ("plan.json", "selection.json", "metrics.jsonl", "summary.json", "decisions.json")
 NETWORKS = ("model.safetensors", "checkpoints/sparsified.pt")
-LARGEST_NETWORK_BYTES = 2_000_000
+LARGEST_FILE_BYTES = 2_000_000
 
 
 def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None = None) -> Path:
@@ -25,11 +26,9 @@ def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None =
     source, target = RunFolder(run), RunFolder(results / run.name)
     if not source.summary_json_path.is_file():
         raise ValueError(f"{run} is not a finished run: it has no {source.summary_json_path.name}")
-    networks = [name for name in NETWORKS if (run / name).is_file()]
-    networks = [name for name in networks if (run / name).stat().st_size <= LARGEST_NETWORK_BYTES]
-    for name in (*(name for name in SMALL_FILES if (run / name).is_file()), *networks):
-        (target.path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run / name, target.path / name)
+    for name in SMALL_FILES + NETWORKS:
+        if (run / name).is_file():
+            _keep(run / name, target.path / name)
     target.write_recipe(recipe_yaml(without_place(read_recipe(source.recipe_path))))
     environment = json.loads(source.environment_path.read_text())
     if commit is not None:
@@ -37,6 +36,18 @@ def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None =
     environment["gpu_minutes"] = gpu_minutes
     target.write_json(target.environment_path, environment)
     return target.path
+
+
+def _keep(source: Path, target: Path) -> None:
+    """Copy a file, in as many parts as its size asks for."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.stat().st_size <= LARGEST_FILE_BYTES:
+        shutil.copyfile(source, target)
+        return
+    content = source.read_bytes()
+    for number, start in enumerate(range(0, len(content), LARGEST_FILE_BYTES)):
+        part = target.with_name(f"{target.name}.part-{number:02}")
+        part.write_bytes(content[start : start + LARGEST_FILE_BYTES])
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Published numbers are generated from the measurements, never typed."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -236,8 +237,8 @@ def finished_run(path: Path) -> Recipe:
         (path / name).write_text(f"content of {name}")
     (path / "recipe.yaml").write_text(recipe_yaml(recipe))
     (path / "environment.json").write_text('{"commit": "0123456789ab", "device": "a GPU"}')
-    (path / "model.safetensors").write_bytes(bytes(record_run.LARGEST_NETWORK_BYTES))
-    (path / "checkpoints" / "sparsified.pt").write_bytes(bytes(record_run.LARGEST_NETWORK_BYTES + 1))
+    (path / "model.safetensors").write_bytes(bytes(record_run.LARGEST_FILE_BYTES))
+    (path / "checkpoints" / "sparsified.pt").write_bytes(os.urandom(2 * record_run.LARGEST_FILE_BYTES + 1))
     return recipe
 
 
@@ -245,9 +246,13 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
     recipe = finished_run(tmp_path / "runs" / "mine-seed2")
     kept = record_run.record(tmp_path / "runs" / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
     assert kept == tmp_path / "results" / "mine-seed2"
-    # The network after the first stage is too large, and checkpoints are of no use to others.
+    # The network after the first stage is too large for one file, and checkpoints are of no use to others.
+    parts = [f"sparsified.pt.part-0{number}" for number in range(3)]
     found = {path.name for path in kept.rglob("*") if path.is_file()}
-    assert found == {*record_run.SMALL_FILES, "recipe.yaml", "environment.json", "model.safetensors"}
+    assert found == {*record_run.SMALL_FILES, "recipe.yaml", "environment.json", "model.safetensors", *parts}
+    assert [(kept / "checkpoints" / part).stat().st_size for part in parts] == [2_000_000, 2_000_000, 1]
+    whole = b"".join((kept / "checkpoints" / part).read_bytes() for part in parts)
+    assert whole == (tmp_path / "runs" / "mine-seed2" / "checkpoints" / "sparsified.pt").read_bytes()
     for name in record_run.SMALL_FILES:
         assert (kept / name).read_text() == f"content of {name}"
     assert read_recipe(kept / "recipe.yaml") == without_place(recipe)
