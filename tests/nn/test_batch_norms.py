@@ -27,7 +27,7 @@ class WithActivation(FrozenBatchNorm2d):  # type: ignore[misc]  # torchvision ha
 )
 def test_batch_norms_of_all_libraries_are_known(norm: nn.Module) -> None:
     assert is_batch_norm(norm)
-    assert is_frozen_batch_norm(norm) == (type(norm) is FrozenBatchNorm2d)
+    assert is_frozen_batch_norm(norm) == (type(norm) in (FrozenBatchNorm2d, FrozenBatchNormAct2d))
 
 
 @pytest.mark.parametrize("module", [nn.LayerNorm(4), nn.InstanceNorm2d(4), nn.Conv2d(4, 4, 1)])

@@ -19,12 +19,19 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def is_frozen_batch_norm(module: nn.Module) -> bool:
-    """Whether this is a batch norm and no more, whose parameters and statistics are buffers: in eval mode for good.
+    """Whether this is a batch norm whose parameters and statistics are buffers: in eval mode for good.
 
     >>> is_frozen_batch_norm(nn.BatchNorm2d(4))
     False
     """
-    return _full_name(type(module)) == _OF_TORCHVISION
+    return _full_name(type(module)) in (_OF_TORCHVISION, _WITH_ACTIVATION)
+
+
+def after_the_norm(module: nn.Module) -> dict[str, nn.Module]:
+    """What a frozen batch norm computes after the norm itself, in this order, by the names of its modules."""
+    if _full_name(type(module)) != _WITH_ACTIVATION:
+        return {}
+    return {name: module.get_submodule(name) for name in ("drop", "act")}
 
 
 def _full_name(kind: type) -> str:

@@ -1,9 +1,11 @@
-"""torchvision's FrozenBatchNorm2d, the norm of its detection backbones, folds as a batch norm in eval mode does."""
+"""Frozen batch norms of torchvision, whose detection backbones have them, and of timm fold as those in eval mode do."""
 
 import logging
 
 import pytest
+import timm
 import torch
+from timm.layers.norm_act import FrozenBatchNormAct2d, freeze_batch_norm_2d
 from torch import nn
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.ops import FrozenBatchNorm2d
@@ -105,3 +107,32 @@ def test_a_frozen_backbone_folds_as_one_with_batch_norms() -> None:
     reports = [ss.fold_report(ss.fold(ss.convert_(model, plan), images)) for model in (frozen, plain)]
     assert reports[0] == reports[1]
     assert (reports[0].num_kept_batch_norms, reports[0].untraced_reason) == (0, "")
+
+
+def test_the_activation_of_a_frozen_norm_stays() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(8, 4, 3), FrozenBatchNormAct2d(4, act_layer=nn.Hardswish, drop_layer=nn.Dropout), nn.Conv2d(4, 4, 1)
+    )
+    assert report_of_equal(model).num_kept_batch_norms == 0
+    folded = ss.fold(model, IMAGES)
+    kinds = [type(folded.get_submodule(str(node.target))) for node in folded.graph.nodes if node.op == "call_module"]
+    assert kinds == [nn.Conv2d, nn.Dropout, nn.Hardswish, nn.Conv2d]
+
+
+def test_a_frozen_norm_with_an_activation_that_is_called_twice_has_it_twice() -> None:
+    norm = FrozenBatchNormAct2d(8)
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), norm, nn.Conv2d(8, 8, 1), norm)
+    assert report_of_equal(model).num_kept_batch_norms == 0
+    assert report_of_equal(nn.Sequential(norm, nn.Conv2d(8, 4, 1)), IMAGES[0]).num_kept_batch_norms == 1
+
+
+def test_a_frozen_network_of_timm_folds_as_the_one_it_was() -> None:
+    # Its norms have activations inside.
+    model = timm.create_model("mobilenetv3_small_050", num_classes=5).eval()
+    images = torch.randn(1, 3, 32, 32)
+    plan = ss.one_shot_plan(model, 0.3)
+    expected = ss.fold_report(ss.fold(ss.convert_(model, plan), images))
+    frozen = freeze_batch_norm_2d(model)  # type: ignore[no-untyped-call]  # untyped in timm
+    assert any(isinstance(module, FrozenBatchNormAct2d) for module in frozen.modules())
+    assert report_of_equal(frozen, images) == expected
+    assert (expected.num_kept_batch_norms, expected.untraced_reason) == (0, "")

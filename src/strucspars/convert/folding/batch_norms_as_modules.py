@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from strucspars.convert.folding.call_arguments import argument
 from strucspars.convert.folding.tracing import attribute, free_name, has_plain_forward, source_shape, tensor_shape
-from strucspars.nn.batch_norms import is_frozen_batch_norm
+from strucspars.nn.batch_norms import after_the_norm, is_frozen_batch_norm
 
 BATCH_NORM_OF_DIMENSIONS: dict[int, type[nn.Module]] = {
     2: nn.BatchNorm1d,
@@ -30,8 +30,8 @@ def batch_norms_as_modules_(graph_module: fx.GraphModule) -> None:
 
 
 def frozen_batch_norms_as_modules_(graph_module: fx.GraphModule) -> None:
-    """Let PyTorch's batch norms compute what torchvision's frozen ones do, in place."""
-    for node in graph_module.graph.nodes:
+    """Let PyTorch's batch norms compute what the frozen ones of torchvision and timm do, in place."""
+    for node in list(graph_module.graph.nodes):
         if node.op != "call_module":
             continue
         norm = graph_module.get_submodule(node.target)
@@ -40,6 +40,20 @@ def frozen_batch_norms_as_modules_(graph_module: fx.GraphModule) -> None:
         if is_frozen_batch_norm(norm) and has_plain_forward(norm) and dimensions == 4:
             tensors: list[torch.Tensor | None] = [norm.get_buffer(name) for name in PARAMETER_NAMES]
             graph_module.add_submodule(node.target, _batch_norm(tensors, cast(nn.BatchNorm2d, norm).eps, dimensions))
+            _call_afterwards_(graph_module, node, after_the_norm(norm))
+
+
+def _call_afterwards_(graph_module: fx.GraphModule, node: fx.Node, modules: dict[str, nn.Module]) -> None:
+    """Let modules work, one after the other, on what a node gives."""
+    readers, last = list(node.users), node
+    for attribute_name, module in modules.items():
+        name = free_name(graph_module, f"{node.target}_{attribute_name}")
+        graph_module.add_submodule(name, module)
+        with graph_module.graph.inserting_after(last):
+            last = graph_module.graph.call_module(name, (last,))
+        last.meta = dict(node.meta)
+    for reader in readers:
+        reader.replace_input_with(node, last)
 
 
 def _is_read(value: object) -> bool:
