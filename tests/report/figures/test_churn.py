@@ -70,6 +70,15 @@ def test_the_drawn_churn_is_the_data_with_the_first_layer_at_the_top() -> None:
     assert below.yaxis_inverted()
 
 
+def test_where_the_layers_of_an_epoch_are_missing_none_are_drawn(run: RunData) -> None:
+    data = churn_of(replace(run, dynamics=(run.dynamics[0], run.dynamics[3])))
+    mesh = churn_figure(data).figure.axes[1].collections[0]
+    assert isinstance(mesh, QuadMesh)
+    columns = np.ma.filled(np.ma.asarray(mesh.get_array()), np.nan)
+    np.testing.assert_array_equal(columns[:, [0, 3]], data.by_layer)
+    assert np.isnan(columns[:, 1:3]).all()
+
+
 def test_churn_of_zero_can_be_drawn(run: RunData) -> None:
     still = replace(churn_of(run), by_layer=np.zeros((2, 4)), mean=np.zeros(4))
     assert churn_figure(still).png()

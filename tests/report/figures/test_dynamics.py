@@ -184,6 +184,13 @@ def test_levels_are_stacked_from_the_fewest_groups_up(run: RunData) -> None:
         np.testing.assert_array_equal(steps[label][1], [0.5, 1.5, 2.5, 3.5, 4.5])
 
 
+def test_where_the_levels_of_an_epoch_are_missing_none_are_drawn(run: RunData) -> None:
+    axis = dynamics_figure(dynamics_of(replace(run, dynamics=(run.dynamics[0], *run.dynamics[2:])))).figure.axes[4]
+    shares, edges, _ = next(patch.get_data() for patch in axis.patches if isinstance(patch, StepPatch))
+    assert edges.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+    assert np.isnan(shares).tolist() == [False, True, False, False]
+
+
 def test_one_epoch_can_be_drawn(run: RunData, tmp_path: Path) -> None:
     first = replace(run, rows=run.rows[:1], dynamics=run.dynamics[:1], plan=None)
     assert dynamics_figure(dynamics_of(first)).png()

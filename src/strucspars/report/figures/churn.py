@@ -9,6 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from strucspars.core.arrays import FloatArray
 from strucspars.report.colours import BLUE, SEQUENTIAL, house_style
+from strucspars.report.figures.epoch_columns import epoch_columns
 from strucspars.report.named_figure import NamedFigure
 from strucspars.report.run_reading import RunData
 from strucspars.training.outcome_text import percent
@@ -71,11 +72,11 @@ def churn_figure(data: Churn) -> NamedFigure:
 
 
 def _draw_layers(figure: Figure, axis: Axes, data: Churn) -> None:
-    edges = np.append(data.layer_epochs - 0.5, data.layer_epochs[-1] + 0.5)
+    edges, by_layer = epoch_columns(data.layer_epochs, data.by_layer)
     rows = np.arange(len(data.by_layer) + 1) + 0.5
     brightest = max(float(np.nanquantile(data.by_layer, 0.99)), 0.01)
     # As one picture: a path for every cell would be megabytes of SVG.
-    mesh = axis.pcolormesh(edges, rows, data.by_layer, cmap=SEQUENTIAL, vmin=0, vmax=brightest, rasterized=True)
+    mesh = axis.pcolormesh(edges, rows, by_layer, cmap=SEQUENTIAL, vmin=0, vmax=brightest, rasterized=True)
     axis.invert_yaxis()
     axis.set_ylabel("layer, in\nnetwork order")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from strucspars.core.arrays import FloatArray
 from strucspars.core.hierarchy import num_groups
 from strucspars.report.colours import BLUE, FAINT, GREEN, INK, PURPLE, SEQUENTIAL, VERMILLION, house_style
+from strucspars.report.figures.epoch_columns import epoch_columns
 from strucspars.report.named_figure import NamedFigure
 from strucspars.report.run_reading import EpochLayers, RunData
 from strucspars.training.outcome_text import percent
@@ -227,10 +228,10 @@ def _draw_removed(axis: Axes, data: Dynamics) -> None:
 def _draw_levels(axis: Axes, data: Dynamics) -> None:
     count = len(data.level_shares)
     colours = matplotlib.colormaps[SEQUENTIAL](np.linspace(0.12, 1.0, max(count, 2)))[:count]
-    edges = np.append(data.level_epochs - 0.5, data.level_epochs[-1] + 0.5)
+    edges, by_level = epoch_columns(data.level_epochs, data.level_shares)
     # From the top down, each from the floor up: stacked edge to edge, slits of the background would shine through.
     for place in reversed(range(count)):
-        shares = data.level_shares[: place + 1].sum(axis=0)
+        shares = by_level[: place + 1].sum(axis=0)
         groups = num_groups(place + 1)
         label = f"{groups} group{'s' if groups > 1 else ''}"
         axis.stairs(shares, edges, fill=True, color=colours[place], label=label)
