@@ -7,6 +7,7 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.collections import QuadMesh
 
+from strucspars.core.arrays import FloatArray
 from strucspars.report.figures.churn import Churn, churn_figure, churn_of
 from strucspars.report.run_reading import RunData, read_run
 
@@ -74,7 +75,7 @@ def test_where_the_layers_of_an_epoch_are_missing_none_are_drawn(run: RunData) -
     data = churn_of(replace(run, dynamics=(run.dynamics[0], run.dynamics[3])))
     mesh = churn_figure(data).figure.axes[1].collections[0]
     assert isinstance(mesh, QuadMesh)
-    columns = np.ma.filled(np.ma.asarray(mesh.get_array()), np.nan)
+    columns: FloatArray = np.ma.filled(np.ma.asarray(mesh.get_array()), np.nan)
     np.testing.assert_array_equal(columns[:, [0, 3]], data.by_layer)
     assert np.isnan(columns[:, 1:3]).all()
 
