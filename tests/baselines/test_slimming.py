@@ -79,6 +79,16 @@ def test_frozen_and_shared_scales_are_treated_with_care() -> None:
     assert first.weight.grad.tolist() == [1, 1]
 
 
+def test_scales_that_are_replaced_are_penalised_in_their_place() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(2))
+    penalty = SlimmingPenalty(model, 0.5)
+    model.load_state_dict(nn.Sequential(nn.BatchNorm2d(2)).state_dict(), assign=True)
+    penalty.add_gradient_()
+    gradient = model.get_parameter("0.weight").grad
+    assert gradient is not None
+    assert gradient.tolist() == [0.5, 0.5]
+
+
 def test_the_penalty_drives_useless_scales_to_zero() -> None:
     norm = nn.BatchNorm2d(4)
     penalty = SlimmingPenalty(norm, 0.1)

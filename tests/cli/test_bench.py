@@ -51,7 +51,11 @@ def test_a_run_is_timed_against_its_dense_network(call: Any, tiny: tuple[str, ..
     dense, compressed, _ = (row["size"] for row in document["rows"])
     assert compressed["params"] < dense["params"]
     assert document["rows"][0]["network"] == "demo"
-    assert "runs" not in document["command"]
+    assert document["command"].startswith("strucspars bench runs/demo --runtimes")
+
+
+def test_where_an_absolute_path_lies_is_not_told() -> None:
+    assert BenchRequest(network="/home/someone/runs/demo").command.startswith("strucspars bench demo --seconds")
 
 
 MAPS = """

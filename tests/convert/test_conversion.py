@@ -12,6 +12,7 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.convert.conversion import convert_, mask_
+from strucspars.core.plan import GroupingPlan
 from strucspars.nn.grouped_weights import dense_weight
 from strucspars.nn.selection import select_layers
 from strucspars.nn.shuffled import ShuffledGroupConv2d
@@ -228,22 +229,49 @@ def test_around_a_transformer_encoder_everything_that_is_selected_converts_to_th
         torch.testing.assert_close(converted(WORDS), masked(WORDS), rtol=1e-4, atol=1e-5)
 
 
-def test_a_weight_that_its_parent_reads_can_be_masked_but_not_converted() -> None:
-    torch.manual_seed(0)
-    model = Sentences().eval()
-    plan = sentence_plan(model, "encoder.layers.0.linear1", "encoder.layers.1.linear2", "head")
-    complaint = "layer 'encoder.layers.0.linear1': TransformerEncoderLayer reads its weight itself.*mask_"
-    with pytest.raises(ValueError, match=complaint):
-        convert_(model, plan)
+@pytest.mark.parametrize("change", [convert_, mask_])
+def test_a_weight_that_its_parent_reads_is_refused(change: Callable[[nn.Module, GroupingPlan], nn.Module]) -> None:
+    model = Sentences()
+    plan = sentence_plan(model, "head", "encoder.layers.0.linear1", "encoder.layers.1.linear2")
+    # A smaller weight would not fit, and a mask would not be seen.
+    with pytest.raises(
+        ValueError, match=r"'encoder\.layers\.0\.linear1': TransformerEncoderLayer reads its weight itself"
+    ):
+        change(model, plan)
     assert type(model.head) is nn.Linear
-    with torch.no_grad():
-        before = model(WORDS)
+    assert model.head.weight.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("change", [convert_, mask_])
+def test_weights_in_precisions_for_storage_are_refused_before_anything_changes(
+    change: Callable[[nn.Module, GroupingPlan], nn.Module], dtype: torch.dtype
+) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1))
+    plan = ss.one_shot_plan(model, 0.5)
+    model[1].weight = nn.Parameter(model.get_parameter("1.weight").detach().to(dtype), requires_grad=False)
+    with pytest.raises(ValueError, match=rf"layer '1': its weight is {dtype}, which PyTorch does not compute with"):
+        change(model, plan)
+    assert type(model[0]) is nn.Conv2d
+    assert model.get_parameter("0.weight").all()
+    assert reason_to_skip(model, "1") == f"its weight is {dtype}, which PyTorch does not compute with"
+
+
+def reason_to_skip(model: nn.Module, name: str) -> str:
+    return next(layer.reason for layer in ss.select_layers(model).skipped if layer.name == name)
+
+
+def test_a_layer_with_an_attribute_named_mask_is_refused_before_anything_changes() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1))
+    plan = ss.one_shot_plan(model, 0.5)
+    model[1].mask = torch.ones(3)
+    with pytest.raises(ValueError, match="layer '1' has an attribute 'mask' already"):
         mask_(model, plan)
-        fast_path = model(WORDS)
-    assert not torch.allclose(fast_path, before, rtol=1e-2)
-    torch.testing.assert_close(model(WORDS), fast_path, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=complaint):
-        convert_(model, plan)
+    assert type(model[0]) is nn.Conv2d
+    assert model.get_parameter("0.weight").all()
+    # Where it is ours, another plan may replace it.
+    del model[1].mask
+    mask_(mask_(model, plan), plan)
 
 
 def test_the_orders_of_a_converted_model_come_back_from_its_state_after_to_empty() -> None:

@@ -1,4 +1,5 @@
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -155,6 +156,16 @@ def test_an_evaluation_is_filled_in_once(monkeypatch: pytest.MonkeyPatch) -> Non
         changing.images.zero_()
         changing.fill_(1)
         assert changing.images.any()
+
+
+def test_who_was_interrupted_while_filling_fills_in_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted = batches(augmentation=AUGMENTATION)
+    expected = copied(interrupted.epoch(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(batches_module, "varied", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.fill_(1)
+    assert_same(copied(interrupted.epoch(0)), expected)
 
 
 def test_lower_precision_rounds_the_same_images() -> None:

@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from strucspars.export.agreement import Agreement, ExportMismatch, checked_agreement, clear_winners, relative_error
+from strucspars.export.agreement import (
+    Agreement,
+    ExportMismatch,
+    checked_agreement,
+    clear_winners,
+    relative_error,
+    tolerance,
+)
 from strucspars.export.example_batch import Arguments, example_batch
 from strucspars.export.value_names import chosen_input_names, chosen_output_names, output_tensors
 
@@ -27,11 +34,10 @@ class Fixed(nn.Module):
         return self.outputs
 
 
-def checked(expected: torch.Tensor, *found: torch.Tensor) -> Agreement:
+def checked(expected: torch.Tensor | tuple[torch.Tensor, ...], *found: torch.Tensor) -> Agreement:
     batch = example_batch(torch.zeros(2, 3), dynamic_batch=False)
-    return checked_agreement(
-        Fixed(expected), lambda arguments: list(found), batch, runtime="Runtime 1.0", path=Path("file.onnx")
-    )
+    model = Fixed(*(expected if isinstance(expected, tuple) else (expected,)))
+    return checked_agreement(model, lambda arguments: list(found), batch, runtime="Runtime 1.0", path=Path("file.onnx"))
 
 
 def test_errors_are_relative_to_the_largest_entry() -> None:
@@ -61,6 +67,11 @@ def test_nan_and_infinity_must_be_in_the_same_places(found: list[float], expecte
 def test_whole_numbers_must_be_the_same() -> None:
     assert relative_error(torch.tensor([1, 2], dtype=torch.int32), torch.tensor([1, 2])) == 0
     assert relative_error(torch.tensor([1, 3]), torch.tensor([1, 2])) == INF
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_few_roundings_are_allowed_in_every_precision_and_a_wrong_order_in_none(dtype: torch.dtype) -> None:
+    assert 10 * torch.finfo(dtype).eps < tolerance(torch.zeros(1, dtype=dtype)) < 0.2
 
 
 def test_winners_count_only_where_they_are_ahead() -> None:
@@ -109,6 +120,18 @@ def test_a_network_is_compared_in_evaluation_mode_and_stays_as_it_was() -> None:
     assert torch.equal(norm.get_buffer("running_mean"), torch.zeros(3))
 
 
+def test_a_network_that_writes_into_its_inputs_is_compared_on_the_same_inputs() -> None:
+    class Writing(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.add_(1)
+
+    batch = example_batch(torch.zeros(2, 3), dynamic_batch=True)
+    agreement = checked_agreement(
+        Writing(), lambda arguments: [arguments[0] + 1], batch, runtime="Runtime 1.0", path=Path("file.onnx")
+    )
+    assert agreement.max_relative_error == 0
+
+
 def test_small_differences_agree_and_are_told() -> None:
     agreement = checked(SCORES, SCORES + 1e-5)
     assert (agreement.num_outputs, agreement.num_winners, agreement.batch_sizes) == (1, 1, (2,))
@@ -139,20 +162,36 @@ def test_another_winner_is_refused_even_within_the_tolerance() -> None:
         checked(close, swapped)
 
 
+def test_another_winner_is_refused_beside_a_row_that_is_too_close_to_call() -> None:
+    with pytest.raises(ExportMismatch, match="another class wins in output 0"):
+        checked(torch.tensor([[1.0, 1.00015], [1.0, 1.0]]), torch.tensor([[1.00008, 1.00007], [1.0, 1.0]]))
+
+
+def test_every_output_is_compared_and_counted() -> None:
+    agreement = checked((SCORES, SCORES), SCORES, SCORES + 1e-5)
+    assert agreement.max_relative_error > 0
+    assert agreement.num_winners == 2
+    with pytest.raises(ExportMismatch, match="output 1 is off by"):
+        checked((SCORES, SCORES), SCORES, SCORES + 1)
+
+
+def test_the_widest_tolerance_of_all_outputs_is_told() -> None:
+    outputs = (SCORES, SCORES.half())
+    assert checked(outputs, *outputs).tolerance == tolerance(SCORES.half())
+
+
+def test_small_outputs_are_compared_as_closely_as_large_ones() -> None:
+    assert relative_error(1e-6 * (SCORES + 0.004), 1e-6 * SCORES) == pytest.approx(0.001, rel=1e-3)
+
+
 def test_nothing_finite_is_no_agreement() -> None:
     with pytest.raises(ExportMismatch, match="no finite number"):
         checked(SCORES * NAN, SCORES * NAN)
 
 
 def test_one_finite_output_is_enough_to_compare() -> None:
-    outputs = [SCORES, SCORES * NAN]
-    agreement = checked_agreement(
-        Fixed(*outputs),
-        lambda arguments: outputs,
-        example_batch(torch.zeros(2, 3), dynamic_batch=False),
-        runtime="Runtime 1.0",
-        path=Path("file.onnx"),
-    )
+    outputs = (SCORES, SCORES * NAN)
+    agreement = checked(outputs, *outputs)
     assert (agreement.num_outputs, agreement.max_relative_error) == (2, 0)
 
 
@@ -161,7 +200,9 @@ def test_a_runtime_that_fails_is_named() -> None:
         raise RuntimeError("shape mismatch\nin some node")
 
     batch = example_batch(torch.zeros(2, 3), dynamic_batch=True)
-    with pytest.raises(ExportMismatch, match=r"Runtime 1\.0 cannot run the network at batch size 2: shape mismatch;"):
+    with pytest.raises(
+        ExportMismatch, match=r"Runtime 1\.0 cannot run the network at batch size 2: shape mismatch; file\.onnx"
+    ):
         checked_agreement(Fixed(SCORES), failing, batch, runtime="Runtime 1.0", path=Path("file.onnx"))
 
 
@@ -196,6 +237,7 @@ def test_a_batch_of_one_is_doubled_for_tracing_alone() -> None:
         ((), "example_inputs is empty"),
         ((torch.ones(1), 3), r"example_inputs\[1\] is a int; a file takes tensors only"),
         (torch.ones(0, 3), r"example_inputs\[0\] is empty, of shape \(0, 3\)"),
+        ((torch.ones(1), torch.ones(1, 0)), r"example_inputs\[1\] is empty, of shape \(1, 0\)"),
         (torch.tensor(1.0), r"has no axes, so no batch; pass dynamic_batch=False"),
     ],
 )
@@ -217,6 +259,19 @@ def test_names_are_those_of_the_code_or_the_given_ones() -> None:
     assert chosen_output_names({"a": SCORES}, None, input_names=["a"]) == ("output",)
 
 
+def test_only_arguments_by_position_name_inputs() -> None:
+    class Mixed(nn.Module):
+        def forward(self, images: torch.Tensor, /, *others: torch.Tensor, scale: float = 1.0) -> None: ...
+
+    assert chosen_input_names(Mixed(), 1, None) == ("images",)
+    assert chosen_input_names(Mixed(), 2, None) == ("input_1", "input_2")
+
+
+def test_no_numbered_output_has_the_name_of_an_input() -> None:
+    names = chosen_output_names([SCORES, SCORES, SCORES], None, input_names=["output_2"])
+    assert names == ("network_output", "network_output_1", "network_output_2")
+
+
 def test_keys_that_do_not_name_every_output_name_none() -> None:
     one_name_twice = {"a": {"b": SCORES}, "a_b": SCORES}
     assert chosen_output_names(one_name_twice, None, input_names=["images"]) == ("output", "output_1")
@@ -229,7 +284,7 @@ def test_keys_that_do_not_name_every_output_name_none() -> None:
         (["a"], "has 1 names, the network has 2"),
         (["a", "a"], "has a name twice"),
         (["a", ""], "not empty"),
-        ("ab", "must be a list of texts"),
+        ("ab", "must be a list of texts that are not empty, got 'ab'"),
     ],
 )
 def test_names_that_do_not_do_are_refused(names: list[str], complaint: str) -> None:

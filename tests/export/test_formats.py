@@ -17,6 +17,7 @@ from strucspars.baselines.slimming import select_channels
 from strucspars.export.example_batch import Arguments
 from strucspars.export.onnx_export import onnx_runner
 from strucspars.export.openvino_export import openvino_runner
+from strucspars.export.plan_hash import plan_hash
 from strucspars.export.torch_export import torch_runner
 from strucspars.models.cifar_resnet import CifarResNet
 from strucspars.models.preactivation_resnet import PreactivationResNet
@@ -157,12 +158,16 @@ def test_a_folded_graph_is_taken_as_it_is(format: str, shuffled: Shuffled, tmp_p
     export, file_name, runner = FORMATS[format]
     model = Residual(shuffled)
     folded = ss.fold(model, IMAGES)
+    code = folded.code
     # Another batch than that of the export: the bytes are those of the export's example.
     report = export(folded, tmp_path / file_name, IMAGES[:1])
     assert report.num_gathers == len(ss.fold_report(folded).gathers)
     assert report.gathered_bytes == ss.fold_report(folded).gathered_bytes // 2
     with pytest.raises(ValueError, match="widen_groups_below=16 comes too late"):
         export(folded, tmp_path / file_name, IMAGES, widen_groups_below=16)
+    with pytest.raises(ValueError, match="widen_groups_below must be a whole number from 1 on"):
+        export(folded, tmp_path / file_name, IMAGES, widen_groups_below=0)
+    assert folded.code == code
     check_other_batch(model, runner(tmp_path / file_name), (IMAGES,))
 
 
@@ -217,6 +222,38 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, capfd: pytest.CaptureF
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_remedy_that_was_taken_already_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"its code must not branch on the values of tensors$"):
+        ss.export_torch(Branching(), tmp_path / "network.pt2", IMAGES, dynamic_batch=False)
+
+
+def test_a_program_tells_its_plan_and_version_and_no_folder(shuffled: Shuffled, tmp_path: Path) -> None:
+    model, path = shuffled(), tmp_path / "network.pt2"
+    report = ss.export_torch(model, path, IMAGES)
+    # It fills in all that the file has, if one is asked for.
+    told = {"strucspars.version": ""}
+    torch.export.load(path, extra_files=told)
+    assert told == {
+        "strucspars.version": ss.__version__,
+        "strucspars.num_gathers": "2",
+        "strucspars.samples_are_independent": "true",
+        "strucspars.plan_sha256": plan_hash(ss.model_plan(model)),
+    }
+    assert report.runtime == f"torch.export {torch.__version__}"
+    for module in (ss, torch):
+        assert str(Path(module.__file__ or "").parent).encode() not in path.read_bytes()
+
+
+def test_a_full_disk_is_told_of_a_program_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(OSError, match=r"cannot write .*network\.pt2: No space left on device; free some space"):
+        ss.export_torch(nn.Conv2d(8, 4, 1), tmp_path / "network.pt2", IMAGES)
+    assert not list(tmp_path.iterdir())
+
+
 class Rescaled(nn.Module):
     """An input that is no batch, but as long as the example's batch."""
 
@@ -232,3 +269,16 @@ class Rescaled(nn.Module):
 def test_what_was_taken_for_a_batch_by_its_length_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"example_inputs\[0\] and example_inputs\[1\] were taken for batches"):
         ss.export_torch(Rescaled(), tmp_path / "network.pt2", (torch.randn(1, 3, 8, 8), torch.ones(1)))
+
+
+@pytest.mark.parametrize(
+    ("export", "name", "right"),
+    [(ss.export_onnx, "network.xml", "network.onnx"), (ss.export_torch, "network.onnx", "network.pt2")],
+)
+def test_a_file_does_not_end_as_those_of_another_format(
+    export: Callable[..., object], name: str, right: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("of another format")
+    with pytest.raises(ValueError, match=rf"{name} ends as files of another format do; write to .*{right}$"):
+        export(nn.Conv2d(3, 4, 1), tmp_path / name, torch.ones(1, 3, 4, 4))
+    assert (tmp_path / name).read_text() == "of another format"

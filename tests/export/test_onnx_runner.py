@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import helper
 from torch import nn
 
 import strucspars as ss
+from strucspars.export.inference_program import INDEPENDENT_KEY, inference_program
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 
@@ -41,6 +44,19 @@ def path(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ss.export_onnx(model, path, (IMAGES[:2], torch.randn(8)), widen_groups_below=1).path
 
 
+@pytest.fixture
+def call_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples of its first input ONNX Runtime got, call by call."""
+    real, sizes = onnxruntime.InferenceSession.run, []
+
+    def noted(self: Any, names: Any, arrays: dict[str, Any]) -> Any:
+        sizes.append(len(next(iter(arrays.values()))))
+        return real(self, names, arrays)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", noted)
+    return sizes
+
+
 @pytest.mark.parametrize("images_per_call", [None, 1, 2, 5, 9])
 def test_every_division_of_a_batch_gives_what_the_network_gives(
     images_per_call: int | None, model: nn.Module, path: Path
@@ -51,6 +67,14 @@ def test_every_division_of_a_batch_gives_what_the_network_gives(
         expected = model(IMAGES, scale)
     for output, wanted in zip(outputs, expected, strict=True):
         torch.testing.assert_close(torch.from_numpy(output), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("images_per_call", "sizes"), [(None, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (5, [5]), (9, [5])])
+def test_so_many_images_go_at_a_time_as_asked_for(
+    images_per_call: int | None, sizes: list[int], path: Path, call_sizes: list[int]
+) -> None:
+    ss.OnnxRunner(path, threads=1, images_per_call=images_per_call)(IMAGES, torch.ones(8))
+    assert call_sizes == sizes
 
 
 def test_an_input_that_is_no_batch_stays_whole_though_it_is_as_long_as_one(model: nn.Module, path: Path) -> None:
@@ -97,8 +121,9 @@ def test_an_empty_batch_has_empty_outputs(path: Path) -> None:
 
 
 def test_what_cannot_be_run_is_said(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.onnx"):
-        ss.OnnxRunner(tmp_path / "nowhere.onnx")
+    for missing in (tmp_path / "nowhere.onnx", tmp_path):
+        with pytest.raises(FileNotFoundError, match=f"no file {missing}; export_onnx writes one"):
+            ss.OnnxRunner(missing)
     (tmp_path / "broken.onnx").write_bytes(b"no graph")
     with pytest.raises(ValueError, match=r"cannot read .*broken\.onnx"):
         ss.OnnxRunner(tmp_path / "broken.onnx")
@@ -127,3 +152,65 @@ def test_samples_that_depend_on_each_other_are_computed_together(shuffled: Shuff
     (features,) = ss.OnnxRunner(report.path)(IMAGES.numpy())
     with torch.no_grad():
         torch.testing.assert_close(torch.from_numpy(features), model(IMAGES), rtol=1e-4, atol=1e-5)
+
+
+class Returning(nn.Module):
+    """Puts out what a function makes of the images and a table."""
+
+    def __init__(self, made: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.made, self.table = made, nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, images: torch.Tensor) -> Any:
+        return self.made(images, self.table)
+
+
+@pytest.mark.parametrize(
+    ("made", "dynamic_batch", "independent"),
+    [
+        (lambda images, table: (images * 2, images.mean((2, 3)) + table.sum()), True, "true"),
+        (lambda images, table: images * 2, False, "false"),
+        (lambda images, table: (images * 2, images - images.mean(0, keepdim=True)), True, "false"),
+        # Outputs that are no batch.
+        (lambda images, table: (images * 2, images.mean()), True, "false"),
+        (lambda images, table: (images * 2, table * 2), True, "false"),
+    ],
+)
+def test_samples_are_independent_only_if_all_outputs_are_batches_of_theirs(
+    made: Callable[[torch.Tensor, torch.Tensor], Any], dynamic_batch: bool, independent: str
+) -> None:
+    program = inference_program(Returning(made), IMAGES, dynamic_batch=dynamic_batch)
+    assert program.metadata[INDEPENDENT_KEY] == independent
+
+
+def sum_of_two_batches_and_a_number(path: Path, metadata: dict[str, str]) -> Path:
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+        for shapes in ({"left": ("batch",), "right": ("batch",), "number": ()}, {"output": ("batch",)})
+    )
+    nodes = [
+        helper.make_node("Add", ["left", "right"], ["sum"]),
+        helper.make_node("Add", ["sum", "number"], ["output"]),
+    ]
+    graph = helper.make_graph(nodes, "sum", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    helper.set_model_props(model, metadata)
+    onnx.save(model, path)
+    return path
+
+
+def test_batches_of_different_lengths_are_not_cut_to_the_shorter(tmp_path: Path) -> None:
+    path = sum_of_two_batches_and_a_number(tmp_path / "sum.onnx", {INDEPENDENT_KEY: "true"})
+    run = ss.OnnxRunner(path, threads=1, images_per_call=1)
+    five, three, one = (np.ones(shape, np.float32) for shape in (5, 3, ()))
+    assert run(five, five, one)[0].tolist() == [3] * 5
+    with pytest.raises(Exception, match="3 by 5"):
+        run(five, three, one)
+
+
+def test_a_file_that_tells_nothing_is_run_at_once(tmp_path: Path, call_sizes: list[int]) -> None:
+    path = sum_of_two_batches_and_a_number(tmp_path / "sum.onnx", {})
+    assert ss.OnnxRunner(path, threads=1).images_per_call is None
+    run = ss.OnnxRunner(path, threads=1, images_per_call=1)
+    run(np.ones(5, np.float32), np.ones(5, np.float32), np.float32(1))
+    assert call_sizes == [5]

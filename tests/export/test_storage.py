@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import strucspars as ss
-from strucspars.export.storage import PLAN_KEY
+from strucspars.export.storage import PLAN_KEY, VERSION_KEY
 
 
 def network(seed: int = 0, width: int = 16) -> nn.Sequential:
@@ -127,6 +127,10 @@ def wrong_order(path: Path) -> None:
     rewritten(path, lambda tensors, metadata: tensors["3.in_perm"].fill_(10**6))
 
 
+def wrong_order_of_outputs(path: Path) -> None:
+    rewritten(path, lambda tensors, metadata: tensors["3.out_inverse"].fill_(10**6))
+
+
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
@@ -139,6 +143,7 @@ def wrong_order(path: Path) -> None:
         (unknown_tensor, r"belongs to another network: it lacks \[\] and has \['4.bias'\] besides"),
         (wrong_shape, r"'3.bias' has shape \(3,\), the model needs \(16,\)"),
         (wrong_order, "'3' has an in_perm that contradicts the plan"),
+        (wrong_order_of_outputs, "'3' has an out_inverse that contradicts the plan"),
     ],
 )
 def test_a_bad_file_is_refused_and_the_model_stays_as_it_was(tmp_path: Path, damage: Any, complaint: str) -> None:
@@ -159,6 +164,37 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
         ss.load(tmp_path / "small.safetensors", network(width=32))
     with pytest.raises(ValueError, match=r"belongs to another network: layer '\d' of the plan is not in the network"):
         ss.load(tmp_path / "small.safetensors", nn.Sequential(nn.Conv2d(3, 8, 3)))
+
+
+def test_what_is_no_file_of_ours_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"there is no saved model at {tmp_path}"):
+        ss.load(tmp_path, network())
+    save_file(network().state_dict(), tmp_path / "plain.safetensors")
+    with pytest.raises(ValueError, match=r"was not written by strucspars\.save: it carries no plan"):
+        ss.load(tmp_path / "plain.safetensors", network())
+
+
+def test_the_file_tells_the_version_that_wrote_it(tmp_path: Path) -> None:
+    ss.save(network(), tmp_path / "dense.safetensors")
+    with safe_open(tmp_path / "dense.safetensors", framework="pt") as file:
+        assert file.metadata()[VERSION_KEY] == ss.__version__
+
+
+def test_names_in_any_script_survive(tmp_path: Path) -> None:
+    def build() -> nn.ModuleDict:
+        return nn.ModuleDict({"größe \N{SNOWMAN}": nn.Linear(2, 2)})
+
+    model = build()
+    ss.save(model, tmp_path / "named.safetensors")
+    restored = ss.load(tmp_path / "named.safetensors", build())
+    torch.testing.assert_close(restored.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_file_in_half_precision_loads_into_a_network_in_full(tmp_path: Path) -> None:
+    model = converted().half()
+    ss.save(model, tmp_path / "half.safetensors")
+    restored = ss.load(tmp_path / "half.safetensors", network(seed=5))
+    torch.testing.assert_close(restored[3].weight, model[3].weight.float(), rtol=0, atol=0)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -408,3 +444,12 @@ def test_a_grouped_layer_with_a_parametrisation_is_refused_by_name_and_saved_wit
     parametrize.remove_parametrizations(model[3], "weight")
     ss.save(model, tmp_path / "small.safetensors")
     assert torch.equal(ss.load(tmp_path / "small.safetensors", network(seed=5)).eval()(IMAGES), model(IMAGES))
+
+
+@pytest.mark.parametrize("buffer", [torch.ones(2, dtype=torch.complex128), torch.eye(2).to_sparse()])
+def test_a_tensor_that_the_format_does_not_hold_is_named(buffer: torch.Tensor, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1))
+    model[0].register_buffer("odd", buffer)
+    with pytest.raises(ValueError, match=rf"'0\.odd' of the model is a tensor of {buffer.layout} and {buffer.dtype}"):
+        ss.save(model, tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())

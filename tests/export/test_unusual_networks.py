@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import strucspars as ss
+from strucspars.export.inference_program import INDEPENDENT_KEY
 from strucspars.export.onnx_export import onnx_runner
 from strucspars.export.openvino_export import openvino_runner
 from strucspars.export.torch_export import torch_runner
@@ -56,6 +57,29 @@ def test_inputs_by_keyword_only_are_refused_with_the_remedy(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"'image' by keyword only.*wrap the network"):
         ss.export_onnx(ByKeyword(), tmp_path / "network.onnx", IMAGES)
     assert not list(tmp_path.iterdir())
+
+
+class Writing(nn.Module):
+    """Changes its input in place."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(images.add_(1))
+        return features
+
+
+def test_a_network_that_writes_into_its_inputs_exports_and_leaves_the_example(
+    shuffled: Shuffled, tmp_path: Path
+) -> None:
+    example, told = IMAGES.clone(), {INDEPENDENT_KEY: ""}
+    ss.export_torch(Writing(shuffled()), tmp_path / "network.pt2", example)
+    torch.export.load(tmp_path / "network.pt2", extra_files=told)
+    assert told[INDEPENDENT_KEY] == "true"
+    torch_runner(tmp_path / "network.pt2")((example,))
+    assert torch.equal(example, IMAGES)
 
 
 class AnyNumber(nn.Module):

@@ -1,5 +1,6 @@
 """Files appear together and complete, or not at all."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -95,6 +96,38 @@ def test_a_failed_rename_leaves_no_new_companion(tmp_path: Path, monkeypatch: py
     assert contents(tmp_path) == {}
 
 
+def write_three(path: Path) -> None:
+    with written_whole(path) as unfinished:
+        for suffix in (".xml", ".bin", ".data"):
+            unfinished.with_suffix(suffix).write_text("new")
+
+
+@pytest.mark.parametrize("former", [{}, {"a.xml": "xml", "a.bin": "bin", "a.data": "data"}])
+def test_a_failed_rename_brings_every_companion_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: dict[str, str]
+) -> None:
+    for name, text in former.items():
+        (tmp_path / name).write_text(text)
+    real = os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        if target.name == "a.xml":
+            raise PermissionError(1, "Operation not permitted")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(PermissionError, match="Operation not permitted"):
+        write_three(tmp_path / "a.xml")
+    assert contents(tmp_path) == former
+
+
+def test_every_companion_may_be_someone_elses(tmp_path: Path) -> None:
+    (tmp_path / "a.data").write_text("foreign")
+    with pytest.raises(FileExistsError, match=r"a\.data would be replaced"):
+        write_three(tmp_path / "a.xml")
+    assert contents(tmp_path) == {"a.data": "foreign"}
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_link_is_followed_and_stays_a_link(tmp_path: Path, is_there: bool) -> None:
     store = tmp_path / "store"
@@ -168,3 +201,20 @@ def test_places_that_take_no_file_are_named(tmp_path: Path) -> None:
         pass
     with pytest.raises(FileNotFoundError, match="make the folder first"), written_whole(tmp_path / "no" / "a.onnx"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "choose a disk that is not read-only"),
+        (errno.ENAMETOOLONG, "choose a shorter name"),
+        (errno.EDQUOT, "free some of your disk quota"),
+        (errno.EFBIG, r"raise the limit on the size of files \(ulimit -f\)"),
+        (errno.EIO, "see to that, or choose another path"),
+    ],
+)
+def test_a_failure_of_the_system_comes_with_its_remedy(tmp_path: Path, number: int, remedy: str) -> None:
+    told = f"^cannot write {tmp_path / 'a.onnx'}: {os.strerror(number)}; {remedy}$"
+    with pytest.raises(OSError, match=told) as caught, written_whole(tmp_path / "a.onnx"):
+        raise OSError(number, os.strerror(number))
+    assert caught.value.errno == number

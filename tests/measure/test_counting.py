@@ -1,4 +1,5 @@
 from typing import Any, Self
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from strucspars.measure.counting import LayerCount, count_macs
 from strucspars.measure.summary import summary
 from strucspars.nn.masked import mask_module_
 from strucspars.nn.shuffled import group_module_
+from strucspars.sparsify.one_shot import one_shot_plan
 
 
 def torch_macs(model: nn.Module, *inputs: Any) -> int:
@@ -258,6 +260,21 @@ def test_a_lazy_layer_is_refused_and_stays_lazy() -> None:
     with pytest.raises(ValueError, match="layer '0': LazyConv2d has no shape yet; run the model once first"):
         count_macs(model, torch.zeros(1, 4, 8, 8))
     assert isinstance(model[0], nn.LazyConv2d)
+
+
+def test_counting_calls_no_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    # One for several processes waits for them, one for several devices calls copies without the hooks.
+    monkeypatch.setattr(nn.DataParallel, "forward", Mock(side_effect=AssertionError("called")))
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8))
+    images = torch.zeros(1, 3, 4, 4)
+    assert count_macs(nn.DataParallel(model), images) == count_macs(model, images)
+    assert summary(nn.DataParallel(model), images) == summary(model, images)
+
+
+def test_planning_names_a_lazy_layer_too() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.LazyLinear(10))
+    with pytest.raises(ValueError, match="layer '1': LazyLinear has no shape yet; run the model once first"):
+        one_shot_plan(model, 0.2)
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -106,6 +106,18 @@ def test_a_state_brings_its_orders_along(assign: bool) -> None:
     assert_same_function(model, expected)
 
 
+def test_an_assigned_order_in_another_precision_becomes_whole_numbers() -> None:
+    model = network()
+    expected = model(IMAGES)
+    twin = network()
+    for order in orders(twin):
+        order.copy_(order.flip(0))
+    state = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    twin.load_state_dict(state, assign=True)
+    assert {order.dtype for order in orders(twin)} == {torch.int64}
+    torch.testing.assert_close(twin(IMAGES), expected)
+
+
 def test_loading_writes_into_the_order_at_hand() -> None:
     # A captured CUDA graph goes on reading from there.
     model = network(seed=5)

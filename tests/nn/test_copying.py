@@ -1,6 +1,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -42,7 +43,16 @@ def test_networks_that_pytorch_does_not_copy_are_copied_and_folded(build: type[n
     assert torch.allclose(ss.fold(model.eval(), images)(images), outputs, atol=1e-6)
 
 
-@pytest.mark.parametrize("container", [list, tuple, set, frozenset, lambda tensors: {"features": [tuple(tensors)]}])
+@dataclass
+class Features:
+    """As some networks return theirs."""
+
+    tensors: list[torch.Tensor]
+
+
+@pytest.mark.parametrize(
+    "container", [list, tuple, set, frozenset, Features, lambda tensors: {"features": [tuple(tensors)]}]
+)
 def test_what_a_network_computed_may_lie_in_any_container(container: Callable[[list[torch.Tensor]], Any]) -> None:
     model = nn.Conv2d(4, 4, 1)
     model.kept = container([model(torch.ones(1, 4, 3, 3))])

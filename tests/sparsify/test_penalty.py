@@ -1,3 +1,7 @@
+import copy
+import pickle
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +50,20 @@ def test_value_and_gradient_are_those_of_the_weighted_norm(memory_format: torch.
     for gradient, weight, strength in zip(gradients, weights, strengths, strict=True):
         torch.testing.assert_close(gradient, 3 * weight.detach().sign() * strength)
         assert gradient.dim() != 4 or gradient.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("duplicated", [copy.deepcopy, lambda penalty: pickle.loads(pickle.dumps(penalty))])
+def test_a_copy_follows_its_own_strengths(duplicated: Callable[[StructuredPenalty], StructuredPenalty]) -> None:
+    weights, original, strengths = weights_and_penalty(torch.float32, torch.float64, memory_format=torch.channels_last)
+    penalty = duplicated(original)
+    assert penalty.value(weights).item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
+    strengths[1] = torch.full_like(strengths[1], 2.0)
+    penalty.set_strength_(1, np.full(SHAPES[1][:2], 2.0))
+    value = penalty.value(weights)
+    assert value.item() == pytest.approx(expected_value(weights, strengths), rel=1e-6)
+    for gradient, weight, strength in zip(torch.autograd.grad(value, weights), weights, strengths, strict=True):
+        torch.testing.assert_close(gradient, weight.detach().sign() * strength)
+    assert original.value(weights).item() != pytest.approx(value.item())
 
 
 def test_weights_of_several_precisions_are_added_up() -> None:

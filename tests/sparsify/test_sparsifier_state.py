@@ -38,6 +38,16 @@ def test_a_resumed_run_continues_exactly() -> None:
     assert resumed.plan() == sparsifier.plan()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_a_state_may_be_loaded_to_a_gpu_first() -> None:
+    sparsifier, other = ss.Sparsifier(network(), CONFIG), ss.Sparsifier(network(seed=9), CONFIG)
+    file = io.BytesIO()
+    torch.save(sparsifier.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, map_location="cuda", weights_only=True))
+    torch.testing.assert_close(other.state_dict(), sparsifier.state_dict())
+
+
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
     sparsifier = sparsifier_with_penalty(network())
     state = sparsifier.state_dict()

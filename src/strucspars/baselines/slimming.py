@@ -60,9 +60,8 @@ class SlimmingPenalty:
     def __init__(self, model: nn.Module, strength: float) -> None:
         self._strength = _checked_strength(strength)
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-        # Shared scales are penalised once.
-        self._scales = list(dict.fromkeys(norm.weight for norm in norms if norm.affine))
-        if not self._scales:
+        self._norms = [norm for norm in norms if norm.affine]
+        if not self._norms:
             raise ValueError(f"{type(model).__name__} has no BatchNorm2d with a scale, so there is nothing to slim")
 
     @torch.no_grad()
@@ -73,7 +72,8 @@ class SlimmingPenalty:
         """
         scales: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
-        for scale in self._scales:
+        # Read off the norms every time: a parameter kept from before may be dead. Shared scales are penalised once.
+        for scale in dict.fromkeys(norm.weight for norm in self._norms):
             if scale.requires_grad:
                 if scale.grad is None:
                     scale.grad = torch.zeros_like(scale)

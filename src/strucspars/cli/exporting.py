@@ -20,7 +20,7 @@ from strucspars.cli.networks import (
 from strucspars.cli.output_files import check_can_be_written
 from strucspars.cli.run_evaluation import check_has_network
 from strucspars.export.example_batch import random_image
-from strucspars.export.export_report import ExportReport, Format
+from strucspars.export.export_report import SUFFIXES, ExportReport, Format
 from strucspars.export.onnx_export import export_onnx
 from strucspars.export.openvino_export import export_openvino, openvino_module, weights_path
 from strucspars.export.torch_export import export_torch
@@ -31,7 +31,6 @@ from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_reading import read_recipe
 
-SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
 EXPORTERS: dict[Format, Callable[..., ExportReport]] = {
     "onnx": export_onnx,
     "openvino": export_openvino,

@@ -1,6 +1,7 @@
 """Compression: every planned layer becomes input shuffle, group convolution, output shuffle (Sec. 3.1, 3.5)."""
 
 import logging
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,7 +11,13 @@ from strucspars.convert.optimizer_state import change_optimizer_state_, check_op
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
-from strucspars.nn.selection import is_plain, owners_of_parameters, readers_of_weights, reason_in_the_bias
+from strucspars.nn.selection import (
+    is_computable,
+    is_plain,
+    owners_of_parameters,
+    readers_of_weights,
+    reason_in_the_bias,
+)
 from strucspars.nn.shuffled import (
     GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
@@ -88,6 +95,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     """
     check_optimizer(optimizer, model)
     changes = _layers_to_change(model, plan)
+    _check_names_free(changes)
     _check_not_left_behind(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
@@ -112,13 +120,8 @@ def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
 def _layers_to_convert(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
     """The layers to change, none of which has to keep its shape."""
     changes = _layers_to_change(model, plan)
-    readers, owners = readers_of_weights(model), owners_of_parameters(model)
+    owners = owners_of_parameters(model)
     for name, (module, _) in changes.items():
-        if module in readers:
-            raise ValueError(
-                f"layer {name!r}: {readers[module]} reads its weight itself, and cannot do with a smaller one; "
-                "take it off the plan, or keep it dense with mask_"
-            )
         reason = reason_in_the_bias(module, owners)
         if reason is not None:
             raise ValueError(f"layer {name!r}: {reason}; take it off the plan, or keep it dense with mask_")
@@ -140,7 +143,7 @@ def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module
 
 def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
     """The dense layers that the plan groups, after checking that all of it fits."""
-    owners = owners_of_parameters(model)
+    readers, owners = readers_of_weights(model), owners_of_parameters(model)
     changes: dict[str, tuple[nn.Module, LayerPlan]] = {}
     seen = set()
     for name, module in planned_modules(model, plan).items():
@@ -152,6 +155,11 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[n
         _check_groupable(name, module)
         if module in seen or len(owners[id(module.get_parameter("weight"))]) > 1:
             raise ValueError(f"layer {name!r} shares its weight with another layer; take it off the plan")
+        if module in readers:
+            raise ValueError(
+                f"layer {name!r}: {readers[module]} reads its weight itself, and would go on as before; "
+                "take it off the plan"
+            )
         seen.add(module)
         changes[name] = module, plan.layers[name]
     return changes
@@ -163,6 +171,12 @@ def _check_grouped_alike(name: str, module: nn.Module, layer: LayerPlan) -> None
             f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network anew and "
             "convert that, or take the layer off the plan"
         )
+
+
+def _check_names_free(changes: Mapping[str, tuple[nn.Module, LayerPlan]]) -> None:
+    for name, (module, _) in changes.items():
+        if type(module) not in DENSE_TYPES and hasattr(module, "mask"):
+            raise ValueError(f"layer {name!r} has an attribute 'mask' already, where its mask would lie; rename it")
 
 
 def _check_not_left_behind(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
@@ -206,6 +220,11 @@ def _check_groupable(name: str, module: nn.Module) -> None:
     if not is_plain(weight):
         raise ValueError(
             f"layer {name!r}: its weight is a {type(weight).__name__}, not a plain tensor; take it off the plan"
+        )
+    if not is_computable(weight):
+        raise ValueError(
+            f"layer {name!r}: its weight is {weight.dtype}, which PyTorch does not compute with; take it off the plan, "
+            "or give the network another precision first"
         )
     if weight.is_meta:
         raise ValueError(

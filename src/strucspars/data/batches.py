@@ -122,6 +122,8 @@ class ResidentBatches(Batches):
         changes = self.order.shuffled or self.augmentation is not None
         if self._filled_epoch == epoch or (self._filled_epoch is not None and not changes):
             return
+        # Who is interrupted in here leaves the buffers with parts of two epochs.
+        self._filled_epoch = None
         indices = self.order.indices(epoch).to(self.device)
         variations = self._variations(epoch)
         self.labels.copy_(self._all_labels[indices])

@@ -1,4 +1,4 @@
-"""Image files as 8-bit colour pictures, so that a network sees what a viewer shows."""
+"""Image files as 8-bit colour pictures, so that a network sees what a viewer shows, but never turned by EXIF."""
 
 import numpy as np
 from PIL import Image

@@ -1,12 +1,30 @@
 """The end of every export: write, run, compare, and only then give the file its name."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from strucspars.export.agreement import Run, checked_agreement
-from strucspars.export.export_report import ExportReport, Format
+from strucspars.export.export_report import SUFFIXES, ExportReport, Format
 from strucspars.export.inference_program import InferenceProgram
 from strucspars.export.whole_files import written_whole
+
+SUFFIX_OF_WEIGHTS = ".safetensors"
+
+
+def checked_path(path: str | os.PathLike[str], format: Format) -> Path:
+    """The path of a file to write, or a `ValueError` where it ends as files of another format of ours do.
+
+    >>> checked_path("network.xml", "onnx")
+    Traceback (most recent call last):
+        ...
+    ValueError: network.xml ends as files of another format do; write to network.onnx
+    """
+    path = Path(path)
+    if path.suffix != SUFFIXES[format] and path.suffix in (*SUFFIXES.values(), SUFFIX_OF_WEIGHTS):
+        right = path.with_suffix(SUFFIXES[format])
+        raise ValueError(f"{path} ends as files of another format do; write to {right}")
+    return path
 
 
 def write_checked(

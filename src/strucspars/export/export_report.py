@@ -7,6 +7,7 @@ from typing import Literal
 from strucspars.export.agreement import Agreement
 
 Format = Literal["onnx", "openvino", "torch"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from strucspars.export.agreement import Run
-from strucspars.export.checked_file import write_checked
+from strucspars.export.checked_file import checked_path, write_checked
 from strucspars.export.example_batch import Arguments
 from strucspars.export.export_report import ExportReport
 from strucspars.export.inference_program import InferenceProgram, inference_program
@@ -68,6 +68,7 @@ def export_onnx(
     >>> report.num_gathers, report.agreement.batch_sizes, report.agreement.max_relative_error < 1e-4
     (0, (2, 1), True)
     """
+    path = checked_path(path, "onnx")
     program = inference_program(
         model,
         example_inputs,
@@ -80,7 +81,7 @@ def export_onnx(
     proto = onnx_model(program)
     return write_checked(
         program,
-        Path(path),
+        path,
         format="onnx",
         runtime=_runtime(),
         write=lambda unfinished: write_onnx(proto, unfinished),

@@ -126,7 +126,7 @@ def _write(proto: onnx.ModelProto, path: Path) -> None:
             # Not openvino.convert_model, which may report its use over the network.
             model = openvino.Core().read_model(Path(folder) / "network.onnx")
         except RuntimeError as error:
-            raise ValueError(f"OpenVINO cannot read the network: {first_line(error)}; try export_onnx") from error
+            raise ValueError(f"OpenVINO cannot read the network: {_reasons(error)}; try export_onnx") from error
         try:
             openvino.save_model(model, path, compress_to_fp16=False)
         except RuntimeError as error:
@@ -135,11 +135,21 @@ def _write(proto: onnx.ModelProto, path: Path) -> None:
             ) from error
 
 
+def _reasons(error: RuntimeError) -> str:
+    """What OpenVINO has to say, of its list of places in its source that each end in a colon."""
+    lines = dict.fromkeys(line.strip("- ") for line in str(error).splitlines())
+    reasons = [line for line in lines if line and not line.endswith(":")]
+    return "; ".join(reasons).rstrip(".") or first_line(error)
+
+
 def openvino_runner(path: Path) -> Run:
     """OpenVINO with the files of a network, on the CPU, in full precision."""
     openvino = openvino_module()
     with without_chatter():
-        compiled = openvino.Core().compile_model(openvino.Core().read_model(path), "CPU", EXACT)
+        try:
+            compiled = openvino.Core().compile_model(openvino.Core().read_model(path), "CPU", EXACT)
+        except RuntimeError as error:
+            raise ValueError(f"OpenVINO cannot run the network: {_reasons(error)}; try export_onnx") from error
 
     def run(arguments: Arguments) -> list[torch.Tensor]:
         outputs = compiled([tensor.numpy() for tensor in arguments])

@@ -88,6 +88,11 @@ def _tensors_to_save(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
+        if value.layout != torch.strided or value.dtype == torch.complex128:
+            raise ValueError(
+                f"{name!r} of the model is a tensor of {value.layout} and {value.dtype}, which the file format lacks; "
+                "make it a dense one of another precision, or leave it out of the state (persistent=False)"
+            )
         if value.is_meta:
             raise ValueError(
                 f"{name!r} of the model is on the meta device, where there is nothing to save; call "

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from strucspars.export.agreement import Run
-from strucspars.export.checked_file import write_checked
+from strucspars.export.checked_file import checked_path, write_checked
 from strucspars.export.example_batch import Arguments
 from strucspars.export.export_report import ExportReport
 from strucspars.export.inference_program import InferenceProgram, inference_program
@@ -52,12 +52,13 @@ def export_torch(
     >>> torch.allclose(program(images), model(images), atol=1e-5)
     True
     """
+    path = checked_path(path, "torch")
     program = inference_program(
         model, example_inputs, dynamic_batch=dynamic_batch, widen_groups_below=widen_groups_below
     )
     return write_checked(
         program,
-        Path(path),
+        path,
         format="torch",
         runtime=f"torch.export {torch.__version__}",
         write=lambda unfinished: _write(program, unfinished),

@@ -20,6 +20,7 @@ from strucspars.measure.layers import LayerForm, layer_forms, network_params
 from strucspars.measure.uncompiled import uncompiled
 from strucspars.nn.batch_norms import is_batch_norm
 from strucspars.nn.shuffled import channels
+from strucspars.nn.wrappers import unwrapped
 
 # One tensor, or the positional arguments of `forward`.
 ExampleInputs = torch.Tensor | tuple[Any, ...]
@@ -164,7 +165,8 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
             hooks.callback(module.register_forward_hook(count_layer, prepend=True, with_kwargs=True).remove)
         for module in batch_norms:
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
-        model(*fresh_arguments(arguments))
+        # What is inside of a wrapper: one for several processes waits for them, one for several devices calls copies.
+        unwrapped(model)(*fresh_arguments(arguments))
     positions = {name: uses[form.module] for name, form in forms.items()}
     return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
 

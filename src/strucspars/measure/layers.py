@@ -64,7 +64,7 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     >>> layer_forms(nn.Sequential(nn.Conv2d(8, 16, 3)))["0"].params
     BeforeAfter(before=1168, after=1168)
     """
-    _refuse_lazy_modules(model)
+    refuse_lazy_modules(model)
     modules = {name: module for name, module in bare_modules(model) if isinstance(module, LAYERS_WITH_CHANNELS)}
     plan = None if plan is None else under_first_names(model, plan)
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
@@ -117,7 +117,8 @@ def _check_types(planned: Mapping[str, LayerPlan], modules: Mapping[str, nn.Modu
             )
 
 
-def _refuse_lazy_modules(model: nn.Module) -> None:
+def refuse_lazy_modules(model: nn.Module) -> None:
+    """Raise a `ValueError` that names the first module whose shape nobody knows yet."""
     for name, module in bare_modules(model):
         if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise ValueError(f"layer {name!r}: {type(module).__name__} has no shape yet; run the model once first")

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import TypeVar
 
 import torch
@@ -26,7 +27,7 @@ def copied(model: Model) -> Model:
 
 
 def _tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in containers of any depth; modules are looked at one by one."""
+    """The tensors in containers and dataclasses of any depth; modules are looked at one by one."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -35,3 +36,5 @@ def _tensors_in(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple | set | frozenset):
         for part in value:
             yield from _tensors_in(part)
+    elif is_dataclass(value) and not isinstance(value, nn.Module | type):
+        yield from _tensors_in(vars(value))

@@ -33,6 +33,9 @@ def _importance_of_tensor(weight: torch.Tensor, norm: importance.Norm) -> FloatA
     if weight.is_meta or weight.is_sparse or weight.is_complex():
         kind = f"{weight.layout}, {weight.dtype}, {weight.device}"
         raise ValueError(f"weight must hold real, dense values, got a tensor of {kind}")
+    if weight.device.type == "mps":
+        # It has no double precision.
+        weight = weight.cpu()
     if weight.dim() > 2 and weight.numel() > 0 and norm in get_args(importance.Norm):
         kernels = weight.detach().reshape(*weight.shape[:2], -1)
         weight = torch.linalg.vector_norm(kernels, ord=int(norm[1]), dim=2, dtype=torch.float64)

@@ -1,8 +1,11 @@
 """Which layers of a network can be grouped, and why the others cannot. Needs no graph and no change to the model."""
 
 import difflib
+import inspect
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import cast
@@ -263,8 +266,8 @@ def _reason_in_the_weight(
         return "depthwise: nothing to divide" if depthwise else f"it has {layer.groups} groups already"
     if max_group_level(out_channels, in_channels) < 2:
         return f"{out_channels} x {in_channels} channels: an odd width has one group only"
-    if not torch.is_floating_point(layer.weight):
-        return f"its weight is {layer.weight.dtype}, not a floating-point number"
+    if not is_computable(layer.weight):
+        return f"its weight is {layer.weight.dtype}, which PyTorch does not compute with"
     if _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
         narrow = _level_by_width(module, rules) < 2
         limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
@@ -300,22 +303,39 @@ def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
     return owners
 
 
-# By type of parent, the children whose weights it reads past their own forward: here in fast paths for inference.
-_READ_BY_PARENT: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.TransformerEncoderLayer: ("linear1", "linear2"),
-    nn.MultiheadAttention: ("out_proj",),
-}
-
-
 def readers_of_weights(model: nn.Module) -> Mapping[nn.Module, str]:
-    """The layers whose weights another module reads directly, with that module's type: they cannot change shape."""
+    """The layers whose weights another module reads past their own forward, with that module's type.
+
+    Known by the source of that module's forward. Attentions do so, and PyTorch's transformers in inference: such layers
+    can neither change their shape nor hide what is pruned.
+    """
+    parents = list(model.modules())
+    read_by = {parent_type: _weights_read_by(parent_type) for parent_type in set(map(type, parents))}
     readers = {}
-    for parent in model.modules():
-        for parent_type, children in _READ_BY_PARENT.items():
-            for name, child in parent.named_children() if isinstance(parent, parent_type) else ():
-                if name in children:
-                    readers[unwrapped(child)] = type(parent).__name__
+    for parent in parents:
+        for path in read_by[type(parent)]:
+            # What the source names may be no module, or be missing in this one.
+            with suppress(AttributeError):
+                readers[unwrapped(parent.get_submodule(path))] = type(parent).__name__
     return readers
+
+
+# The weight itself, that is; code that asks for its precision or device calls the layer all the same.
+_WEIGHT_OF_A_LAYER = re.compile(r"\bself\.([\w.]+)\.weight\b(?!\s*\.)")
+
+
+def _weights_read_by(parent_type: type[nn.Module]) -> tuple[str, ...]:
+    """Paths of the layers whose weights a forward names; none where its source is out of reach.
+
+    >>> _weights_read_by(nn.MultiheadAttention), _weights_read_by(nn.Conv2d)
+    (('out_proj',), ())
+    """
+    try:
+        source = inspect.getsource(parent_type.forward)
+    except (AttributeError, OSError, TypeError):
+        # Of scripted modules, of functions that were made or typed in.
+        return ()
+    return tuple(dict.fromkeys(_WEIGHT_OF_A_LAYER.findall(source)))
 
 
 def is_quantised(module: nn.Module) -> bool:
@@ -342,6 +362,11 @@ def _is_scripted(module: nn.Module, model: nn.Module) -> bool:
 def is_plain(weight: torch.Tensor) -> bool:
     """Whether a weight is an ordinary tensor. Subclasses hold quantised or distributed values, or something else."""
     return type(weight) in (nn.Parameter, torch.Tensor)
+
+
+def is_computable(weight: torch.Tensor) -> bool:
+    """Whether a weight is of floating-point numbers to compute with; those of eight bits are for storage only."""
+    return torch.is_floating_point(weight) and weight.dtype.itemsize > 1
 
 
 def _with_levels(name: str, module: nn.Module, rules: LayerRules) -> SelectedLayer:

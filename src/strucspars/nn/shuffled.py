@@ -72,7 +72,10 @@ class _Ordered(nn.Module):
             yield
         finally:
             for name in ORDERS:
-                self.__dict__[name] = self._buffers.pop(name)
+                # A state in another precision, assigned instead of copied, is of whole numbers all the same.
+                order = self._buffers.pop(name)
+                assert order is not None
+                self.__dict__[name] = order.to(torch.int64)
 
 
 class _Shuffled(_Ordered):
@@ -270,8 +273,8 @@ def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], to
     gradient, parameter.grad = parameter.grad, None
     changed = change(parameter.data)
     # Autograd remembers the shape that a parameter had in any graph that is still alive, say that of the last loss,
-    # and forgets it only when the precision changes.
-    other = torch.float32 if parameter.dtype == torch.float64 else torch.float64
+    # and forgets it only when the precision changes. Not to double, which Apple's GPUs do not have.
+    other = torch.float32 if parameter.dtype == torch.float16 else torch.float16
     parameter.data = torch.empty(0, dtype=other, device=parameter.device)
     parameter.data = changed
     parameter.grad = None if gradient is None else change(gradient)

@@ -6,7 +6,6 @@ from concurrent.futures import BrokenExecutor, Executor
 from dataclasses import dataclass
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from strucspars.core.arrays import FloatArray, IntArray
 from strucspars.core.budget import LayerBudget
@@ -18,6 +17,7 @@ from strucspars.core.permutation import inverse
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.selection import SelectedLayer
 from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.one_blas_thread import ONE_BLAS_THREAD
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,7 @@ def _solved(problem: _Problem) -> _Solution:
 
 
 def _solved_here(problems: Iterable[_Problem]) -> list[_Solution]:
-    # Many small matrix products: further threads gain little, and where other processes hold their cores they wait.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with ONE_BLAS_THREAD:
         return [_solved(problem) for problem in problems]
 
 

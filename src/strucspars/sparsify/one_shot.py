@@ -35,6 +35,8 @@ def one_shot_plan(
 ) -> GroupingPlan:
     """Plan from the weights as they are. Logs how much of their norm is lost: without sparse training that is a lot.
 
+    Of several processes all call it, and get the same plan.
+
     Args:
         model: any module, trained or not.
         target: fraction of all parameters (or MACs) to remove.

@@ -29,12 +29,22 @@ class StructuredPenalty:
         for index, weight in enumerate(weights):
             kinds[weight.device, weight.dtype].append(index)
         self._buckets = [_Bucket(weights, indices) for indices in kinds.values()]
-        by_index = {
+        self._strengths = self._strengths_by_index()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_norm": self._norm, "_buckets": self._buckets}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._strengths = self._strengths_by_index()
+
+    def _strengths_by_index(self) -> list[torch.Tensor]:
+        strengths = {
             index: strength
             for bucket in self._buckets
             for index, strength in zip(bucket.indices, bucket.strengths, strict=True)
         }
-        self._strengths = [by_index[index] for index in range(len(weights))]
+        return [strengths[index] for index in range(len(strengths))]
 
     def set_strength_(self, index: int, strength: FloatArray) -> None:
         """New lambda * R_g of one layer, `(C_out, C_in)` in the original channel order."""
@@ -86,6 +96,10 @@ class StructuredPenalty:
             raise ValueError(f"the model moved from {there} to {here} after its Sparsifier was made; move it before")
 
 
+# Shape, strides and beginning of a view.
+_Layout = tuple[torch.Size, tuple[int, ...], int]
+
+
 class _Bucket:
     """Strengths of the weights of one device and precision, and room for their copy: each side by side in one tensor.
 
@@ -96,8 +110,23 @@ class _Bucket:
     def __init__(self, weights: Sequence[torch.Tensor], indices: list[int]) -> None:
         self.indices = indices
         chosen = [weights[index] for index in indices]
-        self.all_strengths, self.strengths = _side_by_side(chosen)
-        self.all_copies, self.copies = _side_by_side(chosen)
+        self._layouts = _side_by_side(chosen)
+        size = sum(weight.numel() for weight in chosen)
+        self.all_strengths = torch.zeros(size, dtype=chosen[0].dtype, device=chosen[0].device)
+        self._make_views()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the views: pickled one by one, they would come back as tensors of their own.
+        return {"indices": self.indices, "_layouts": self._layouts, "all_strengths": self.all_strengths}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._make_views()
+
+    def _make_views(self) -> None:
+        self.all_copies = torch.zeros_like(self.all_strengths)
+        self.strengths = [self.all_strengths.as_strided(*layout) for layout in self._layouts]
+        self.copies = [self.all_copies.as_strided(*layout) for layout in self._layouts]
 
 
 class _WeightedL1(torch.autograd.Function):
@@ -129,16 +158,14 @@ class _WeightedL1(torch.autograd.Function):
         return None, *(next(remaining) if need else None for need in needed)
 
 
-def _side_by_side(weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Zeros for all weights in one flat tensor, and views of it in their shapes and memory formats."""
-    flat = torch.zeros(sum(weight.numel() for weight in weights), dtype=weights[0].dtype, device=weights[0].device)
-    views, begin = [], 0
+def _side_by_side(weights: Sequence[torch.Tensor]) -> list[_Layout]:
+    """Where the weights lie in one flat tensor, each in its shape and memory format."""
+    layouts, begin = [], 0
     for weight in weights:
         # The fused kernels want the memory format of the weights; like an empty one, since a weight may have gaps.
-        stride = torch.empty_like(weight, device="meta").stride()
-        views.append(flat.as_strided(weight.shape, stride, begin))
+        layouts.append((weight.shape, torch.empty_like(weight, device="meta").stride(), begin))
         begin += weight.numel()
-    return flat, views
+    return layouts
 
 
 def _kernels(weight: torch.Tensor) -> torch.Tensor:

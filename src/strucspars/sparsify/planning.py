@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from threadpoolctl import threadpool_limits
 from torch import nn
 
 from strucspars.core.budget import Budget, LayerBudget, ThresholdSearch, removed_fraction, without_surplus
@@ -14,12 +13,14 @@ from strucspars.core.importance import Norm
 from strucspars.core.learning import refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.measure.counting import ExampleInputs, count_macs
+from strucspars.measure.layers import refuse_lazy_modules
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.masked import dense_type
 from strucspars.nn.selection import SelectedLayer, Selection, SkippedLayer, rules_for_types
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.group_width import threshold_for_target
 from strucspars.sparsify.layer_state import LayerState, layer_budget
+from strucspars.sparsify.one_blas_thread import ONE_BLAS_THREAD
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class NetworkSize:
 
 def network_size(model: nn.Module, example_inputs: ExampleInputs | None, budget: Budget) -> NetworkSize:
     """Count the network's parameters and, given an input to run it on, its multiply-accumulates."""
+    refuse_lazy_modules(model)
     params = sum(parameter.numel() for parameter in model.parameters())
     if example_inputs is None:
         if budget == "macs":
@@ -138,7 +140,7 @@ def plan_for_target(
             config.budget,
             100 * config.target,
         )
-    with threadpool_limits(limits=1, user_api="blas"):
+    with ONE_BLAS_THREAD:
         planned = {
             layer.name: _planned_layer(layer, state, found.group_levels[layer.name], config)
             for layer, state in zip(layers, states, strict=True)

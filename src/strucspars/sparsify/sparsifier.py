@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from strucspars.core.arrays import IntArray
 from strucspars.core.budget import removed_fraction
 from strucspars.core.checks import is_whole_number
 from strucspars.core.controller import LambdaState, next_lambda
@@ -36,7 +37,8 @@ class Sparsifier:
     The model stays as it is: no module is replaced, no key of its `state_dict` changes. Weights that are replaced by
     others (`load_state_dict(assign=True)`) are followed from the next step on; a step captured in a CUDA graph must be
     captured again, for the model's sake too. Modules that are replaced by others are an error, unless by a wrapper such
-    as `torch.compile`.
+    as `torch.compile`. Of several processes all make one, and all call `end_epoch` and `plan`: they agree on what is
+    learned.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -93,7 +95,11 @@ class Sparsifier:
         return self._controller.lambda_value
 
     def penalty(self) -> torch.Tensor:
-        """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3)."""
+        """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3).
+
+        Where `DistributedDataParallel` looks for unused parameters, use `regularize_`: a layer that a step leaves out
+        would get a gradient from here after all, which the wrapper takes for an error.
+        """
         self._places.check()
         try:
             return self._penalty.value(self._present_weights())
@@ -194,8 +200,8 @@ class Sparsifier:
         out_channels, in_channels = layer.weight_shape[:2]
         return replace(
             self._states[index],
-            out_perm=checked_permutation(saved["out_perm"], out_channels, name=f"layer {layer.name!r}: out_perm"),
-            in_perm=checked_permutation(saved["in_perm"], in_channels, name=f"layer {layer.name!r}: in_perm"),
+            out_perm=_restored_order(saved["out_perm"], out_channels, f"layer {layer.name!r}: out_perm"),
+            in_perm=_restored_order(saved["in_perm"], in_channels, f"layer {layer.name!r}: in_perm"),
             group_level=checked_group_level(saved["group_level"], out_channels, in_channels),
         )
 
@@ -232,6 +238,11 @@ class Sparsifier:
         for index, (layer, state) in enumerate(zip(self.selection.layers, self._states, strict=True)):
             strength = penalty_strength(layer, state, decay=self.config.decay, lambda_value=self.lambda_value)
             self._penalty.set_strength_(index, strength)
+
+
+def _restored_order(saved: Any, length: int, name: str) -> IntArray:
+    # A checkpoint may have been loaded to a GPU.
+    return checked_permutation(saved.cpu() if isinstance(saved, torch.Tensor) else saved, length, name=name)
 
 
 def _restored_controller(saved: Mapping[str, Any]) -> LambdaState:

@@ -228,7 +228,8 @@ def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) 
     for key, value in content.items():
         path = f"{prefix}{key}"
         if key not in hints:
-            raise ValueError(f"{origin}: there is no key {path!r} (value {_SHORT.repr(value)}); {_remedy(path, hints)}")
+            remedy = _remedy(key, prefix, hints)
+            raise ValueError(f"{origin}: there is no key {path!r} (value {_SHORT.repr(value)}); {remedy}")
         hint = hints[key]
         if is_dataclass(hint) and isinstance(value, dict):
             yield from _values(value, hint, f"{path}.", origin)
@@ -239,15 +240,16 @@ def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) 
             raise ValueError(f"{origin}: {path} must be {_allowed(hint)}, got {_SHORT.repr(value)}") from error
 
 
-def _remedy(path: str, hints: Mapping[str, Any]) -> str:
-    known = list(_flat(Recipe(name="any")))
+def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
+    known, path = list(_flat(Recipe(name="any"))), f"{prefix}{key}"
     if path in known:
         return f"keys are nested, not dotted: {path.replace('.', ': {')}: ...}}"
-    near = difflib.get_close_matches(path, known, n=1)
+    near = [f"{prefix}{name}" for name in difflib.get_close_matches(str(key), hints, n=1)]
+    near = near or difflib.get_close_matches(path, known, n=1)
     if not near:
         # The right key in the wrong section; of several sections, the first.
-        sections = {key.rpartition(".")[2]: key for key in reversed(known)}
-        near = [sections[key] for key in difflib.get_close_matches(path.rpartition(".")[2], sections, n=1)]
+        sections = {name.rpartition(".")[2]: name for name in reversed(known)}
+        near = [sections[name] for name in difflib.get_close_matches(path.rpartition(".")[2], sections, n=1)]
     suggestion = f"did you mean {near[0]!r}? " if near else ""
     return f"{suggestion}Known here: {', '.join(hints)}"
 
