@@ -160,6 +160,7 @@ GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
     nn.Conv3d: ShuffledGroupConv3d,
     nn.Linear: ShuffledGroupLinear,
 }
+DENSE_AND_GROUPED_TYPES = (*GROUPED_TYPES, *GROUPED_TYPES.values())
 
 
 # Every layer whose channels could be thought of in groups: those that are selected, and those that get a reason.

@@ -8,10 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from strucspars.nn.shuffled import GROUPED_TYPES
-
-# Exactly these: a subclass may compute something with its weight first, and that in full precision.
-CAST_TYPES = (*GROUPED_TYPES, *GROUPED_TYPES.values())
+from strucspars.nn.shuffled import DENSE_AND_GROUPED_TYPES
 
 
 class CastAtOnce(nn.Module):
@@ -27,7 +24,8 @@ class CastAtOnce(nn.Module):
         named = {
             parameter: f"{name}.{key}" if name else key
             for name, module in model.named_modules()
-            if type(module) in CAST_TYPES
+            # Exactly these: a subclass may compute something with its weight first, and that in full precision.
+            if type(module) in DENSE_AND_GROUPED_TYPES
             for key, parameter in module.named_parameters(recurse=False)
             if parameter.requires_grad
         }

@@ -20,9 +20,7 @@ from strucspars.convert.folding.tracing import (
     tensor_shapes,
 )
 from strucspars.core.permutation import inverse
-from strucspars.nn.shuffled import GROUPED_TYPES, channel_orders, channels, is_grouped
-
-LAYERS = (*GROUPED_TYPES, *GROUPED_TYPES.values())
+from strucspars.nn.shuffled import DENSE_AND_GROUPED_TYPES, channel_orders, channels, is_grouped
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class _Walk:
 
     def _module(self, node: fx.Node, module: nn.Module) -> Layout | None:
         is_understood = has_plain_forward(module) and len(node.args) == 1 and not node.kwargs
-        if is_understood and type(module) in LAYERS:
+        if is_understood and type(module) in DENSE_AND_GROUPED_TYPES:
             return self._layer(node, module)
         if is_understood and channel_rules.has_entry_per_channel(module):
             return self._channelwise(node)

@@ -8,9 +8,13 @@ from torch import fx, nn
 from strucspars.convert.folding.call_arguments import asks_for_shape
 from strucspars.convert.folding.channel_rules import BATCH_NORMS
 from strucspars.convert.folding.tracing import has_plain_forward, tensor_shape
-from strucspars.nn.shuffled import GROUPED_TYPES, channel_orders, flush_denormals_, is_grouped, like_memory_format
-
-FOLDABLE_LAYERS = (*GROUPED_TYPES, *GROUPED_TYPES.values())
+from strucspars.nn.shuffled import (
+    DENSE_AND_GROUPED_TYPES,
+    channel_orders,
+    flush_denormals_,
+    is_grouped,
+    like_memory_format,
+)
 
 
 def batch_norm_as_scale_and_shift(norm: nn.BatchNorm2d) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +65,7 @@ def _is_foldable_norm(norm: nn.Module) -> bool:
 
 
 def _takes_a_norm(layer: nn.Module, call: fx.Node) -> bool:
-    if type(layer) not in FOLDABLE_LAYERS or not has_plain_forward(layer):
+    if type(layer) not in DENSE_AND_GROUPED_TYPES or not has_plain_forward(layer):
         return False
     # Batch norm looks at axis 1, a linear layer puts its outputs on the last.
     return not isinstance(layer, nn.Linear) or len(tensor_shape(call) or ()) == 2

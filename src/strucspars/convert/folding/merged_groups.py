@@ -16,10 +16,16 @@ from strucspars.core.permutation import inverse
 from strucspars.measure.folded import WidenedLayer
 from strucspars.measure.layers import BeforeAfter
 from strucspars.nn.selection import is_plain
-from strucspars.nn.shuffled import GROUPED_TYPES, channel_orders, channels, is_grouped, like_memory_format
+from strucspars.nn.shuffled import (
+    DENSE_AND_GROUPED_TYPES,
+    GROUPED_TYPES,
+    channel_orders,
+    channels,
+    is_grouped,
+    like_memory_format,
+)
 
 DENSE_TYPES: dict[type[nn.Module], type[nn.Module]] = {grouped: dense for dense, grouped in GROUPED_TYPES.items()}
-LAYERS = (*GROUPED_TYPES, *DENSE_TYPES)
 
 
 def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:
@@ -92,7 +98,11 @@ def widen_called_groups_(graph_module: fx.GraphModule, *, widen_groups_below: in
 
 
 def _may_be_widened(layer: nn.Module) -> bool:
-    if type(layer) not in LAYERS or not has_plain_forward(layer) or not is_plain(layer.get_parameter("weight")):
+    if (
+        type(layer) not in DENSE_AND_GROUPED_TYPES
+        or not has_plain_forward(layer)
+        or not is_plain(layer.get_parameter("weight"))
+    ):
         return False
     is_depthwise = not is_grouped(layer) and layer.get_parameter("weight").shape[1] == 1
     return not is_depthwise
