@@ -41,6 +41,8 @@ def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None =
 def _keep(source: Path, target: Path) -> None:
     """Copy a file, in as many parts as its size asks for."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    for former in (target, *target.parent.glob(f"{target.name}.part-*")):
+        former.unlink(missing_ok=True)
     if source.stat().st_size <= LARGEST_FILE_BYTES:
         shutil.copyfile(source, target)
         return

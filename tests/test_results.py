@@ -261,6 +261,16 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
     assert environment == {"commit": "0123456789ab", "device": "a GPU", "gpu_minutes": 3.5}
 
 
+def test_a_run_that_is_recorded_again_leaves_no_former_parts(tmp_path: Path) -> None:
+    finished_run(tmp_path / "mine-seed2")
+    record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
+    (tmp_path / "mine-seed2" / "checkpoints" / "sparsified.pt").write_bytes(b"smaller")
+    (tmp_path / "mine-seed2" / "model.safetensors").write_bytes(bytes(record_run.LARGEST_FILE_BYTES + 1))
+    kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
+    networks = {path.name for path in kept.rglob("*") if path.name.startswith(("model", "sparsified"))}
+    assert networks == {"sparsified.pt", "model.safetensors.part-00", "model.safetensors.part-01"}
+
+
 def test_a_run_that_could_not_know_its_commit_is_told(tmp_path: Path) -> None:
     finished_run(tmp_path / "mine-seed2")
     kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5, commit="abc")

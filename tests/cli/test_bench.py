@@ -54,8 +54,9 @@ def test_a_run_is_timed_against_its_dense_network(call: Any, tiny: tuple[str, ..
     assert document["command"].startswith("strucspars bench runs/demo --runtimes")
 
 
-def test_where_an_absolute_path_lies_is_not_told() -> None:
-    assert BenchRequest(network="/home/someone/runs/demo").command.startswith("strucspars bench demo --seconds")
+@pytest.mark.parametrize("network", ["/home/someone/runs/demo", "../someone/demo"])
+def test_where_a_path_from_outside_lies_is_not_told(network: str) -> None:
+    assert BenchRequest(network=network).command.startswith("strucspars bench demo --seconds")
 
 
 MAPS = """

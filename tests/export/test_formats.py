@@ -273,7 +273,11 @@ def test_what_was_taken_for_a_batch_by_its_length_is_named(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("export", "name", "right"),
-    [(ss.export_onnx, "network.xml", "network.onnx"), (ss.export_torch, "network.onnx", "network.pt2")],
+    [
+        (ss.export_onnx, "network.XML", "network.onnx"),
+        (ss.export_onnx, "network.bin", "network.onnx"),
+        (ss.export_torch, "network.onnx", "network.pt2"),
+    ],
 )
 def test_a_file_does_not_end_as_those_of_another_format(
     export: Callable[..., object], name: str, right: str, tmp_path: Path

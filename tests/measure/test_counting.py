@@ -271,6 +271,12 @@ def test_counting_calls_no_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary(nn.DataParallel(model), images) == summary(model, images)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_inputs_are_moved_as_a_wrapper_would() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1)).cuda()
+    assert count_macs(nn.DataParallel(model), torch.zeros(1, 3, 4, 4)).macs == 3 * 8 * 16
+
+
 def test_planning_names_a_lazy_layer_too() -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.LazyLinear(10))
     with pytest.raises(ValueError, match="layer '1': LazyLinear has no shape yet; run the model once first"):

@@ -43,11 +43,15 @@ def test_networks_that_pytorch_does_not_copy_are_copied_and_folded(build: type[n
     assert torch.allclose(ss.fold(model.eval(), images)(images), outputs, atol=1e-6)
 
 
-@dataclass
+@dataclass(slots=True)
 class Features:
-    """As some networks return theirs."""
+    """As some networks return theirs; one may refer to itself."""
 
     tensors: list[torch.Tensor]
+    whole: "Features | None" = None
+
+    def __post_init__(self) -> None:
+        self.whole = self
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -314,37 +313,6 @@ def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
         assert reason(selection, f"own.{layer}").startswith("OwnLayer reads its weight")
     assert "is a subclass" in reason(selection, "encoder.layers.0.self_attn.out_proj")
     assert reason(selection, "attention.out_proj").startswith("MultiheadAttention reads its weight")
-
-
-class Projections(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
-
-
-class ReadsItself(nn.Module):
-    """Reads layers past their forward, and asks another for its precision only."""
-
-    absent: Any = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = Projections()
-        self.called = nn.Linear(4, 4)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight = self.body.first.weight if self.absent is None else self.absent.weight
-        projected = nn.functional.linear(nn.functional.linear(input, weight), self.body.second.weight)
-        scores: torch.Tensor = self.called(projected.to(self.called.weight.dtype))
-        return scores
-
-
-def test_weights_that_a_network_reads_itself_are_found_in_its_source() -> None:
-    selection = select_layers(nn.Sequential(ReadsItself()), LayerRules(layer_types=(nn.Linear,)))
-    assert names(selection) == ["0.called"]
-    assert {layer.reason for layer in selection.skipped} == {
-        "ReadsItself reads its weight itself, and would go on as before"
-    }
 
 
 def test_attentions_of_torchvision_and_timm_that_read_their_weights_keep_them() -> None:

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 import strucspars as ss
 from strucspars.nn.wrappers import bare_modules, bare_state_names
@@ -131,14 +129,3 @@ def test_a_wrapped_layer_whose_weight_its_parent_reads_is_left_alone() -> None:
     selection = ss.select_layers(model, ss.LayerRules(layer_types=(nn.Linear,)))
     reasons = {layer.name: layer.reason for layer in selection.skipped}
     assert "TransformerEncoderLayer reads its weight itself" in reasons["linear1"]
-
-
-def test_a_network_with_averaged_weights_is_converted_and_saved_as_itself(tmp_path: Path) -> None:
-    model = network().eval()
-    plan = ss.one_shot_plan(model, 0.3)
-    averaged = AveragedModel(model)
-    ss.convert_(averaged, plan)
-    ss.convert_(model, plan)
-    torch.testing.assert_close(averaged(IMAGES), model(IMAGES))
-    ss.save(averaged, tmp_path / "averaged.safetensors")
-    torch.testing.assert_close(ss.load(tmp_path / "averaged.safetensors", network()).eval()(IMAGES), model(IMAGES))

@@ -146,6 +146,7 @@ def test_a_choice_that_looks_like_a_number_needs_no_quotes(tmp_path: Path) -> No
         ("seed: {}", ["seed must be a whole number, got {}"]),
         ("stage1: {epoch: 3}", ["no key 'stage1.epoch' (value 3)", "did you mean 'stage1.epochs'?", "momentum"]),
         ("lr: 3", ["no key 'lr'", "did you mean 'stage1.lr'?"]),
+        ("target: 0.5", ["no key 'target'", "did you mean 'sparsify.target'?"]),
         ("sparsfy: {target: 0.5}", ["no key 'sparsfy'", "did you mean 'sparsify'?"]),
         ("dta: {root: x}", ["no key 'dta'", "did you mean 'data'?"]),
         ("sparsify: {tagret: 0.5}", ["no key 'sparsify.tagret'", "did you mean 'sparsify.target'?"]),

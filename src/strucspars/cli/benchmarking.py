@@ -80,7 +80,7 @@ class BenchRequest:
 
     @property
     def command(self) -> str:
-        """What to type for the same again. Of an absolute path only the name: where it lies is nobody's business."""
+        """What to type for the same again. Of a path from outside only the name: where it lies is nobody's business."""
         options = {
             "--rates": self.rates,
             "--runtimes": self.runtimes,
@@ -94,7 +94,8 @@ class BenchRequest:
             "--image-shape": None if self.image_shape is None else "x".join(map(str, self.image_shape)),
         }
         given = [str(part) for option in options.items() if option[1] is not None for part in option]
-        name = Path(self.network).name if Path(self.network).is_absolute() else self.network
+        path = Path(self.network)
+        name = path.name if path.is_absolute() or ".." in path.parts else self.network
         return shlex.join(["strucspars", "bench", name, *given, *(["--full"] if self.is_full else [])])
 
 

@@ -15,7 +15,6 @@ from strucspars.nn.selection import (
     is_computable,
     is_plain,
     owners_of_parameters,
-    readers_of_weights,
     reason_in_the_bias,
 )
 from strucspars.nn.shuffled import (
@@ -27,6 +26,7 @@ from strucspars.nn.shuffled import (
     is_grouped_as,
     like_memory_format,
 )
+from strucspars.nn.weight_readers import readers_of_weights
 from strucspars.nn.wrappers import modules_by_name
 
 logger = logging.getLogger(__name__)

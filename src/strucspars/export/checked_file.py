@@ -9,7 +9,8 @@ from strucspars.export.export_report import SUFFIXES, ExportReport, Format
 from strucspars.export.inference_program import InferenceProgram
 from strucspars.export.whole_files import written_whole
 
-SUFFIX_OF_WEIGHTS = ".safetensors"
+# Our own, and those beside OpenVINO's graphs.
+SUFFIXES_OF_WEIGHTS = (".safetensors", ".bin")
 
 
 def checked_path(path: str | os.PathLike[str], format: Format) -> Path:
@@ -21,7 +22,7 @@ def checked_path(path: str | os.PathLike[str], format: Format) -> Path:
     ValueError: network.xml ends as files of another format do; write to network.onnx
     """
     path = Path(path)
-    if path.suffix != SUFFIXES[format] and path.suffix in (*SUFFIXES.values(), SUFFIX_OF_WEIGHTS):
+    if path.suffix.lower() in {*SUFFIXES.values(), *SUFFIXES_OF_WEIGHTS} - {SUFFIXES[format]}:
         right = path.with_suffix(SUFFIXES[format])
         raise ValueError(f"{path} ends as files of another format do; write to {right}")
     return path

@@ -88,7 +88,7 @@ def _tensors_to_save(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
-        if value.layout != torch.strided or value.dtype == torch.complex128:
+        if value.layout != torch.strided or not _has_known_precision(value):
             raise ValueError(
                 f"{name!r} of the model is a tensor of {value.layout} and {value.dtype}, which the file format lacks; "
                 "make it a dense one of another precision, or leave it out of the state (persistent=False)"
@@ -99,6 +99,14 @@ def _tensors_to_save(model: nn.Module) -> dict[str, torch.Tensor]:
                 "model.to_empty(device=...) and load the weights first"
             )
     return state
+
+
+def _has_known_precision(tensor: torch.Tensor) -> bool:
+    try:
+        serialised({"any": tensor.new_empty(0, device="cpu")})
+    except (KeyError, RuntimeError):
+        return False
+    return True
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:

@@ -166,9 +166,17 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
         for module in batch_norms:
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
         # What is inside of a wrapper: one for several processes waits for them, one for several devices calls copies.
-        unwrapped(model)(*fresh_arguments(arguments))
+        inside = unwrapped(model)
+        inside(*(fresh_arguments(arguments) if inside is model else _moved(fresh_arguments(arguments), inside)))
     positions = {name: uses[form.module] for name, form in forms.items()}
     return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
+
+
+def _moved(arguments: tuple[Any, ...], model: nn.Module) -> tuple[Any, ...]:
+    """The inputs on the device of the network, where wrappers bring them."""
+    device = next((parameter.device for parameter in model.parameters()), None)
+    moved: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), arguments)
+    return moved
 
 
 def _uses_of_each_weight(module: nn.Module, inputs: torch.Tensor, outputs: torch.Tensor) -> int:

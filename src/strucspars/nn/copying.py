@@ -1,8 +1,8 @@
 """Copies of networks that have been used."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
 import torch
@@ -22,19 +22,28 @@ def copied(model: Model) -> Model:
     >>> copied(model).last.requires_grad
     False
     """
-    kept = (tensor for module in model.modules() for tensor in _tensors_in(vars(module)))
+    seen: set[int] = set()
+    kept = (tensor for module in model.modules() for tensor in _tensors_in(vars(module), seen))
     return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf})
 
 
-def _tensors_in(value: object) -> Iterator[torch.Tensor]:
+def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
     """The tensors in containers and dataclasses of any depth; modules are looked at one by one."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors_in(part)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for part in value:
-            yield from _tensors_in(part)
-    elif is_dataclass(value) and not isinstance(value, nn.Module | type):
-        yield from _tensors_in(vars(value))
+    elif id(value) not in seen:
+        parts = _parts(value)
+        if parts:
+            seen.add(id(value))
+        for part in parts:
+            yield from _tensors_in(part, seen)
+
+
+def _parts(value: object) -> Collection[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    if is_dataclass(value) and not isinstance(value, nn.Module | type):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    return ()

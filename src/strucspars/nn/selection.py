@@ -1,11 +1,8 @@
 """Which layers of a network can be grouped, and why the others cannot. Needs no graph and no change to the model."""
 
 import difflib
-import inspect
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import cast
@@ -18,7 +15,8 @@ from strucspars.core.checks import checked_at_least, make_plain_
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.nn.masked import dense_type
 from strucspars.nn.shuffled import GROUPED_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, is_grouped
-from strucspars.nn.wrappers import bare_modules, unwrapped
+from strucspars.nn.weight_readers import readers_of_weights
+from strucspars.nn.wrappers import bare_modules
 
 FilterFn = Callable[[nn.Module, str], bool]
 
@@ -132,7 +130,7 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     Names are those of the network itself, where `torch.compile` or another wrapper holds it or a part of it too.
 
     Args:
-        model: anything; its source is not looked at.
+        model: anything; no graph is traced.
         rules: names, types and limits.
         filter_fn: called as `filter_fn(module, name)`; False leaves the layer as it is.
 
@@ -301,41 +299,6 @@ def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
         for parameter in module._parameters.values():
             owners[id(parameter)].append(name)
     return owners
-
-
-def readers_of_weights(model: nn.Module) -> Mapping[nn.Module, str]:
-    """The layers whose weights another module reads past their own forward, with that module's type.
-
-    Known by the source of that module's forward. Attentions do so, and PyTorch's transformers in inference: such layers
-    can neither change their shape nor hide what is pruned.
-    """
-    parents = list(model.modules())
-    read_by = {parent_type: _weights_read_by(parent_type) for parent_type in set(map(type, parents))}
-    readers = {}
-    for parent in parents:
-        for path in read_by[type(parent)]:
-            # What the source names may be no module, or be missing in this one.
-            with suppress(AttributeError):
-                readers[unwrapped(parent.get_submodule(path))] = type(parent).__name__
-    return readers
-
-
-# The weight itself, that is; code that asks for its precision or device calls the layer all the same.
-_WEIGHT_OF_A_LAYER = re.compile(r"\bself\.([\w.]+)\.weight\b(?!\s*\.)")
-
-
-def _weights_read_by(parent_type: type[nn.Module]) -> tuple[str, ...]:
-    """Paths of the layers whose weights a forward names; none where its source is out of reach.
-
-    >>> _weights_read_by(nn.MultiheadAttention), _weights_read_by(nn.Conv2d)
-    (('out_proj',), ())
-    """
-    try:
-        source = inspect.getsource(parent_type.forward)
-    except (AttributeError, OSError, TypeError):
-        # Of scripted modules, of functions that were made or typed in.
-        return ()
-    return tuple(dict.fromkeys(_WEIGHT_OF_A_LAYER.findall(source)))
 
 
 def is_quantised(module: nn.Module) -> bool:

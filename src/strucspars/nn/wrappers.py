@@ -1,4 +1,4 @@
-"""Modules that only call another: on several devices, in step with other processes, compiled, or with averages."""
+"""Modules that do nothing but call another: on several devices, in step with other processes, or compiled."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,6 @@ _INNER_NAMES = {
     "torch._dynamo.eval_frame.OptimizedModule": COMPILED,
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
-    "torch.optim.swa_utils.AveragedModel": "module",
 }
 
 
@@ -26,7 +25,7 @@ def inner_name(module: nn.Module) -> str | None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside of `torch.compile`, `DataParallel` and their like, in any order.
+    """The network inside of `torch.compile`, `DataParallel` and `DistributedDataParallel`, in any order.
 
     A wrapper with hooks of its own does more than call, and stays.
 

@@ -244,12 +244,14 @@ def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
     known, path = list(_flat(Recipe(name="any"))), f"{prefix}{key}"
     if path in known:
         return f"keys are nested, not dotted: {path.replace('.', ': {')}: ...}}"
-    near = [f"{prefix}{name}" for name in difflib.get_close_matches(str(key), hints, n=1)]
-    near = near or difflib.get_close_matches(path, known, n=1)
-    if not near:
-        # The right key in the wrong section; of several sections, the first.
-        sections = {name.rpartition(".")[2]: name for name in reversed(known)}
-        near = [sections[name] for name in difflib.get_close_matches(path.rpartition(".")[2], sections, n=1)]
+    # A key may stand in the wrong section; of several sections that have it, the first.
+    sections = {name.rpartition(".")[2]: name for name in reversed(known)}
+    if key in sections:
+        near = [sections[key]]
+    else:
+        near = [f"{prefix}{name}" for name in difflib.get_close_matches(str(key), hints, n=1)]
+        near = near or difflib.get_close_matches(path, known, n=1)
+        near = near or [sections[name] for name in difflib.get_close_matches(str(key), sections, n=1)]
     suggestion = f"did you mean {near[0]!r}? " if near else ""
     return f"{suggestion}Known here: {', '.join(hints)}"
 

@@ -136,3 +136,19 @@ def test_a_frozen_network_of_timm_folds_as_the_one_it_was() -> None:
     assert any(isinstance(module, FrozenBatchNormAct2d) for module in frozen.modules())
     assert report_of_equal(frozen, images) == expected
     assert (expected.num_kept_batch_norms, expected.untraced_reason) == (0, "")
+
+
+class CallsTheActivation(nn.Module):
+    """Uses a part of a frozen norm by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Conv2d(8, 8, 1), FrozenBatchNormAct2d(8)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        activated: torch.Tensor = self.norm.act(self.layer(self.norm(self.layer(images))))
+        return activated
+
+
+def test_the_activation_of_a_frozen_norm_may_be_called_by_itself() -> None:
+    assert report_of_equal(CallsTheActivation()).num_kept_batch_norms == 0

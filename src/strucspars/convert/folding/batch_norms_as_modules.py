@@ -39,7 +39,10 @@ def frozen_batch_norms_as_modules_(graph_module: fx.GraphModule) -> None:
         # The frozen one takes an image without a batch too, and gives it one.
         if is_frozen_batch_norm(norm) and has_plain_forward(norm) and dimensions == 4:
             tensors: list[torch.Tensor | None] = [norm.get_buffer(name) for name in PARAMETER_NAMES]
-            graph_module.add_submodule(node.target, _batch_norm(tensors, cast(nn.BatchNorm2d, norm).eps, dimensions))
+            # Under another name: what is in the frozen one may be called by itself.
+            name = free_name(graph_module, f"{node.target}_norm")
+            graph_module.add_submodule(name, _batch_norm(tensors, cast(nn.BatchNorm2d, norm).eps, dimensions))
+            node.target = name
             _call_afterwards_(graph_module, node, after_the_norm(norm))
 
 

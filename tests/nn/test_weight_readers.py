@@ -1,0 +1,93 @@
+"""Weights that are read past their layer are found in the source; whoever only asks about one does not read it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+import strucspars as ss
+from strucspars.nn.weight_readers import readers_of_weights
+
+
+class Block(nn.Module):
+    """With a layer inside, to be reached by more than one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+
+class Network(nn.Module):
+    """Its docstring names self.layer.weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.block = Block()
+        self.listed: Any = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+
+class Reads(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.layer.weight, self.layer.bias)
+
+
+class ReadsTransposed(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input @ self.layer.weight.T
+
+
+class ReadsDeeper(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(linear(input, self.block.inner.weight), self.listed[1].weight)
+
+
+class ReadsByInheritance(Reads):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 2
+
+
+class ReadsWhatIsMissing(Network):
+    missing: Any = None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input if self.missing is None else linear(input, self.missing.weight)
+
+
+class Asks(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Not self.layer.weight itself."""
+        # Nor does a remark on self.layer.weight read it.
+        if self.layer.weight is None or not isinstance(self.layer.weight, nn.Parameter):
+            return input
+        input = input.to(self.layer.weight.device).to(self.layer.weight).type_as(self.layer.weight)
+        output: torch.Tensor = self.layer(input.expand(-1, self.layer.weight.shape[1]))
+        return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Reads, ["layer"]),
+        (ReadsTransposed, ["layer"]),
+        (ReadsDeeper, ["block.inner", "listed.1"]),
+        (ReadsByInheritance, ["layer"]),
+        (ReadsWhatIsMissing, []),
+        (Asks, []),
+        (type("Made", (Network,), {"forward": eval("lambda self, input: input @ self.layer.weight")}), []),
+    ],
+)
+def test_layers_are_found_by_the_source_of_their_reader(kind: type[Network], names: list[str]) -> None:
+    model = nn.Sequential(kind())
+    readers = readers_of_weights(model)
+    assert {name: readers[module] for name, module in model.named_modules() if module in readers} == {
+        f"0.{name}": kind.__name__ for name in names
+    }
+
+
+def test_layers_that_are_read_are_skipped_with_the_reason() -> None:
+    selection = ss.select_layers(Reads(), ss.LayerRules(layer_types=(nn.Linear,)))
+    assert [layer.name for layer in selection.layers] == ["block.inner", "listed.0", "listed.1"]
+    assert [layer.reason for layer in selection.skipped] == ["Reads reads its weight itself, and would go on as before"]
