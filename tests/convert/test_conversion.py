@@ -250,11 +250,11 @@ def test_weights_in_precisions_for_storage_are_refused_before_anything_changes(
     model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1))
     plan = ss.one_shot_plan(model, 0.5)
     model[1].weight = nn.Parameter(model.get_parameter("1.weight").detach().to(dtype), requires_grad=False)
-    with pytest.raises(ValueError, match=rf"layer '1': its weight is {dtype}, which PyTorch does not compute with"):
+    with pytest.raises(ValueError, match=rf"layer '1': its weight is {dtype}, a precision for storage only"):
         change(model, plan)
     assert type(model[0]) is nn.Conv2d
     assert model.get_parameter("0.weight").all()
-    assert reason_to_skip(model, "1") == f"its weight is {dtype}, which PyTorch does not compute with"
+    assert reason_to_skip(model, "1") == f"its weight is {dtype}, a precision for storage only"
 
 
 def reason_to_skip(model: nn.Module, name: str) -> str:

@@ -82,20 +82,6 @@ def test_a_former_pair_is_replaced(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"a.xml": "new", "a.bin": "new"}
 
 
-def test_a_failed_rename_leaves_no_new_companion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.replace
-
-    def failing(source: Path, target: Path) -> None:
-        if target.name == "a.xml":
-            raise PermissionError(1, "Operation not permitted")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(PermissionError, match="Operation not permitted"):
-        write_pair(tmp_path / "a.xml")
-    assert contents(tmp_path) == {}
-
-
 def write_three(path: Path) -> None:
     with written_whole(path) as unfinished:
         for suffix in (".xml", ".bin", ".data"):

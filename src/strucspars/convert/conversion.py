@@ -11,12 +11,7 @@ from strucspars.convert.optimizer_state import change_optimizer_state_, check_op
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
-from strucspars.nn.selection import (
-    is_computable,
-    is_plain,
-    owners_of_parameters,
-    reason_in_the_bias,
-)
+from strucspars.nn.selection import is_computable, is_plain, owners_of_parameters, reason_in_the_bias
 from strucspars.nn.shuffled import (
     GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
@@ -223,7 +218,7 @@ def _check_groupable(name: str, module: nn.Module) -> None:
         )
     if not is_computable(weight):
         raise ValueError(
-            f"layer {name!r}: its weight is {weight.dtype}, which PyTorch does not compute with; take it off the plan, "
+            f"layer {name!r}: its weight is {weight.dtype}, a precision for storage only; take it off the plan, "
             "or give the network another precision first"
         )
     if weight.is_meta:
