@@ -2,17 +2,19 @@
 
     python benchmarks/record_run.py runs/cifar10-resnet20-40 results/cifar10 --gpu-minutes 3.0
 
-Copies plan, metrics, summary and environment, the recipe without the place of the data, the finished network and the
-one after the first stage, from which other finetunings can start. A network that is too large for one file is kept in
-parts, which `cat model.safetensors.part-* > model.safetensors` puts together again.
+Copies plan, metrics, summary and environment, the recipe without the places of data and other runs, the finished
+network and the one after the first stage, from which other finetunings can start. A network that is too large for one
+file is kept in parts, which `cat model.safetensors.part-* > model.safetensors` puts together again.
 """
 
 import argparse
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from strucspars.runs.folder import RunFolder
+from strucspars.training.recipe import Recipe
 from strucspars.training.recipe_identity import without_place
 from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
@@ -29,13 +31,27 @@ def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None =
     for name in SMALL_FILES + NETWORKS:
         if (run / name).is_file():
             _keep(run / name, target.path / name)
-    target.write_recipe(recipe_yaml(without_place(read_recipe(source.recipe_path))))
+    target.write_recipe(recipe_yaml(_anywhere(read_recipe(source.recipe_path))))
     environment = json.loads(source.environment_path.read_text())
     if commit is not None:
         environment["commit"] = commit
     environment["gpu_minutes"] = gpu_minutes
     target.write_json(target.environment_path, environment)
     return target.path
+
+
+def _anywhere(recipe: Recipe) -> Recipe:
+    """The recipe with the runs that it builds on where they usually are."""
+    recipe = without_place(recipe)
+    return replace(
+        recipe,
+        sparsify=replace(recipe.sparsify, from_run=_usual_folder(recipe.sparsify.from_run)),
+        finetune=replace(recipe.finetune, teacher=_usual_folder(recipe.finetune.teacher)),
+    )
+
+
+def _usual_folder(run: str | None) -> str | None:
+    return None if run is None else f"runs/{Path(run).name}"
 
 
 def _keep(source: Path, target: Path) -> None:

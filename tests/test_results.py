@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from strucspars.models.catalogue import build_model
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.training.paper_rows import PAPER_ROWS
-from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe
+from strucspars.training.recipe import DataRecipe, EngineRecipe, FinetuneRecipe, Recipe, SparsifyRecipe
 from strucspars.training.recipe_identity import without_place
 from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
@@ -149,6 +150,8 @@ def test_recorded_runs_are_small_and_say_what_they_took(path: Path) -> None:
     assert path.name == run_name(recipe)
     assert (summary.name, summary.seed) == (recipe.name, recipe.seed)
     assert max(file.stat().st_size for file in path.rglob("*") if file.is_file()) <= 2_000_000
+    places = (recipe.data.root, recipe.sparsify.from_run, recipe.finetune.teacher)
+    assert not any(Path(place).is_absolute() for place in places if place is not None)
     environment = json.loads(folder.environment_path.read_text())
     assert environment["gpu_minutes"] > 0
     assert environment["commit"]
@@ -231,6 +234,8 @@ def finished_run(path: Path) -> Recipe:
         seed=2,
         data=DataRecipe(root="/home/someone/cifar10", workers=9),
         engine=EngineRecipe(device="cpu", precision="bf16", solver_workers=5),
+        sparsify=SparsifyRecipe(from_run="/home/someone/runs/first-seed2"),
+        finetune=FinetuneRecipe(teacher="/home/someone/runs/dense-seed2"),
     )
     (path / "checkpoints").mkdir(parents=True)
     for name in (*record_run.SMALL_FILES, "checkpoints/last.pt", "summary.txt"):
@@ -255,7 +260,10 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
     assert whole == (tmp_path / "runs" / "mine-seed2" / "checkpoints" / "sparsified.pt").read_bytes()
     for name in record_run.SMALL_FILES:
         assert (kept / name).read_text() == f"content of {name}"
-    assert read_recipe(kept / "recipe.yaml") == without_place(recipe)
+    recorded = read_recipe(kept / "recipe.yaml")
+    assert (recorded.sparsify.from_run, recorded.finetune.teacher) == ("runs/first-seed2", "runs/dense-seed2")
+    anywhere = replace(recorded, sparsify=recipe.sparsify, finetune=recipe.finetune)
+    assert anywhere == without_place(recipe)
     assert "someone" not in (kept / "recipe.yaml").read_text()
     environment = json.loads((kept / "environment.json").read_text())
     assert environment == {"commit": "0123456789ab", "device": "a GPU", "gpu_minutes": 3.5}
