@@ -1,4 +1,3 @@
-import numpy  # noqa: F401  # brings the BLAS that is limited
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from strucspars.sparsify.one_blas_thread import OneBlasThread

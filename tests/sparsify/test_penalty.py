@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from sparse_training import COMPILER_WARNS
 from torch import nn
 
 from strucspars.core.importance import Norm
@@ -150,8 +151,7 @@ def test_a_scaled_loss_gives_the_unscaled_gradient_after_unscaling() -> None:
         torch.testing.assert_close(weight.grad, weight.detach().sign() * strength)
 
 
-# Torch 2.11 says so of its own compiler, seen on a machine with a GPU.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@COMPILER_WARNS
 def test_the_compiled_value_has_the_same_gradient() -> None:
     weights, penalty, _ = weights_and_penalty()
     compiled = torch.compile(penalty.value, backend="aot_eager", fullgraph=True)

@@ -14,7 +14,7 @@ from torch import nn
 from strucspars.export.agreement import Run
 from strucspars.export.checked_file import write_checked
 from strucspars.export.example_batch import Arguments
-from strucspars.export.export_report import ExportReport
+from strucspars.export.export_report import SUFFIXES, ExportReport
 from strucspars.export.inference_program import inference_program
 from strucspars.export.onnx_export import onnx_model, write_onnx
 from strucspars.export.onnx_graph import count_axes_from_the_end_
@@ -25,7 +25,7 @@ from strucspars.measure.counting import ExampleInputs
 if TYPE_CHECKING:
     import onnx
 
-SUFFIX = ".xml"
+SUFFIX = SUFFIXES["openvino"]
 # With narrower groups a small network takes more than twice as long (docs/decisions/0014-inference.md).
 WIDEN_GROUPS_BELOW = 16
 # On processors with bfloat16 units OpenVINO would else compute in that.
