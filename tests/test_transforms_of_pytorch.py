@@ -1,6 +1,7 @@
 """What PyTorch does to models works on a converted ResNet-50, and changes nothing."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,18 @@ def test_an_exported_network_takes_batches_of_any_size(network: nn.Module, score
     batches = {"x": {0: torch.export.Dim("batch")}}
     exported = torch.export.export(network, (IMAGES,), dynamic_shapes=batches)
     assert_same(exported.module()(IMAGES.repeat(2, 1, 1, 1)), scores.repeat(2, 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+def test_a_scripted_network_computes_the_same_also_from_its_file(
+    network: nn.Module, scores: torch.Tensor, tmp_path: Path
+) -> None:
+    scripted = torch.jit.script(network)
+    scripted.save(tmp_path / "network.pt")  # type: ignore[no-untyped-call]  # untyped in torch
+    loaded = torch.jit.load(tmp_path / "network.pt")  # type: ignore[no-untyped-call]  # untyped in torch
+    with torch.no_grad():
+        assert_same(scripted(IMAGES), scores)
+        assert_same(loaded(IMAGES), scores)
 
 
 def test_a_copy_computes_the_same_and_shares_nothing(network: nn.Module, scores: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9, weight_decay=1e-2, nesterov=True),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1, amsgrad=True),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, momentum=0.5),
+    "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=1e-4),
 }
 
 

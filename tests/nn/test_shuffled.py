@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -63,6 +64,19 @@ def test_the_grouped_layer_equals_the_masked_one_forward_and_backward(
     gradient, dense_gradient = grouped.get_parameter("weight").grad, masked.get_parameter("weight").grad
     assert gradient is not None
     torch.testing.assert_close(dense_weight(gradient, layer), dense_gradient)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.parametrize("change_", [group_module_, mask_module_])
+@pytest.mark.parametrize(("module", "shape"), LAYERS_AND_INPUTS, ids=lambda value: str(value)[:60])
+def test_a_scripted_layer_computes_the_same(
+    module: nn.Module, shape: tuple[int, ...], change_: Callable[[nn.Module, ss.LayerPlan], None]
+) -> None:
+    changed = copy.deepcopy(module)
+    change_(changed, random_layer_plan(module, 3))
+    scripted: nn.Module = torch.jit.script(changed)
+    features = torch.randn(shape)
+    torch.testing.assert_close(scripted(features), changed(features))
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])

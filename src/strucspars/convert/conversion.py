@@ -73,7 +73,8 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     """Keep the planned layers dense but hold what the plan prunes at zero, in place; returns the model.
 
     The function is that of the converted model, and `convert_` turns the one into the other. On GPUs finetuning this
-    form is faster. The model's keys do not change: the masks are not in its `state_dict`, so mask again after
+    form is faster. It trains alike, up to rounding, unless the optimizer takes means over whole tensors: Adafactor
+    counts the zeros. The model's keys do not change: the masks are not in its `state_dict`, so mask again after
     `to_empty`.
 
     Args:

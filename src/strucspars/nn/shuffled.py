@@ -79,13 +79,11 @@ class _Ordered(nn.Module):
 
 
 class _Shuffled(_Ordered):
-    """Shuffles channels before and after what the next class in line computes. Starts with both orders unchanged.
+    """A layer by groups that shuffles channels before and after it computes. Starts with both orders unchanged.
 
     The weight and the bias are stored in grouped order: do not fuse a batch norm into them with tools that take this
     for a plain layer.
     """
-
-    channel_dim: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -94,20 +92,21 @@ class _Shuffled(_Ordered):
         self.in_perm = torch.arange(in_channels, device=device)
         self.out_inverse = torch.arange(out_channels, device=device)
 
+
+class _ShuffledConv(_Shuffled, nn.modules.conv._ConvNd):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Shuffle, compute by groups, shuffle back."""
-        shuffled = select_channels(input, self.channel_dim, self.in_perm)
-        computed: torch.Tensor = super().forward(shuffled)
-        return select_channels(computed, self.channel_dim, self.out_inverse)
+        """Shuffle, convolve by groups, shuffle back. Without `super()`, which TorchScript cannot read."""
+        channel_dim = -1 - len(self.kernel_size)  # from the end: there may be no batch
+        shuffled = select_channels(input, channel_dim, self.in_perm)
+        convolved: torch.Tensor = self._conv_forward(shuffled, self.weight, self.bias)
+        return select_channels(convolved, channel_dim, self.out_inverse)
 
 
-class ShuffledGroupConv1d(_Shuffled, nn.Conv1d):
+class ShuffledGroupConv1d(_ShuffledConv, nn.Conv1d):
     """`nn.Conv1d` by groups between two channel shuffles."""
 
-    channel_dim = -2
 
-
-class ShuffledGroupConv2d(_Shuffled, nn.Conv2d):
+class ShuffledGroupConv2d(_ShuffledConv, nn.Conv2d):
     """`nn.Conv2d` by groups between two channel shuffles; takes the arguments of `nn.Conv2d`.
 
     `convert_` makes these; built by hand it starts with unchanged orders: `in_perm`, in which the input channels are
@@ -119,13 +118,9 @@ class ShuffledGroupConv2d(_Shuffled, nn.Conv2d):
     (torch.Size([1, 16, 5, 5]), torch.Size([16, 2, 3, 3]))
     """
 
-    channel_dim = -3
 
-
-class ShuffledGroupConv3d(_Shuffled, nn.Conv3d):
+class ShuffledGroupConv3d(_ShuffledConv, nn.Conv3d):
     """`nn.Conv3d` by groups between two channel shuffles."""
-
-    channel_dim = -4
 
 
 class GroupLinear(nn.Linear):
@@ -137,11 +132,7 @@ class GroupLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Every group of the inputs times its own block of the weight."""
-        in_width = self.in_features // self.groups
-        by_group = input.reshape(*input.shape[:-1], self.groups, in_width)
-        weight = self.weight.view(self.groups, -1, in_width)
-        outputs = torch.einsum("...gi,goi->...go", by_group, weight).flatten(-2)
-        return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
+        return group_linear(input, self.weight, self.bias, self.groups)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -151,7 +142,11 @@ class GroupLinear(nn.Linear):
 class ShuffledGroupLinear(_Shuffled, GroupLinear):
     """`nn.Linear` by groups between two channel shuffles."""
 
-    channel_dim = -1
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Shuffle, compute by groups, shuffle back."""
+        shuffled = select_channels(input, -1, self.in_perm)
+        computed = group_linear(shuffled, self.weight, self.bias, self.groups)
+        return select_channels(computed, -1, self.out_inverse)
 
 
 GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
@@ -180,6 +175,15 @@ def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> to
     if channels_last.is_contiguous() and not features.is_contiguous():
         return channels_last.index_select(-1, order).movedim(-1, dim)
     return features.index_select(dim, order)
+
+
+def group_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_groups: int) -> torch.Tensor:
+    """`functional.linear` by groups: (..., C_in), weight (C_out, C_in / G), bias (C_out) -> (..., C_out)."""
+    in_width = weight.shape[1]
+    by_group = torch.unflatten(input, -1, (num_groups, in_width))
+    blocks = weight.view(num_groups, -1, in_width)
+    outputs = torch.einsum("...gi,goi->...go", by_group, blocks).flatten(-2)
+    return outputs if bias is None else outputs + bias.to(outputs.dtype)
 
 
 def is_grouped(module: nn.Module) -> bool:
