@@ -4,7 +4,8 @@
 
 Copies plan, metrics, summary and environment, the recipe without the places of data and other runs, the finished
 network and the one after the first stage, from which other finetunings can start. A network that is too large for one
-file is kept in parts, which `cat model.safetensors.part-* > model.safetensors` puts together again.
+file is kept in parts, which `cat model.safetensors.part-* > model.safetensors` puts together again. Of a run that waits
+for more time on a GPU, `--unfinished` keeps the checkpoint with which it goes on.
 """
 
 import argparse
@@ -20,15 +21,19 @@ from strucspars.training.recipe_reading import read_recipe, recipe_yaml
 
 SMALL_FILES = ("plan.json", "selection.json", "metrics.jsonl", "summary.json", "decisions.json")
 NETWORKS = ("model.safetensors", "checkpoints/sparsified.pt")
+CHECKPOINT = "checkpoints/last.pt"
 LARGEST_FILE_BYTES = 2_000_000
 
 
-def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None = None) -> Path:
-    """Copy a finished run into the results; returns its folder there."""
+def record(
+    run: Path, results: Path, *, gpu_minutes: float, commit: str | None = None, unfinished: bool = False
+) -> Path:
+    """Copy a finished run, or one to go on with, into the results; returns its folder there."""
     source, target = RunFolder(run), RunFolder(results / run.name)
-    if not source.summary_json_path.is_file():
-        raise ValueError(f"{run} is not a finished run: it has no {source.summary_json_path.name}")
-    for name in SMALL_FILES + NETWORKS:
+    if source.summary_json_path.is_file() == unfinished:
+        word, has = ("an unfinished", "a") if unfinished else ("a finished", "no")
+        raise ValueError(f"{run} is not {word} run: it has {has} {source.summary_json_path.name}")
+    for name in (*SMALL_FILES, *NETWORKS, *([CHECKPOINT] if unfinished else [])):
         if (run / name).is_file():
             _keep(run / name, target.path / name)
     target.write_recipe(recipe_yaml(_anywhere(read_recipe(source.recipe_path))))
@@ -77,8 +82,9 @@ def main() -> None:
     parser.add_argument(
         "--gpu-minutes", type=float, required=True, help="the run's share of the GPU, where several had it together"
     )
+    parser.add_argument("--unfinished", action="store_true", help="to be gone on with: keep its last checkpoint")
     options = parser.parse_args()
-    kept = record(options.run, options.results, commit=options.commit, gpu_minutes=options.gpu_minutes)
+    kept = record(**vars(options))
     print(f"recorded: {kept}")
 
 

@@ -285,9 +285,17 @@ def test_a_run_that_could_not_know_its_commit_is_told(tmp_path: Path) -> None:
     assert json.loads((kept / "environment.json").read_text())["commit"] == "abc"
 
 
-def test_an_unfinished_run_is_not_recorded(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_recorded_only_as_one(tmp_path: Path) -> None:
     finished_run(tmp_path / "mine-seed2")
     (tmp_path / "mine-seed2" / "summary.json").unlink()
     with pytest.raises(ValueError, match=r"is not a finished run: it has no summary\.json"):
         record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
     assert not (tmp_path / "results").exists()
+    kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "unfinished", gpu_minutes=3.5, unfinished=True)
+    assert (kept / "checkpoints" / "last.pt").read_text() == "content of checkpoints/last.pt"
+
+
+def test_a_finished_run_is_not_recorded_as_unfinished(tmp_path: Path) -> None:
+    finished_run(tmp_path / "mine-seed2")
+    with pytest.raises(ValueError, match=r"is not an unfinished run: it has a summary\.json"):
+        record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5, unfinished=True)
