@@ -125,6 +125,33 @@ def test_a_network_that_takes_any_number_of_inputs_exports(
     assert export(given, tmp_path / name, inputs, dynamic_batch=False).agreement.batch_sizes == (2,)
 
 
+SCALE = torch.tensor([3.0])
+
+
+class Scaled(nn.Module):
+    """The default of an argument is a tensor."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(8, 8, 1), layer, nn.Conv2d(8, 4, 1))
+
+    def forward(self, images: torch.Tensor, scale: torch.Tensor = SCALE) -> torch.Tensor:
+        features: torch.Tensor = self.layers(images) * scale
+        return features
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("inputs", [(IMAGES,), (IMAGES, torch.tensor([5.0]))], ids=["left", "given"])
+def test_a_network_with_a_tensor_for_a_default_exports_without_shuffles(
+    inputs: tuple[torch.Tensor, ...], format: str, shuffled: Shuffled, tmp_path: Path
+) -> None:
+    export, name, runner = FORMATS[format]
+    model = Scaled(shuffled()).eval()
+    assert export(model, tmp_path / name, inputs).num_gathers == 0
+    expected = [model(*inputs).detach()]
+    torch.testing.assert_close(list(runner(tmp_path / name)(inputs)), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_any_number_of_inputs_are_numbered_or_get_the_names_that_are_given(shuffled: Shuffled, tmp_path: Path) -> None:
     def names(**options: Sequence[str]) -> list[str]:
         path = tmp_path / "network.onnx"

@@ -37,13 +37,16 @@ class RemainingGather:
     nbytes: int
 
 
-def contiguous_runs(gather: IntArray) -> int:
-    """Into how many runs of neighbouring channels a gather falls: few long copies are cheaper than many short ones.
+def contiguous_runs(gathers: IntArray) -> IntArray:
+    """Into how many runs of neighbouring channels each gather falls: few long copies are cheaper than many short ones.
 
-    >>> contiguous_runs(np.array([4, 5, 6, 0, 1]))
-    2
+    One run of all channels is the order that is there already.
+
+    >>> contiguous_runs(np.array([[4, 5, 6, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]]))
+    array([2, 1])
     """
-    return int(np.count_nonzero(np.diff(gather) != 1)) + 1
+    runs: IntArray = np.count_nonzero(np.diff(gathers) != 1, axis=-1) + np.int64(1)
+    return runs
 
 
 @contextmanager
@@ -98,5 +101,5 @@ def _two_shuffles(
 
 def _shuffle(name: str, side: Side, order: torch.Tensor, nbytes: int) -> RemainingGather:
     # On the meta device orders have no values: as many runs as there can be.
-    runs = len(order) if order.is_meta else contiguous_runs(order.cpu().numpy())
+    runs = len(order) if order.is_meta else int(contiguous_runs(order.cpu().numpy()))
     return RemainingGather(layer=name, side=side, channels=len(order), runs=runs, nbytes=nbytes)

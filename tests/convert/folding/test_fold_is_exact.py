@@ -222,6 +222,51 @@ def test_arguments_of_every_kind_may_be_left_at_their_defaults(network: Callable
     torch.testing.assert_close(folded(IMAGES), model(IMAGES).detach(), rtol=1e-4, atol=1e-5)
 
 
+SCALE = torch.tensor([3.0])
+SHIFT = torch.rand(CHANNELS, 1, 1)
+
+
+class TensorDefaults(nn.Module):
+    """Has tensors for defaults, one alone and two in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = shuffled(), shuffled(), nn.Conv2d(CHANNELS, 4, 1)
+
+    def forward(
+        self,
+        images: torch.Tensor,
+        double: bool = False,
+        scale: torch.Tensor = SCALE,
+        *,
+        shifts: tuple[torch.Tensor, torch.Tensor] = (SHIFT, SCALE),
+    ) -> torch.Tensor:
+        features = self.second(scale * self.first(images)) + shifts[0]
+        scores: torch.Tensor = self.last(features) + shifts[1]
+        return 2 * scores if double else scores
+
+
+@pytest.mark.parametrize(
+    "arguments", [(IMAGES,), (IMAGES, True), (IMAGES, True, torch.tensor([5.0]))], ids=["none", "flag", "scale"]
+)
+def test_defaults_may_be_tensors_whether_another_one_is_given_or_not(arguments: tuple[object, ...]) -> None:
+    model = TensorDefaults().eval()
+    folded = ss.fold(model, arguments)
+    assert ss.fold_report(folded).untraced_reason == ""
+    torch.testing.assert_close(folded(*arguments), model(*arguments).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_tensor_by_default_is_a_constant_and_one_that_was_given_is_an_input() -> None:
+    model, other_scale = TensorDefaults().eval(), torch.tensor([-1.0])
+    with pytest.raises(TypeError, match="positional arguments"):
+        ss.fold(model, IMAGES)(IMAGES, False, other_scale)
+    folded = ss.fold(model, (IMAGES, False, SCALE))
+    expected = model(IMAGES, False, other_scale).detach()
+    torch.testing.assert_close(folded(IMAGES, False, other_scale), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="scale"):
+        folded(IMAGES, False)
+
+
 def test_what_stops_the_shapes_is_in_the_report_and_nowhere_else(capfd: pytest.CaptureFixture[str]) -> None:
     class FailingOnceTraced(nn.Module):
         def __init__(self) -> None:

@@ -1,10 +1,13 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strucspars.convert.folding.group_matching import Grouping
 from strucspars.convert.folding.layouts import Layout, OrderClasses, stored_order
-from strucspars.convert.folding.order_search import GroupedLayer, chosen_orders, layer_placement
+from strucspars.convert.folding.order_search import GroupedLayer, chosen_orders, gather_cost, layer_placement
 from strucspars.core.arrays import IntArray
+from strucspars.measure.gathers import contiguous_runs
 
 CHANNELS = 8
 
@@ -80,6 +83,33 @@ def test_where_only_the_sequence_of_the_groups_differs_the_smaller_side_is_gathe
     in_groups = np.arange(2).repeat(CHANNELS // 2)
     one = layer(inputs, outputs, in_groups, 1 - in_groups, in_bytes=in_bytes, out_bytes=out_bytes)
     assert gathered_sides([one], classes) == [sides]
+
+
+def cost_alone(layers: list[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> tuple[int, int, int]:
+    placed = [layer_placement(one, classes, orders) for one in layers]
+    in_gathers = [(one.in_gather, layer.in_bytes) for one, layer in zip(placed, layers, strict=True)]
+    out_gathers = [(one.out_gather, layer.out_bytes) for one, layer in zip(placed, layers, strict=True)]
+    before, after = (
+        sum(nbytes for gather, nbytes in gathers if gather is not None) for gathers in (in_gathers, out_gathers)
+    )
+    runs = sum(int(contiguous_runs(gather)) for gather, _ in in_gathers + out_gathers if gather is not None)
+    return before + after, after, runs
+
+
+@given(st.integers(0, 10_000))
+def test_several_orders_of_a_class_cost_together_what_each_costs_alone(seed: int) -> None:
+    generator, classes = np.random.default_rng(seed), OrderClasses()
+    one, other = classes.new(4, 1), classes.new(4, 1)
+    beside, twice, flattened = Layout((0, 1), 1), Layout((0, 0), 1), Layout((0,), 1, repeat=2)
+    layers = []
+    for sides in ((one, other), (other, one), (one, one), (beside, other), (twice, one), (flattened, other)):
+        in_groups, out_groups = (generator.permutation(np.arange(classes.channels(side)) % 2) for side in sides)
+        in_bytes, out_bytes = (int(nbytes) for nbytes in generator.integers(1, 4, 2))
+        layers.append(layer(*sides, in_groups, out_groups, in_bytes=in_bytes, out_bytes=out_bytes))
+    candidates, other_order = np.stack([generator.permutation(4) for _ in range(5)]), generator.permutation(4)
+    together = gather_cost(layers, classes, {0: candidates, 1: other_order})
+    alone = [cost_alone(layers, classes, {0: candidate, 1: other_order}) for candidate in candidates]
+    np.testing.assert_array_equal(np.transpose(together), alone)
 
 
 def test_the_pin_of_one_class_holds_for_those_joined_with_it_before_and_after() -> None:

@@ -135,10 +135,16 @@ class OrderClasses:
 
 
 def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArray]) -> IntArray:
-    """The order of all entries along the channel axis: `order[position] = natural entry`."""
-    parts, offset = [], 0
-    for root in classes.roots(layout):
-        parts.append(orders[root] + offset)
-        offset += len(orders[root])
-    order = np.concatenate(parts)
-    return (order[:, None] * layout.repeat + np.arange(layout.repeat)).ravel()
+    """The order of all entries along the channel axis: `order[position] = natural entry`.
+
+    Where a class has several orders to choose from, `(..., channels)`, there are as many of the layout.
+    """
+    parts = [orders[root] for root in classes.roots(layout)]
+    alternatives = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    order = np.empty((*alternatives, sum(part.shape[-1] for part in parts)), dtype=np.int64)
+    start = 0
+    for part in parts:
+        end = start + part.shape[-1]
+        order[..., start:end] = part + start
+        start = end
+    return (order[..., None] * layout.repeat + np.arange(layout.repeat)).reshape(*alternatives, -1)

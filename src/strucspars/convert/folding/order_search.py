@@ -11,6 +11,7 @@ from strucspars.convert.folding.group_matching import (
     Placement,
     group_sequence,
     placement,
+    positions_by_group,
 )
 from strucspars.convert.folding.layouts import Layout, OrderClasses, stored_order
 from strucspars.core.arrays import IntArray
@@ -20,7 +21,7 @@ from strucspars.measure.gathers import contiguous_runs
 # The second pass lets a class follow the neighbours that were decided after it; a third has not been seen to gain.
 PASSES = 2
 
-Cost = tuple[int, int, int]
+Cost = tuple[IntArray, IntArray, IntArray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,11 @@ class GroupedLayer:
     outputs: Layout
     in_bytes: int
     out_bytes: int
+
+    @property
+    def gather_inputs_first(self) -> bool:
+        """Which side to gather where only the sequence of the groups differs: the smaller one."""
+        return self.in_bytes < self.out_bytes
 
 
 def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
@@ -59,26 +65,30 @@ def layer_placement(layer: GroupedLayer, classes: OrderClasses, orders: dict[int
         layer.grouping,
         stored_order(layer.inputs, classes, orders),
         stored_order(layer.outputs, classes, orders),
-        gather_inputs_first=layer.in_bytes < layer.out_bytes,
+        gather_inputs_first=layer.gather_inputs_first,
     )
 
 
 def _best_order(
     root: int, users: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]
 ) -> IntArray:
+    def cheapest(candidates: Sequence[IntArray]) -> int:
+        """Place of the first that costs least."""
+        if len(candidates) == 1:
+            return 0
+        # All at once: along a residual stream of many layers, each has wishes, and each is asked about all of them.
+        copied, copied_after, runs = gather_cost(users, classes, {**orders, root: np.stack(candidates)})
+        return int(np.lexsort((runs, copied_after, copied))[0])
+
     wishes = list(_wishes(root, users, classes, orders))
-
-    def cost(order: IntArray) -> Cost:
-        return gather_cost(users, classes, {**orders, root: order})
-
-    first = min(wishes, key=lambda wish: cost(_sorted_by(wish)), default=None)
     candidates = [orders[root], np.arange(classes.width(root))]
-    if first is not None:
+    if wishes:
+        first = wishes[cheapest([_sorted_by(wish) for wish in wishes])]
         candidates.append(_sorted_by(first))
         # One partition may lie inside the other: then there is an order that suits both.
         for second in wishes:
             candidates += [_sorted_by(first, second), _sorted_by(second, first)]
-    return min(candidates, key=cost)
+    return candidates[cheapest(candidates)]
 
 
 def _wishes(
@@ -97,8 +107,8 @@ def _wishes(
             if (by_channel != by_channel[:, :1]).any():
                 continue
             other_order = stored_order(other_layout, classes, orders)
-            sequence = group_sequence(other_groups[other_order], layer.grouping.num_groups)
-            yield by_channel[:, 0] if sequence is None else inverse(sequence)[by_channel[:, 0]]
+            sequence = group_sequence(other_groups[other_order], otherwise=np.arange(layer.grouping.num_groups))
+            yield inverse(sequence)[by_channel[:, 0]]
 
 
 def _sorted_by(*keys: IntArray) -> IntArray:
@@ -109,16 +119,19 @@ def _sorted_by(*keys: IntArray) -> IntArray:
 def gather_cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> Cost:
     """Bytes that the layers' gathers copy, those after a layer, and the number of runs they copy them in.
 
-    A gather after a layer parts it from its activation, which runtimes would otherwise compute in passing.
+    A gather after a layer parts it from its activation, which runtimes would otherwise compute in passing. Where a
+    class has several orders to choose from, `(..., channels)`, each of the three has an entry for every one.
     """
-    copied = copied_after = runs = 0
+    copied = copied_after = runs = np.zeros((), dtype=np.int64)
     for layer in layers:
-        placed = layer_placement(layer, classes, orders)
-        if placed.in_gather is not None:
-            copied += layer.in_bytes
-            runs += contiguous_runs(placed.in_gather)
-        if placed.out_gather is not None:
-            copied += layer.out_bytes
-            copied_after += layer.out_bytes
-            runs += contiguous_runs(placed.out_gather)
+        in_orders, out_orders = (stored_order(side, classes, orders) for side in (layer.inputs, layer.outputs))
+        reads, fills = positions_by_group(
+            layer.grouping, in_orders, out_orders, gather_inputs_first=layer.gather_inputs_first
+        )
+        in_runs, out_runs = contiguous_runs(reads), contiguous_runs(fills)
+        # One run is the order that is there already.
+        in_is_gathered, out_is_gathered = in_runs > 1, out_runs > 1
+        copied = copied + in_is_gathered * layer.in_bytes + out_is_gathered * layer.out_bytes
+        copied_after = copied_after + out_is_gathered * layer.out_bytes
+        runs = runs + in_is_gathered * in_runs + out_is_gathered * out_runs
     return copied, copied_after, runs

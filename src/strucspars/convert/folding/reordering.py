@@ -75,4 +75,5 @@ def _gathered(
 
 
 def _described(layer: str, side: Side, gather: IntArray, nbytes: int) -> RemainingGather:
-    return RemainingGather(layer=layer, side=side, channels=len(gather), runs=contiguous_runs(gather), nbytes=nbytes)
+    runs = int(contiguous_runs(gather))
+    return RemainingGather(layer=layer, side=side, channels=len(gather), runs=runs, nbytes=nbytes)

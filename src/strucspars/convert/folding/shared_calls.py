@@ -50,7 +50,7 @@ def _orders(found: ChannelGraph) -> Orders:
 
 def _copied_bytes(found: ChannelGraph, orders: Orders) -> tuple[int, int]:
     copied, copied_after, _ = gather_cost(tuple(found.grouped.values()), found.classes, orders)
-    return copied, copied_after
+    return int(copied), int(copied_after)
 
 
 def _sides(found: ChannelGraph, nodes: Iterable[fx.Node]) -> list[tuple[Layout, ...]]:

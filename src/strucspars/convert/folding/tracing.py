@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.node import map_aggregate
+from torch.fx.node import map_aggregate, map_arg
 from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
 from strucspars.convert.folding.folded_graph import FoldedGraph
@@ -56,6 +56,7 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     # The root is always opened: a single layer would fall apart into functions.
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
     graph = tracer.trace(root, _fixed_arguments(root, arguments))
+    _settle_tensor_defaults_(graph, _num_given_by_position(root, arguments))
     graph_module = FoldedGraph(root, graph, type(model).__name__)
     _separate_calls_(graph_module)
     _name_no_inputs_(graph_module)
@@ -87,6 +88,40 @@ def _fixed_arguments(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, 
         if value is None or isinstance(value, bool | int | float | str):
             fixed[parameter.name] = value
     return fixed or None
+
+
+def _num_given_by_position(model: nn.Module, arguments: tuple[Any, ...]) -> int:
+    """How many arguments of `forward` are given, without those that it takes as `*args`."""
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return min(len(arguments), sum(parameter.kind in by_position for parameter in parameters))
+
+
+def _settle_tensor_defaults_(graph: fx.Graph, num_given: int) -> None:
+    """Let no input have a default with tensors in it, which the code of a graph cannot hold: code is text.
+
+    In an input that was not given they become constants, and the input goes. One that was given has no default then,
+    and neither have those before it.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for place, node in enumerate(inputs):
+        tensors = node.all_input_nodes
+        if tensors and place < num_given:
+            for given in inputs[: place + 1]:
+                given.args = ()
+        elif tensors:
+            _replace_by_default_(node)
+        for tensor in tensors:
+            if not tensor.users:
+                graph.erase_node(tensor)
+
+
+def _replace_by_default_(node: fx.Node) -> None:
+    (default,) = node.args
+    for user in list(node.users):
+        # Not `replace_all_uses_with`, which takes a single tensor only.
+        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda each: default if each is node else each)
+    node.graph.erase_node(node)
 
 
 def tensor_shape(node: fx.Node) -> tuple[int, ...] | None:
