@@ -138,12 +138,14 @@ def minutes_table(collection: Collection) -> str:
     names = sorted(collection.rows, key=_place)
     facts = {name: [environment(run) for run in collection.rows[name]] for name in names}
     minutes = [", ".join(f"{each['gpu_minutes']:.1f}" for each in facts[name]) for name in names]
-    machines = [", ".join(sorted({each["device"] for each in facts[name]})) for name in names]
-    versions = [", ".join(sorted({each["versions"]["torch"] for each in facts[name]})) for name in names]
+    # A run may have gone on elsewhere.
+    everywhere = {name: [one for each in facts[name] for one in (*each.get("earlier", ()), each)] for name in names}
+    machines = [", ".join(sorted({one["device"] or one["cpu"] for one in everywhere[name]})) for name in names]
+    versions = [", ".join(sorted({one["versions"]["torch"] for one in everywhere[name]})) for name in names]
     return markdown_table(
         [
             Column("row", names, is_text=True),
-            Column("GPU", machines, is_text=True),
+            Column("computed on", machines, is_text=True),
             Column("PyTorch", versions),
             Column("minutes of every run", minutes),
         ]

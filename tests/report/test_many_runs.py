@@ -504,6 +504,21 @@ def test_latency_is_of_the_runs_own_network_in_the_fastest_runtime_at_the_smalle
     assert notes["latency"].note == "1.50 x as fast as dense; openvino, batch 1, 1 thread"
 
 
+@pytest.mark.parametrize(
+    ("environment", "where"),
+    [
+        ({"device": "a GPU", "cpu": "a CPU"}, ", on a GPU"),
+        ({"device": None, "cpu": "a CPU", "earlier": [{"device": "a GPU"}, {"cpu": "a CPU"}]}, ", on a GPU and a CPU"),
+        ({"device": 3, "earlier": "a GPU"}, ""),
+        ({"device": "a GPU", "earlier": [None]}, ", on a GPU"),
+    ],
+)
+def test_the_time_is_that_on_all_devices_of_a_run(template: RunData, environment: dict[str, Any], where: str) -> None:
+    run = replace(finished(template, "demo", 0.9), environment=environment)
+    (note,) = (headline.note for headline in headlines(run) if headline.label == "time")
+    assert note.partition(", on ")[1:] == where.partition(", on ")[1:]
+
+
 def test_latency_is_of_the_fewest_threads(template: RunData) -> None:
     rows = bench_row(form="compressed", ms=5.0), bench_row(form="compressed", ms=2.0, threads=4)
     latency = latency_of(benched(finished(template, "demo", 0.9), *rows))

@@ -272,6 +272,13 @@ def test_numbers_of_the_environment_keep_four_digits(run: RunData) -> None:
     assert '<th scope="row">memory.GiB</th><td>15.55</td>' in page
 
 
+def test_environments_of_before_are_told_one_fact_a_line(run: RunData) -> None:
+    earlier = [{"device": "a GPU", "versions": {"torch": "2.9"}}, {"device": "another"}]
+    page = run_page(contents(replace(run, environment={"device": None, "earlier": earlier})))
+    for key, value in (("1.device", "a GPU"), ("1.versions.torch", "2.9"), ("2.device", "another")):
+        assert f'<th scope="row">earlier.{key}</th><td>{value}</td>' in page
+
+
 def test_a_problem_of_many_runs_is_said_once() -> None:
     told = shared_problems(dict.fromkeys("abcde", ("it is missing",)) | {"f": ("it is missing", "another")})
     assert told == ["a, b and 4 more: it is missing", "f: another"]

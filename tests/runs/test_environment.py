@@ -12,7 +12,7 @@ import torch
 
 import strucspars as ss
 from strucspars.runs import environment as module
-from strucspars.runs.environment import commit_of, environment
+from strucspars.runs.environment import commit_of, environment, environment_after
 
 
 def test_versions_and_hardware_are_said() -> None:
@@ -23,6 +23,19 @@ def test_versions_and_hardware_are_said() -> None:
     assert set(found["versions"]) >= {"torch", "torchvision", "scipy", "lightning"}
     assert found["cores"] == os.cpu_count()
     assert found["system"] == platform.system()
+
+
+def test_every_other_environment_of_before_is_kept_once() -> None:
+    here = environment()
+    there, elsewhere = here | {"device": "another GPU"}, here | {"cores": 1000}
+    assert environment_after(here) == environment_after(None) == here
+    assert environment_after(there | {"earlier": [here, elsewhere]}) == here | {"earlier": [elsewhere, there]}
+    assert environment_after(here | {"earlier": [there]}) == here | {"earlier": [there]}
+
+
+@pytest.mark.parametrize("former", [[], "a GPU", {"earlier": None}, {"earlier": 3}, {}])
+def test_a_file_that_says_nothing_about_before_does_no_harm(former: object) -> None:
+    assert environment().items() <= environment_after(former).items()
 
 
 def test_it_is_plain_json() -> None:

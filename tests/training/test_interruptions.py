@@ -92,6 +92,19 @@ def test_a_stop_in_the_middle_of_an_epoch_is_saved_to_the_step(
     assert (saved["stage"], saved["done_epochs"], saved["done_steps"], saved["metrics_rows"]) == ("sparsify", 1, 4, 1)
 
 
+def test_a_run_that_goes_on_elsewhere_says_where_it_was_before(
+    small_recipe: Recipes, tmp_path: Path, stop_after: Stops
+) -> None:
+    recipe, folder = small_recipe("kind=dense"), RunFolder(tmp_path / "run")
+    with pytest.raises(RunInterrupted):
+        run_pipeline(recipe, folder.path, should_stop=stop_after(QUESTIONS_PER_EPOCH))
+    here = folder.read_json(folder.environment_path)
+    elsewhere = here | {"device": "another GPU"}
+    folder.write_json(folder.environment_path, elsewhere)
+    run_pipeline(recipe, folder.path)
+    assert folder.read_json(folder.environment_path) == here | {"earlier": [elsewhere]}
+
+
 class Diary(Silence):
     """Notes where stages go on from, and how runs end."""
 

@@ -1,7 +1,8 @@
 """A run in a few numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from strucspars.measure.layers import BeforeAfter
 from strucspars.report.latency import latency_of
@@ -121,6 +122,14 @@ def _time(run: RunData) -> Iterator[Headline]:
     if by_stage:
         several = (f"{stage} {duration(seconds)}" for stage, seconds in by_stage.items())
         stages = ", ".join(several if len(by_stage) > 1 else by_stage)
-        device = run.environment.get("device") or run.environment.get("cpu")
-        where = f", on {device}" if isinstance(device, str) else ""
+        devices = _devices(run.environment)
+        where = f", on {' and '.join(devices)}" if devices else ""
         yield Headline(label="time", value=duration(sum(by_stage.values())), note=f"{stages}{where}")
+
+
+def _devices(environment: Mapping[str, Any]) -> list[str]:
+    """What a run was computed on, in the order of time: more than one where it went on elsewhere."""
+    earlier = environment.get("earlier")
+    known = [each for each in earlier if isinstance(each, Mapping)] if isinstance(earlier, list) else []
+    names = [each.get("device") or each.get("cpu") for each in (*known, environment)]
+    return list(dict.fromkeys(name for name in names if isinstance(name, str)))

@@ -215,6 +215,8 @@ def _facts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _facts(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+            yield from _facts({str(number): each for number, each in enumerate(value, 1)}, f"{prefix}{key}.")
         elif isinstance(value, float):
             yield f"{prefix}{key}", f"{value:.4g}"
         elif value is not None:

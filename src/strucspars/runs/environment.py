@@ -32,6 +32,23 @@ def environment() -> dict[str, Any]:
     }
 
 
+def environment_after(former: Any) -> dict[str, Any]:
+    """The environment of a run that goes on; others that it was computed in before are under `earlier`.
+
+    >>> "earlier" in environment_after(environment())
+    False
+    >>> environment_after(environment() | {"device": "another GPU"})["earlier"][0]["device"]
+    'another GPU'
+    """
+    now = environment()
+    if not isinstance(former, dict):
+        return now
+    last = {key: former.get(key) for key in now}
+    before = former.get("earlier")
+    earlier = [each for each in (*(before if isinstance(before, list) else ()), last) if each != now]
+    return now | ({"earlier": earlier} if earlier else {})
+
+
 def commit_of(package_folder: Path) -> str | None:
     """The commit of the checkout that a package folder belongs to, with '+changes' where the package differs from it.
 

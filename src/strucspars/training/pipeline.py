@@ -15,7 +15,7 @@ from strucspars.nn.copying import copied
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.checkpoint import load_named, save_named
 from strucspars.runs.classes import store_classes
-from strucspars.runs.environment import environment
+from strucspars.runs.environment import environment_after
 from strucspars.runs.folder import RunFolder
 from strucspars.training.compression import FORMS, form_milliseconds, recalibrate_
 from strucspars.training.engine import Engine
@@ -148,7 +148,8 @@ def _begun(setting: Setting, folder: RunFolder) -> dict[str, Any] | None:
     folder.summary_json_path.unlink(missing_ok=True)
     folder.write_recipe(recipe_yaml(setting.recipe))
     store_classes(folder, setting.classes)
-    folder.write_json(folder.environment_path, environment())
+    former = None if checkpoint is None else folder.read_json(folder.environment_path)
+    folder.write_json(folder.environment_path, environment_after(former))
     folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
     return checkpoint
 
