@@ -142,6 +142,13 @@ def test_the_sizes_of_recorded_runs_are_those_of_their_plans(path: Path) -> None
     assert recorded == (count.params, count.macs, count.paper_flops)
 
 
+def assert_small_and_nowhere(path: Path) -> None:
+    assert max(file.stat().st_size for file in path.rglob("*") if file.is_file()) <= 2_000_000
+    recipe = read_recipe(path / "recipe.yaml")
+    places = (recipe.data.root, recipe.sparsify.from_run, recipe.finetune.teacher)
+    assert not any(Path(place).is_absolute() for place in places if place is not None)
+
+
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
 def test_recorded_runs_are_small_and_say_what_they_took(path: Path) -> None:
     folder = RunFolder(path)
@@ -149,13 +156,13 @@ def test_recorded_runs_are_small_and_say_what_they_took(path: Path) -> None:
     assert summary is not None
     assert path.name == run_name(recipe)
     assert (summary.name, summary.seed) == (recipe.name, recipe.seed)
-    assert max(file.stat().st_size for file in path.rglob("*") if file.is_file()) <= 2_000_000
-    places = (recipe.data.root, recipe.sparsify.from_run, recipe.finetune.teacher)
-    assert not any(Path(place).is_absolute() for place in places if place is not None)
+    assert_small_and_nowhere(path)
     environment = json.loads(folder.environment_path.read_text())
     assert environment["gpu_minutes"] > 0
-    assert environment["commit"]
-    assert environment["device"]
+    # A run may have gone on elsewhere.
+    environments = *environment.get("earlier", ()), environment
+    assert all(each["commit"] for each in environments)
+    assert any(each["device"] for each in environments)
     # The protocol, whatever else a row varies.
     assert (recipe.data.batch_size, recipe.stage2.epochs) == (64, 160)
     assert len([row for row in read_metrics(folder) if row["stage"] in ("train", "finetune")]) == 160
@@ -225,6 +232,20 @@ def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
     assert not [row.error for row in report.rows if row.error]
     reached = inference_page.best_compressed(report)
     assert {rate for rate, goal in inference_page.GOALS.items() if reached[rate] >= goal} == set(inference_page.GOALS)
+
+
+def test_a_run_that_waits_can_go_on_from_its_parts(tmp_path: Path) -> None:
+    waiting = [path for path in (ROOT / "results" / "unfinished").iterdir() if path.is_dir()]
+    assert waiting, "with the last of them the folder goes, and this test"
+    for path in waiting:
+        assert_small_and_nowhere(path)
+        folder = RunFolder(tmp_path / path.name)
+        folder.checkpoints.mkdir(parents=True)
+        parts = sorted((path / "checkpoints").glob("last.pt.part-*"))
+        (folder.checkpoints / "last.pt").write_bytes(b"".join(part.read_bytes() for part in parts))
+        checkpoint = folder.load_checkpoint()
+        assert checkpoint is not None
+        assert checkpoint["metrics_rows"] == len(read_metrics(RunFolder(path)))
 
 
 def finished_run(path: Path) -> Recipe:
