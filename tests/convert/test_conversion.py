@@ -74,6 +74,12 @@ def test_the_plan_of_a_model_tells_which_fraction_of_all_its_parameters_is_gone(
     assert ss.model_plan(model).removed_param_fraction == pytest.approx(1 - after / before)
 
 
+def test_a_layer_that_no_plan_makes_has_none() -> None:
+    model = nn.Sequential(nn.ReLU(), ShuffledGroupConv2d(12, 6, 1, groups=3))
+    with pytest.raises(ValueError, match="layer '1' has 3 groups, no power of two"):
+        ss.model_plan(model)
+
+
 def test_what_surrounds_a_layer_stays() -> None:
     model = random_network().to(memory_format=torch.channels_last).double().eval()
     calls = []
@@ -242,7 +248,7 @@ def test_a_weight_that_its_parent_reads_is_refused(change: Callable[[nn.Module, 
     assert model.head.weight.all()
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("change", [convert_, mask_])
 def test_weights_in_precisions_for_storage_are_refused_before_anything_changes(
     change: Callable[[nn.Module, GroupingPlan], nn.Module], dtype: torch.dtype
@@ -282,6 +288,15 @@ def test_the_orders_of_a_converted_model_come_back_from_its_state_after_to_empty
     expected = model(IMAGES)
     model.to("meta").to_empty(device="cpu").load_state_dict(state)
     torch.testing.assert_close(model(IMAGES), expected)
+
+
+def test_a_converted_model_without_values_takes_its_plan_again_and_no_other_number_of_groups() -> None:
+    model = random_network()
+    plan = random_plan(model, level=2)
+    convert_(model, plan).to("meta")
+    assert convert_(model, plan) is model
+    with pytest.raises(ValueError, match="layer 'expand' is grouped already, and otherwise than the plan has it"):
+        convert_(model, random_plan(random_network(), level=3))
 
 
 class ByKeyword(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from planned_networks import IMAGES, random_network, random_plan
 from torch import nn
 
+import strucspars as ss
 from strucspars.convert.conversion import convert_, mask_
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -69,6 +70,19 @@ def test_memory_that_cannot_follow_is_cleared_with_a_warning(caplog: pytest.LogC
     train_step(model, optimizer)
 
 
+@pytest.mark.parametrize("memory", [[torch.eye(8)], (torch.eye(8),), {"rows": torch.eye(8)}])
+def test_memory_in_containers_is_cleared_with_a_warning(memory: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # As optimizers keep it that precondition every axis.
+    weight = model.get_parameter("0.weight")
+    optimizer.state[weight] = {"preconditioners": memory, "momentum": torch.zeros(8, 4, 1, 1)}
+    with caplog.at_level(logging.WARNING):
+        convert_(model, random_plan(model), optimizer)
+    assert "SGD cannot carry 'preconditioners' over" in caplog.text
+    assert weight not in optimizer.state
+
+
 def test_training_goes_on_while_an_older_loss_is_still_alive() -> None:
     model = random_network()
     optimizer = OPTIMIZERS["sgd"](model.parameters())
@@ -122,6 +136,13 @@ def test_an_optimizer_of_some_of_the_parameters_is_enough() -> None:
     optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
     convert_(model, random_plan(model), optimizer)
     assert optimizer.param_groups[0]["params"][0] is model[1].weight
+
+
+def test_an_optimizer_of_several_models_is_enough() -> None:
+    model, other = nn.Sequential(nn.Conv2d(4, 8, 3)), nn.Conv2d(4, 8, 3)
+    optimizer = torch.optim.SGD([{"params": other.parameters()}, {"params": model.parameters()}], lr=0.1)
+    convert_(model, random_plan(model), optimizer)
+    assert type(model[0]) is ss.ShuffledGroupConv2d
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

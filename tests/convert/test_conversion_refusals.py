@@ -83,6 +83,13 @@ def test_a_weight_that_is_no_plain_tensor_is_refused(change_: Callable[..., nn.M
         change_(model, plan)
 
 
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_lazy_layer_is_refused_with_the_remedy(change_: Callable[..., nn.Module]) -> None:
+    plan = random_plan(nn.Sequential(nn.Conv2d(4, 8, 1)))
+    with pytest.raises(ValueError, match=r"layer '0' has no plain weight: it is lazy, .*; run the model once"):
+        change_(nn.Sequential(nn.LazyConv2d(8, 1)), plan)
+
+
 def test_a_planned_layer_of_another_kind_is_named_with_its_type() -> None:
     plan = random_plan(nn.Sequential(nn.Conv2d(4, 8, 1)))
     with pytest.raises(ValueError, match="layer '0' is a BatchNorm2d, only Conv1d, Conv2d, Conv3d, Linear can be"):

@@ -46,6 +46,17 @@ def test_the_first_half_step_is_exact(assign: AssignToGroups) -> None:
 
 
 @EXACT_SOLVERS
+def test_a_sweep_ends_with_the_best_columns_for_its_rows(assign: AssignToGroups) -> None:
+    penalty = penalty_matrix(4, 6)
+    for seed in range(5):
+        importance = np.random.default_rng(seed).random((4, 6))
+        one_sweep = from_identity(importance, 1, assign, max_sweeps=1)
+        rows = importance[one_sweep.out_perm]
+        best_columns = min((rows[:, list(columns)] * penalty).sum() for columns in permutations(range(6)))
+        assert (rows[:, one_sweep.in_perm] * penalty).sum() == pytest.approx(best_columns)
+
+
+@EXACT_SOLVERS
 def test_the_end_is_optimal_in_rows_and_in_columns(assign: AssignToGroups) -> None:
     for seed in range(5):
         importance = np.random.default_rng(seed).random((4, 6))

@@ -187,6 +187,7 @@ def test_orders_stay_whole_numbers_in_every_precision(change: Callable[[nn.Modul
     changed = change(model)
     assert {order.dtype for order in orders(changed)} == {torch.int64}
     torch.testing.assert_close(changed(IMAGES.double()), expected, rtol=1e-4, atol=1e-5)
+    assert {order.dtype for order in orders(change(network().to("meta")))} == {torch.int64}
 
 
 def test_orders_go_to_the_meta_device_and_come_back_with_the_state() -> None:

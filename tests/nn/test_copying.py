@@ -1,7 +1,7 @@
 import copy
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -45,10 +45,11 @@ def test_networks_that_pytorch_does_not_copy_are_copied_and_folded(build: type[n
 
 @dataclass(slots=True)
 class Features:
-    """As some networks return theirs; one may refer to itself."""
+    """As some networks return theirs; one may refer to itself, or wait for a part of it."""
 
     tensors: list[torch.Tensor]
     whole: "Features | None" = None
+    later: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.whole = self

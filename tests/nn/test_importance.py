@@ -62,6 +62,12 @@ def test_orders_may_be_tensors_and_weights_must_be_made_importance_first() -> No
         ss.learn_permutations(weight)
 
 
+@pytest.mark.parametrize("norm", ["linf", "l3", "nuc"])
+def test_an_unknown_norm_is_named(norm: Norm) -> None:
+    with pytest.raises(ValueError, match=f"norm must be 'l1' or 'l2', got '{norm}'"):
+        ss.importance_matrix(torch.ones(4, 2, 3, 3), norm)
+
+
 def test_a_nan_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         ss.importance_matrix(torch.full((2, 2, 1, 1), float("nan")))

@@ -2,7 +2,9 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from timm.models.eva import EvaAttention
@@ -92,6 +94,7 @@ def test_levels_are_limited_by_name_and_by_width() -> None:
         return {layer.name: layer.largest_level for layer in select_layers(Zoo(), rules).layers}
 
     assert largest(LayerRules()) == {"plain": 5, "wide": 6}
+    assert largest(LayerRules(largest_levels={"*": 9})) == {"plain": 5, "wide": 6}
     assert largest(LayerRules(largest_levels={"*": 4, "plain": 2})) == {"plain": 2, "wide": 4}
     assert largest(LayerRules(min_channels_per_group=8)) == {"plain": 2, "wide": 3}
     assert largest(LayerRules(min_channels_per_group=8, largest_levels={"wide": 2})) == {"plain": 2, "wide": 2}
@@ -208,6 +211,8 @@ def test_the_missing_type_of_a_masked_layer_is_the_dense_one() -> None:
     [
         (LayerRules(include=("plian",)), "include: 'plian' matches no layer of the model; did you mean 'plain'?"),
         (LayerRules(exclude=("layer9.*",)), r"exclude: 'layer9\.\*' matches no layer"),
+        (LayerRules(fixed_levels={"wdie": 2}), "fixed_levels: 'wdie' matches no layer of the model; did you mean"),
+        (LayerRules(largest_levels={"wdie": 2}), "largest_levels: 'wdie' matches no layer of the model; did you mean"),
         (LayerRules(fixed_levels={"plain": 9}), r"layer 'plain': fixed level must lie in 1\.\.5 \(at most 16 groups\)"),
     ],
 )
@@ -227,13 +232,20 @@ def test_bad_rules_are_named() -> None:
     for option in ("fixed_levels", "largest_levels"):
         with pytest.raises(ValueError, match=rf"{option}\['conv'\] must be a whole number from 1 on, got 0"):
             replace(LayerRules(), **{option: {"conv": 0}})  # type: ignore[arg-type]  # the option varies
-    with pytest.raises(ValueError, match="include must be a sequence of patterns, got the single text 'conv'"):
-        LayerRules(include="conv")  # type: ignore[arg-type]  # the bad value is the point
+    for option in ("include", "exclude"):
+        with pytest.raises(ValueError, match=f"{option} must be a sequence of patterns, got the single text 'conv'"):
+            replace(LayerRules(), **{option: "conv"})  # type: ignore[arg-type]  # the bad value is the point
     with pytest.raises(ValueError, match="layer_types may hold Conv1d, Conv2d, Conv3d, Linear; got"):
         LayerRules(layer_types=(nn.ConvTranspose2d,))
     for width in (0, 1.5, True, "16"):
         with pytest.raises(ValueError, match="min_channels_per_group must be a whole number from 1 on"):
             LayerRules(min_channels_per_group=width)  # type: ignore[arg-type]  # the bad value is the point
+
+
+def test_numbers_of_numpy_become_plain_ones() -> None:
+    number: Any = np.int64(2)
+    rules = LayerRules(min_channels_per_group=number, largest_levels={"*": number})
+    assert [type(plain) for plain in (rules.min_channels_per_group, rules.largest_levels["*"])] == [int, int]
 
 
 def quantised(module: str, name: str, *arguments: int) -> nn.Module:
@@ -290,6 +302,12 @@ def test_a_weight_that_is_no_plain_tensor_is_left_alone() -> None:
     layer.weight = nn.Parameter(torch.randn(8, 4).as_subclass(OtherTensor))
     selection = select_layers(nn.Sequential(layer), LayerRules(layer_types=(nn.Linear,)))
     assert reason(selection, "0") == "its weight is a OtherTensor, not a plain tensor"
+
+
+def test_a_bias_that_is_no_plain_tensor_keeps_a_layer_whole() -> None:
+    layer = nn.Conv2d(4, 8, 1)
+    layer.bias = nn.Parameter(torch.randn(8).as_subclass(OtherTensor))
+    assert reason(select_layers(nn.Sequential(layer)), "0") == "its bias is a OtherTensor, not a plain tensor"
 
 
 def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:

@@ -13,6 +13,7 @@ from strucspars.nn.masked import mask_module_, unmask_module_
 from strucspars.nn.shuffled import (
     ShuffledGroupConv2d,
     ShuffledGroupConv3d,
+    ShuffledGroupLinear,
     channel_orders,
     check_plain_weights,
     dense_shape,
@@ -79,9 +80,10 @@ def test_a_scripted_layer_computes_the_same(
     torch.testing.assert_close(scripted(features), changed(features))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_grouping_and_back_gives_the_masked_weight(level: int) -> None:
-    weight = torch.randn(16, 8, 3, 3)
+def test_grouping_and_back_gives_the_masked_weight(level: int, dtype: torch.dtype) -> None:
+    weight = torch.randn(16, 8, 3, 3, dtype=dtype)
     layer = random_layer_plan(nn.Conv2d(8, 16, 3), level)
     grouped = grouped_weight(weight, layer)
     assert grouped.shape == (16, 8 // layer.num_groups, 3, 3)
@@ -98,6 +100,15 @@ def test_unmasking_gives_the_dense_class_back() -> None:
     assert "mask" not in dict(module.named_buffers())
 
 
+def test_unmasking_zeroes_pruned_weights_that_something_has_moved() -> None:
+    module = nn.Conv2d(8, 16, 3)
+    layer = random_layer_plan(module, 3)
+    mask_module_(module, layer)
+    nn.init.ones_(module.weight)
+    unmask_module_(module)
+    assert torch.equal(module.weight, kept_connections(layer)[:, :, None, None].expand(16, 8, 3, 3).float())
+
+
 def test_a_layer_built_by_hand_is_a_plain_group_convolution() -> None:
     torch.manual_seed(0)
     shuffled = ShuffledGroupConv2d(8, 16, 3, groups=4)
@@ -105,6 +116,15 @@ def test_a_layer_built_by_hand_is_a_plain_group_convolution() -> None:
     plain.load_state_dict({"weight": shuffled.weight, "bias": shuffled.bias})
     features = torch.randn(1, 8, 5, 5)
     assert torch.equal(shuffled(features), plain(features))
+
+
+def test_a_layer_built_on_a_device_has_its_orders_there() -> None:
+    layer = ShuffledGroupConv2d(8, 16, 3, groups=4, device="meta")
+    assert all(order.is_meta for order in channel_orders(layer).values())
+
+
+def test_a_grouped_linear_layer_shows_its_groups() -> None:
+    assert "in_features=8, out_features=16, bias=True, groups=4" in repr(ShuffledGroupLinear(8, 16, groups=4))
 
 
 def test_a_gradient_at_hand_follows_the_weight() -> None:
@@ -118,7 +138,7 @@ def test_a_gradient_at_hand_follows_the_weight() -> None:
     assert torch.equal(module.weight.grad, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_grouped_layers_train_in_any_precision_while_an_older_loss_is_still_alive(dtype: torch.dtype) -> None:
     model, images = nn.Sequential(nn.Conv2d(8, 8, 3)).to(dtype), torch.randn(1, 8, 5, 5, dtype=dtype)
     plan = ss.one_shot_plan(model, target=0.4)

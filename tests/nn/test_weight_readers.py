@@ -39,6 +39,11 @@ class ReadsTransposed(Network):
         return input @ self.layer.weight.T
 
 
+class ReadsByComparing(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input @ (self.layer.weight > 0).to(input)
+
+
 class ReadsDeeper(Network):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return linear(linear(input, self.block.inner.weight), self.listed[1].weight)
@@ -72,6 +77,7 @@ class Asks(Network):
     [
         (Reads, ["layer"]),
         (ReadsTransposed, ["layer"]),
+        (ReadsByComparing, ["layer"]),
         (ReadsDeeper, ["block.inner", "listed.1"]),
         (ReadsByInheritance, ["layer"]),
         (ReadsWhatIsMissing, []),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -39,6 +39,7 @@ def reachable_fraction(model: nn.Module, width: int) -> float:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(WIDTHS), min_size=2, max_size=5), st.sampled_from([1, 2, 8, 16]), st.floats(0, 0.95))
+@example([32, 32, 16], 2, 0.94)
 def test_a_plan_meets_its_target_with_wide_groups_or_the_width_is_named(
     widths: list[int], width: int, target: float
 ) -> None:

@@ -1,5 +1,6 @@
 """What a target fails for: the layers that are left out."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -68,7 +69,7 @@ def test_macs_are_left_out_by_their_own_numbers() -> None:
 def test_parameters_that_layers_share_are_left_out_once() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), *(nn.Conv2d(8, 8, 1, bias=False) for _ in range(2)))
     model[2].weight = model[1].weight
-    with pytest.raises(ValueError, match=r"of all params, 50 % \(its weight is shared .* are left out$"):
+    with pytest.raises(ValueError, match=r"of all params, 50 % \(its weight is shared with '2'\) are left out$"):
         ss.one_shot_plan(model, 0.9)
 
 
@@ -76,3 +77,11 @@ def test_little_that_is_left_out_is_not_mentioned() -> None:
     model = nn.Sequential(nn.Conv2d(32, 32, 3, bias=False), nn.Conv2d(32, 3, 1))
     with pytest.raises(ValueError, match=r"would be removed; lower the target$"):
         ss.one_shot_plan(model, 0.99)
+
+
+def test_a_network_of_zeros_has_no_norm_to_lose(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False))
+    nn.init.zeros_(model.get_parameter("0.weight"))
+    with caplog.at_level(logging.WARNING):
+        ss.one_shot_plan(model, 0.5)
+    assert "loses 0.0 % of the grouped layers' norm" in caplog.text

@@ -105,7 +105,9 @@ def test_a_state_with_the_names_of_wrappers_is_read() -> None:
 def test_a_state_with_an_impossible_controller_or_level_changes_nothing() -> None:
     sparsifier = sparsifier_with_penalty(network())
     before = str(sparsifier.state_dict())
-    other = sparsifier_with_penalty(network(seed=5)).state_dict()
+    further = sparsifier_with_penalty(network(seed=5))
+    further.end_epoch()
+    other = further.state_dict()
     bad_level = copy.deepcopy(other)
     bad_level["layers"]["4"]["group_level"] = 6
     for bad, complaint in (

@@ -37,7 +37,7 @@ def _layer_plan(name: str, module: nn.Module) -> LayerPlan:
     groups = shape[1] // module.get_parameter("weight").shape[1]
     level = groups.bit_length()
     if num_groups(level) != groups:
-        raise ValueError(f"{groups} groups are no power of two: no plan makes such a layer")
+        raise ValueError(f"layer {name!r} has {groups} groups, no power of two: no plan makes such a layer")
     return LayerPlan(
         group_level=level,
         out_perm=inverse(channel_orders(module)["out_inverse"].cpu().numpy()),

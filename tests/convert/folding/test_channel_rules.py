@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import strucspars as ss
 from strucspars.models.cifar_resnet import CifarResNet
+from strucspars.nn.shuffled import ShuffledGroupLinear
 
 CHANNELS, GROUPS = 16, 4
 IMAGES = torch.randn(3, CHANNELS, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -45,6 +46,18 @@ def remaining(model: nn.Module, images: torch.Tensor = IMAGES) -> int:
     return len(ss.fold_report(folded).gathers)
 
 
+class FirstOfTwo(nn.Module):
+    """Pooling that also tells where the largest values were, which nobody asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(2, return_indices=True)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        pooled: torch.Tensor = self.pool(features)[0]
+        return pooled
+
+
 FREE_MODULES: dict[str, Callable[[], nn.Module]] = {
     "one slope for all": nn.PReLU,
     "a slope per channel": lambda: nn.PReLU(CHANNELS),
@@ -57,8 +70,10 @@ FREE_MODULES: dict[str, Callable[[], nn.Module]] = {
 NATURAL_MODULES: dict[str, Callable[[], nn.Module]] = {
     "norm over some channels": lambda: nn.GroupNorm(2, CHANNELS),
     "softmax over channels": lambda: nn.Softmax(dim=1),
+    "softmax over channels, counted from the end": lambda: nn.Softmax(dim=-3),
     "padding of channels by module": lambda: nn.Sequential(nn.ConstantPad3d((0, 0, 0, 0, 1, -1), 0.5)),
     "transposed convolution": lambda: nn.ConvTranspose2d(CHANNELS, CHANNELS, 2),
+    "pooling with two results": FirstOfTwo,
 }
 
 
@@ -95,6 +110,7 @@ FREE_FUNCTIONS: dict[str, Function] = {
     "softmax over positions": lambda features: functional.softmax(features, dim=-1),
     "axis put in and taken out": lambda features: features.unsqueeze(-1).relu().squeeze(4),
     "axis put in before": lambda features: torch.unsqueeze(features, 1).mean(1),
+    "axis put in behind": lambda features: features.unsqueeze(4).mean(4),
     "split by positions": split_by_positions,
 }
 NATURAL_FUNCTIONS: dict[str, Function] = {
@@ -115,6 +131,74 @@ def test_shuffles_go_through_functions_that_treat_channels_alike(name: str) -> N
 @pytest.mark.parametrize("name", NATURAL_FUNCTIONS)
 def test_functions_that_look_at_the_order_get_the_natural_one(name: str) -> None:
     assert remaining(Functions(NATURAL_FUNCTIONS[name])) == 1
+
+
+# What is flat has an entry per channel and position.
+FLAT = CHANNELS * 8 * 8
+NATURAL_ONCE_FLAT: dict[str, tuple[Function, int]] = {
+    "padded": (lambda features: functional.pad(features.flatten(1), (2, 3)), FLAT + 5),
+    "concatenated": (lambda features: torch.cat([features.flatten(1), features.relu().flatten(1)], 1), 2 * FLAT),
+}
+
+
+@pytest.mark.parametrize("name", NATURAL_ONCE_FLAT)
+def test_flat_channels_beside_other_entries_get_the_natural_order(name: str) -> None:
+    function, width = NATURAL_ONCE_FLAT[name]
+    assert remaining(Functions(function, last=nn.Linear(width, 5))) == 1
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda features: features.view(features.size(1), -1),
+        lambda features: features.reshape(features.shape[1], -1),
+    ],
+)
+def test_a_view_by_another_size_than_the_batchs_gets_the_natural_order(view: Function) -> None:
+    model = Functions(view, last=nn.Linear(FLAT * len(IMAGES) // CHANNELS, 5)).eval()
+    report = ss.fold_report(ss.fold(model, IMAGES))
+    assert (report.untraced_reason, len(report.gathers)) == ("", 1)
+
+
+class Reflected(nn.Module):
+    """Padding by function."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return functional.pad(features, (2, 2), mode="reflect")
+
+
+LENGTH = 6
+NATURAL_BESIDE_LINEAR: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "resized": (lambda: nn.Upsample(scale_factor=2), 2 * CHANNELS),
+    "reflected": (lambda: nn.ReflectionPad1d(2), CHANNELS + 4),
+    "reflected by function": (Reflected, CHANNELS + 4),
+    "normed along the other axis": (lambda: nn.BatchNorm1d(LENGTH), CHANNELS),
+}
+
+
+@pytest.mark.parametrize("name", NATURAL_BESIDE_LINEAR)
+def test_what_works_on_the_last_axis_or_the_second_gets_the_channels_of_linear_layers_in_natural_order(
+    name: str,
+) -> None:
+    build, width = NATURAL_BESIDE_LINEAR[name]
+    grouped = ShuffledGroupLinear(CHANNELS, CHANNELS, groups=GROUPS)
+    grouped.out_inverse.copy_(torch.randperm(CHANNELS))
+    model = nn.Sequential(nn.Linear(CHANNELS, CHANNELS), grouped, build(), nn.Linear(width, 5))
+    assert remaining(model, torch.randn(3, LENGTH, CHANNELS)) == 1
+
+
+def test_a_gate_of_one_channel_leaves_the_others_free() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.grouped, self.gate, self.last = dense(), shuffled(), nn.Conv2d(CHANNELS, 1, 1), dense()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            gate = self.gate(images).sigmoid()
+            output: torch.Tensor = self.last(self.grouped(self.first(images)) * gate)
+            return output
+
+    assert remaining(Gated()) == 0
 
 
 def test_constants_beside_the_channels_are_channels_too() -> None:

@@ -480,6 +480,19 @@ def test_one_layer_alone_is_a_network() -> None:
     assert remaining(shuffled()) == [("0", "input"), ("0", "output")]
 
 
+@pytest.mark.parametrize("widen_groups_below", [1, 4])
+def test_a_linear_layer_without_inputs_folds_like_others(widen_groups_below: int) -> None:
+    empty = nn.Linear(1, CHANNELS)
+    empty.weight, empty.in_features = nn.Parameter(torch.empty(CHANNELS, 0)), 0
+    grouped = ShuffledGroupLinear(CHANNELS, CHANNELS, groups=GROUPS)
+    grouped.in_perm.copy_(torch.randperm(CHANNELS))
+    model, rows = nn.Sequential(empty, grouped, nn.Linear(CHANNELS, 5)).eval(), torch.empty(3, 0)
+    folded = ss.fold(model, rows, widen_groups_below=widen_groups_below)
+    report = ss.fold_report(folded)
+    assert (report.untraced_reason, report.gathers) == ("", ())
+    torch.testing.assert_close(folded(rows), model(rows).detach())
+
+
 def test_channels_last_and_half_precision_stay() -> None:
     model = randomised(between_dense(shuffled(), nn.BatchNorm2d(CHANNELS), shuffled()))
     channels_last = model.to(memory_format=torch.channels_last)
@@ -533,3 +546,13 @@ def test_calls_by_keyword_fold_like_others() -> None:
     assert torch.allclose(folded(IMAGES), model(IMAGES), atol=1e-4)
     report = ss.fold_report(folded)
     assert (len(report.gathers), report.num_kept_batch_norms) == (0, 0)
+
+
+def test_a_hook_sees_a_call_by_keyword_as_it_was() -> None:
+    grouped = shuffled()
+    # Without positional arguments there is nothing to change.
+    grouped.register_forward_pre_hook(lambda module, arguments: tuple(2 * argument for argument in arguments))
+    model = randomised(ByKeyword(dense(), grouped, dense()))
+    folded = ss.fold(model, IMAGES)
+    assert ss.fold_report(folded).untraced_reason == ""
+    torch.testing.assert_close(folded(IMAGES), model(IMAGES).detach(), rtol=1e-4, atol=1e-5)

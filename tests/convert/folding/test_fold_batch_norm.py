@@ -123,6 +123,15 @@ def test_norms_by_function_become_modules_and_fold() -> None:
     assert [node.target for node in graph_module.graph.nodes if node.op == "call_module"] == ["0"]
 
 
+def test_a_norm_by_function_without_scales_is_a_module_in_every_precision() -> None:
+    # No layer takes it in: it computes by itself, in double precision too, where graphs are compared.
+    model = randomised(nn.Sequential(nn.ReLU(), NormByFunction(8, affine=False)))
+    folded = ss.fold(model, IMAGES)
+    report = ss.fold_report(folded)
+    assert (report.untraced_reason, report.num_kept_batch_norms) == ("", 1)
+    torch.testing.assert_close(folded(IMAGES), model(IMAGES))
+
+
 def test_norms_by_function_of_the_batch_stay_functions() -> None:
     class ByBatch(nn.Module):
         def forward(self, features: torch.Tensor) -> torch.Tensor:

@@ -123,10 +123,16 @@ def test_only_narrow_groups_that_are_not_depthwise_are_widened() -> None:
     assert widened(model, 4) == [("0", 8, 4), ("4", 8, 4), ("5", 6, 3)]
 
 
+class OtherTensor(torch.Tensor):
+    """Stands for the weights of quantisation libraries, which are tensors of their own classes."""
+
+
 def test_a_layer_with_a_hook_or_a_weight_that_is_no_plain_one_stays_narrow() -> None:
     hooked, normed = shuffled(), nn.utils.parametrizations.weight_norm(nn.Conv2d(16, 16, 1, groups=8))
     hooked.register_forward_hook(lambda module, inputs, outputs: outputs)
-    assert widened(nn.Sequential(hooked, normed), 16) == []
+    quantised = nn.Conv2d(16, 16, 1, groups=8)
+    quantised.weight = nn.Parameter(torch.randn(16, 2, 1, 1).as_subclass(OtherTensor))
+    assert widened(nn.Sequential(hooked, normed, quantised), 16) == []
 
 
 def test_two_layers_that_share_a_weight_are_both_widened() -> None:

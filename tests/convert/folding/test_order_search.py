@@ -66,6 +66,15 @@ def test_groups_inside_those_of_the_neighbour_need_no_gather() -> None:
     assert sum(map(sum, chain(coarse, fine))) == 0
 
 
+@given(st.integers(0, 1000), st.sampled_from([2, 4]), st.sampled_from([2, 4]))
+def test_of_equal_copies_the_one_before_a_layer_stays(seed: int, first_groups: int, second_groups: int) -> None:
+    (_, after_first), (_, after_second) = chain(
+        random_groups(first_groups, seed), random_groups(second_groups, seed + 1)
+    )
+    assert not after_first
+    assert not after_second
+
+
 def test_the_larger_copy_is_the_one_to_go() -> None:
     classes = OrderClasses()
     middle = classes.new(CHANNELS, 1)

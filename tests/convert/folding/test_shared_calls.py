@@ -114,6 +114,22 @@ def test_an_encoder_called_several_times_has_its_weights_once_under_its_names(
     assert {gather.layer for gather in report.gathers} <= set(convolutions)
 
 
+def test_a_strided_layer_called_with_a_gather_before_it_and_without_one_has_a_stride_for_each_call() -> None:
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = dense(), dense()
+            self.layer = ss.ShuffledGroupConv2d(CHANNELS, CHANNELS, 1, stride=2, groups=4)
+            self.layer.in_perm.copy_(torch.randperm(CHANNELS))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.last(self.layer(images) * self.layer(self.first(images)))
+            return output
+
+    folded = folded_equal(Strided())
+    assert [(gather.layer, gather.side) for gather in ss.fold_report(folded).gathers] == [("layer_1", "input")]
+
+
 def test_every_call_keeps_its_gathers_in_the_report() -> None:
     gathers = ss.fold_report(folded_equal(Network(four_views))).gathers
     once = ss.fold_report(folded_equal(Network(lambda net, images: net.encoder(images)))).gathers

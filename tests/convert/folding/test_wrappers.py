@@ -91,6 +91,15 @@ def test_a_wrapper_with_a_hook_keeps_what_the_hook_does() -> None:
         torch.testing.assert_close(ss.fold(wrapper, IMAGES)(IMAGES), model(IMAGES) + 1)
 
 
+def test_a_wrapper_with_a_hook_before_its_call_keeps_what_that_does() -> None:
+    model = network()
+    wrapper = nn.DataParallel(model)
+    wrapper.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    assert unwrapped(wrapper) is wrapper
+    with torch.no_grad():
+        torch.testing.assert_close(ss.fold(wrapper, IMAGES)(IMAGES), model(IMAGES + 1))
+
+
 def test_a_shared_wrapper_is_taken_off_under_all_its_names() -> None:
     layer = nn.Conv2d(8, 8, 1)
     wrapper = nn.DataParallel(layer)

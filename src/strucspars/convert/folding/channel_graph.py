@@ -141,7 +141,7 @@ class _Walk:
             self._unknown(node)
             inputs = self.classes.new(in_channels, axis, pinned=True)
         # A linear layer may have no inputs at all.
-        groups = in_channels // max(module.get_parameter("weight").shape[1], 1)
+        groups = in_channels // module.get_parameter("weight").shape[1] if in_channels else 1
         if not is_grouped(module) and groups == in_channels == out_channels > 1:
             self.found.channelwise[node] = inputs
             return inputs

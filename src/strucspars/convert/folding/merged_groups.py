@@ -109,8 +109,9 @@ def _may_be_widened(layer: nn.Module) -> bool:
 
 
 def _num_groups(layer: nn.Module) -> int:
+    in_channels = channels(layer)[1]
     # A linear layer may have no inputs at all.
-    return channels(layer)[1] // max(layer.get_parameter("weight").shape[1], 1)
+    return in_channels // layer.get_parameter("weight").shape[1] if in_channels else 1
 
 
 def _become_dense_(layer: nn.Module) -> None:
