@@ -248,19 +248,20 @@ def test_a_weight_that_its_parent_reads_is_refused(change: Callable[[nn.Module, 
     assert model.head.weight.all()
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.float8_e4m3fn, torch.complex64])
 @pytest.mark.parametrize("change", [convert_, mask_])
-def test_weights_in_precisions_for_storage_are_refused_before_anything_changes(
+def test_weights_that_are_no_real_numbers_to_compute_with_are_refused_before_anything_changes(
     change: Callable[[nn.Module, GroupingPlan], nn.Module], dtype: torch.dtype
 ) -> None:
     model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1))
     plan = ss.one_shot_plan(model, 0.5)
     model[1].weight = nn.Parameter(model.get_parameter("1.weight").detach().to(dtype), requires_grad=False)
-    with pytest.raises(ValueError, match=rf"layer '1': its weight is {dtype}, a precision for storage only"):
+    reason = f"its weight is {dtype}, not a floating-point type of 16 bits or more"
+    with pytest.raises(ValueError, match=f"layer '1': {reason}"):
         change(model, plan)
     assert type(model[0]) is nn.Conv2d
     assert model.get_parameter("0.weight").all()
-    assert reason_to_skip(model, "1") == f"its weight is {dtype}, a precision for storage only"
+    assert reason_to_skip(model, "1") == reason
 
 
 def reason_to_skip(model: nn.Module, name: str) -> str:

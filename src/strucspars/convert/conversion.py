@@ -219,8 +219,8 @@ def _check_groupable(name: str, module: nn.Module) -> None:
         )
     if not is_computable(weight):
         raise ValueError(
-            f"layer {name!r}: its weight is {weight.dtype}, a precision for storage only; take it off the plan, "
-            "or give the network another precision first"
+            f"layer {name!r}: its weight is {weight.dtype}, not a floating-point type of 16 bits or more; take it off "
+            "the plan, or give the network another precision first"
         )
     if weight.is_meta:
         raise ValueError(

@@ -265,7 +265,7 @@ def _reason_in_the_weight(
     if max_group_level(out_channels, in_channels) < 2:
         return f"{out_channels} x {in_channels} channels: an odd width has one group only"
     if not is_computable(layer.weight):
-        return f"its weight is {layer.weight.dtype}, a precision for storage only"
+        return f"its weight is {layer.weight.dtype}, not a floating-point type of 16 bits or more"
     if _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
         narrow = _level_by_width(module, rules) < 2
         limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
