@@ -147,6 +147,12 @@ def test_flat_channels_beside_other_entries_get_the_natural_order(name: str) -> 
     assert remaining(Functions(function, last=nn.Linear(width, 5))) == 1
 
 
+@pytest.mark.parametrize("build", [nn.BatchNorm1d, nn.PReLU])
+def test_what_has_an_entry_for_every_flat_one_leaves_the_order_free(build: Callable[[int], nn.Module]) -> None:
+    model = nn.Sequential(dense(), shuffled(), nn.Flatten(), build(FLAT), nn.Linear(FLAT, 5))
+    assert remaining(model) == 0
+
+
 @pytest.mark.parametrize(
     "view",
     [

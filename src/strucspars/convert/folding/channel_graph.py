@@ -160,7 +160,7 @@ class _Walk:
 
     def _channelwise(self, node: fx.Node) -> Layout | None:
         layout = self._source(node)
-        if layout is None or layout.axis != 1 or layout.repeat != 1:
+        if layout is None or layout.axis != 1:
             return self._unknown(node)
         self.found.channelwise[node] = layout
         return layout
