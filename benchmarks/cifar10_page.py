@@ -133,11 +133,16 @@ def environment(run: FinishedRun) -> dict[str, Any]:
     return facts
 
 
+def gpu_minutes(facts: Mapping[str, Any]) -> float:
+    """Those of a run, with what it took before it was recorded unfinished."""
+    return float(sum(each.get("gpu_minutes", 0) for each in (*facts.get("earlier", ()), facts)))
+
+
 def minutes_table(collection: Collection) -> str:
     """What every row took, and on what."""
     names = sorted(collection.rows, key=_place)
     facts = {name: [environment(run) for run in collection.rows[name]] for name in names}
-    minutes = [", ".join(f"{each['gpu_minutes']:.1f}" for each in facts[name]) for name in names]
+    minutes = [", ".join(f"{gpu_minutes(each):.1f}" for each in facts[name]) for name in names]
     # A run may have gone on elsewhere.
     everywhere = {name: [one for each in facts[name] for one in (*each.get("earlier", ()), each)] for name in names}
     machines = [", ".join(sorted({one["device"] or one["cpu"] for one in everywhere[name]})) for name in names]

@@ -33,6 +33,8 @@ def record(
     if source.summary_json_path.is_file() == unfinished:
         word, has = ("an unfinished", "a") if unfinished else ("a finished", "no")
         raise ValueError(f"{run} is not {word} run: it has {has} {source.summary_json_path.name}")
+    if unfinished and not (run / CHECKPOINT).is_file():
+        raise ValueError(f"{run} has no {CHECKPOINT} to go on with")
     for name in (*SMALL_FILES, *NETWORKS, *([CHECKPOINT] if unfinished else [])):
         if (run / name).is_file():
             _keep(run / name, target.path / name)
@@ -40,6 +42,8 @@ def record(
     environment = json.loads(source.environment_path.read_text())
     if commit is not None:
         environment["commit"] = commit
+        for each in environment.get("earlier", []):
+            each["commit"] = each["commit"] or commit
     environment["gpu_minutes"] = gpu_minutes
     target.write_json(target.environment_path, environment)
     return target.path
@@ -76,11 +80,14 @@ def _keep(source: Path, target: Path) -> None:
 def main() -> None:
     """Parse, copy, say where."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="a finished run folder")
+    parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("results", type=Path, help="where to keep it")
     parser.add_argument("--commit", help="where the run could not know its commit, or was made from several")
     parser.add_argument(
-        "--gpu-minutes", type=float, required=True, help="the run's share of the GPU, where several had it together"
+        "--gpu-minutes",
+        type=float,
+        required=True,
+        help="the run's share of the GPU, where several had it together; of one that was recorded unfinished, the rest",
     )
     parser.add_argument("--unfinished", action="store_true", help="to be gone on with: keep its last checkpoint")
     options = parser.parse_args()

@@ -306,6 +306,16 @@ def test_a_run_that_could_not_know_its_commit_is_told(tmp_path: Path) -> None:
     assert json.loads((kept / "environment.json").read_text())["commit"] == "abc"
 
 
+def test_a_run_that_went_on_elsewhere_took_the_minutes_of_all_its_parts(tmp_path: Path) -> None:
+    finished_run(tmp_path / "mine-seed2")
+    parts = [{"commit": None, "gpu_minutes": 6.5}, {"commit": "0123"}]
+    (tmp_path / "mine-seed2" / "environment.json").write_text(json.dumps({"commit": None, "earlier": parts}))
+    kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5, commit="abc")
+    environment = json.loads((kept / "environment.json").read_text())
+    assert [each["commit"] for each in (*environment["earlier"], environment)] == ["abc", "0123", "abc"]
+    assert cifar10_page.gpu_minutes(environment) == 10
+
+
 def test_an_unfinished_run_is_recorded_only_as_one(tmp_path: Path) -> None:
     finished_run(tmp_path / "mine-seed2")
     (tmp_path / "mine-seed2" / "summary.json").unlink()
@@ -314,6 +324,9 @@ def test_an_unfinished_run_is_recorded_only_as_one(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
     kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "unfinished", gpu_minutes=3.5, unfinished=True)
     assert (kept / "checkpoints" / "last.pt").read_text() == "content of checkpoints/last.pt"
+    (tmp_path / "mine-seed2" / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(ValueError, match=r"has no checkpoints/last\.pt to go on with"):
+        record_run.record(tmp_path / "mine-seed2", tmp_path / "unfinished", gpu_minutes=3.5, unfinished=True)
 
 
 def test_a_finished_run_is_not_recorded_as_unfinished(tmp_path: Path) -> None:

@@ -105,6 +105,19 @@ def test_a_run_that_goes_on_elsewhere_says_where_it_was_before(
     assert folder.read_json(folder.environment_path) == here | {"earlier": [elsewhere]}
 
 
+def test_a_run_goes_on_without_knowing_where_it_was_before(
+    small_recipe: Recipes, tmp_path: Path, stop_after: Stops, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe, folder = small_recipe("kind=dense"), RunFolder(tmp_path / "run")
+    with pytest.raises(RunInterrupted):
+        run_pipeline(recipe, folder.path, should_stop=stop_after(QUESTIONS_PER_EPOCH))
+    folder.environment_path.write_text("{")
+    run_pipeline(recipe, folder.path)
+    assert "environment.json is not valid JSON" in caplog.text
+    assert "what the run was computed on before is not known" in caplog.text
+    assert "earlier" not in folder.read_json(folder.environment_path)
+
+
 class Diary(Silence):
     """Notes where stages go on from, and how runs end."""
 

@@ -34,7 +34,7 @@ class SparsifyCallback(Callback):
     """Sparsify any LightningModule while a Trainer fits it, then plan its groups and, if asked, convert it in place.
 
     After every epoch it logs `sparsify/lambda_value` and `sparsify/removed_fraction`. Its state is part of the
-    Trainer's checkpoints: a resumed fit continues exactly where the data loader does. Every other fit starts anew.
+    Trainer's checkpoints: a resumed fit continues exactly, if the data loader does. Every other fit starts anew.
 
     Checkpoints of a fit hold the dense model. After one with `convert=True` test the module itself,
     `trainer.test(module)`; a dense checkpoint (`ckpt_path="best"`) does not fit it any more. Finetune it with a Trainer

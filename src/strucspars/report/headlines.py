@@ -128,7 +128,7 @@ def _time(run: RunData) -> Iterator[Headline]:
 
 
 def _devices(environment: Mapping[str, Any]) -> list[str]:
-    """What a run was computed on, in the order of time: more than one where it went on elsewhere."""
+    """What a run was computed on: more than one device where it went on elsewhere."""
     earlier = environment.get("earlier")
     known = [each for each in earlier if isinstance(each, Mapping)] if isinstance(earlier, list) else []
     names = [each.get("device") or each.get("cpu") for each in (*known, environment)]

@@ -35,6 +35,9 @@ def environment() -> dict[str, Any]:
 def environment_after(former: Any) -> dict[str, Any]:
     """The environment of a run that goes on; others that it was computed in before are under `earlier`.
 
+    Args:
+        former: what its file held, whatever that was.
+
     >>> "earlier" in environment_after(environment())
     False
     >>> environment_after(environment() | {"device": "another GPU"})["earlier"][0]["device"]
@@ -43,9 +46,9 @@ def environment_after(former: Any) -> dict[str, Any]:
     now = environment()
     if not isinstance(former, dict):
         return now
-    last = {key: former.get(key) for key in now}
-    before = former.get("earlier")
-    earlier = [each for each in (*(before if isinstance(before, list) else ()), last) if each != now]
+    before, last = former.get("earlier"), {key: value for key, value in former.items() if key != "earlier"}
+    known = [*(before if isinstance(before, list) else []), last]
+    earlier = [each for each in known if isinstance(each, dict) and not each.items() <= now.items()]
     return now | ({"earlier": earlier} if earlier else {})
 
 

@@ -148,10 +148,17 @@ def _begun(setting: Setting, folder: RunFolder) -> dict[str, Any] | None:
     folder.summary_json_path.unlink(missing_ok=True)
     folder.write_recipe(recipe_yaml(setting.recipe))
     store_classes(folder, setting.classes)
-    former = None if checkpoint is None else folder.read_json(folder.environment_path)
-    folder.write_json(folder.environment_path, environment_after(former))
+    folder.write_json(folder.environment_path, environment_after(_former_environment(folder) if checkpoint else None))
     folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
     return checkpoint
+
+
+def _former_environment(folder: RunFolder) -> Any:
+    try:
+        return folder.read_json(folder.environment_path)
+    except ValueError as error:
+        _logger.warning("%s; what the run was computed on before is not known", error)
+        return None
 
 
 class _Run:

@@ -267,6 +267,25 @@ def test_a_tensor_by_default_is_a_constant_and_one_that_was_given_is_an_input() 
         folded(IMAGES, False)
 
 
+def test_no_argument_is_taken_for_a_tensor_that_became_a_constant() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = shuffled()
+
+        def forward(
+            self, images: torch.Tensor, scale: torch.Tensor = SCALE, offsets: tuple[float, ...] = (0.5,)
+        ) -> torch.Tensor:
+            features: torch.Tensor = self.layer(images) * scale + offsets[0]
+            return features
+
+    model = Scaled().eval()
+    folded = ss.fold(model, IMAGES)
+    torch.testing.assert_close(folded(IMAGES), model(IMAGES).detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="positional arguments"):
+        folded(IMAGES, torch.tensor([2.0]))
+
+
 def test_what_stops_the_shapes_is_in_the_report_and_nowhere_else(capfd: pytest.CaptureFixture[str]) -> None:
     class FailingOnceTraced(nn.Module):
         def __init__(self) -> None:

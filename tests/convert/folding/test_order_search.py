@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strucspars.convert.folding import order_search
 from strucspars.convert.folding.group_matching import Grouping
 from strucspars.convert.folding.layouts import Layout, OrderClasses, stored_order
 from strucspars.convert.folding.order_search import GroupedLayer, chosen_orders, gather_cost, layer_placement
@@ -119,6 +120,27 @@ def test_several_orders_of_a_class_cost_together_what_each_costs_alone(seed: int
     together = gather_cost(layers, classes, {0: candidates, 1: other_order})
     alone = [cost_alone(layers, classes, {0: candidate, 1: other_order}) for candidate in candidates]
     np.testing.assert_array_equal(np.transpose(together), alone)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_candidates_that_are_asked_about_in_parts_are_chosen_from_all(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen() -> list[list[int]]:
+        found = []
+        for seed in range(10):
+            classes = OrderClasses()
+            stream = classes.new(CHANNELS, 1)
+            layers = [
+                layer(stream, stream, random_groups(groups, seed + place), random_groups(groups, seed + 10 * place))
+                for place, groups in enumerate((2, 4, 2, 4))
+            ]
+            found += [order.tolist() for order in chosen_orders(layers, classes).values()]
+        return found
+
+    whole = chosen()
+    monkeypatch.setattr(order_search, "CANDIDATES_AT_ONCE", at_once)
+    assert chosen() == whole
 
 
 def test_the_pin_of_one_class_holds_for_those_joined_with_it_before_and_after() -> None:

@@ -18,6 +18,9 @@ from strucspars.core.arrays import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.measure.gathers import contiguous_runs
 
+# Bounds the memory of comparing: every candidate has an entry for every value that a layer reads along the channels.
+CANDIDATES_AT_ONCE = 64
+
 # The second pass lets a class follow the neighbours that were decided after it; a third has not been seen to gain.
 PASSES = 2
 
@@ -76,8 +79,12 @@ def _best_order(
         """Place of the first that costs least."""
         if len(candidates) == 1:
             return 0
-        # All at once: along a residual stream of many layers, each has wishes, and each is asked about all of them.
-        copied, copied_after, runs = gather_cost(users, classes, {**orders, root: np.stack(candidates)})
+        # Many at once: along a residual stream of many layers, each has wishes, and each is asked about all of them.
+        costs = [
+            gather_cost(users, classes, {**orders, root: np.stack(candidates[start : start + CANDIDATES_AT_ONCE])})
+            for start in range(0, len(candidates), CANDIDATES_AT_ONCE)
+        ]
+        copied, copied_after, runs = (np.concatenate(parts) for parts in zip(*costs, strict=True))
         return int(np.lexsort((runs, copied_after, copied))[0])
 
     wishes = list(_wishes(root, users, classes, orders))

@@ -56,7 +56,8 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     # The root is always opened: a single layer would fall apart into functions.
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
     graph = tracer.trace(root, _fixed_arguments(root, arguments))
-    _settle_tensor_defaults_(graph, _num_given_by_position(root, arguments))
+    num_by_position = _num_by_position(root)
+    _settle_tensor_defaults_(graph, num_given=min(len(arguments), num_by_position), num_by_position=num_by_position)
     graph_module = FoldedGraph(root, graph, type(model).__name__)
     _separate_calls_(graph_module)
     _name_no_inputs_(graph_module)
@@ -90,30 +91,30 @@ def _fixed_arguments(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, 
     return fixed or None
 
 
-def _num_given_by_position(model: nn.Module, arguments: tuple[Any, ...]) -> int:
-    """How many arguments of `forward` are given, without those that it takes as `*args`."""
+def _num_by_position(model: nn.Module) -> int:
+    """How many arguments `forward` takes by position, without those that it takes as `*args`."""
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
-    return min(len(arguments), sum(parameter.kind in by_position for parameter in parameters))
+    return sum(parameter.kind in by_position for parameter in parameters)
 
 
-def _settle_tensor_defaults_(graph: fx.Graph, num_given: int) -> None:
+def _settle_tensor_defaults_(graph: fx.Graph, *, num_given: int, num_by_position: int) -> None:
     """Let no input have a default with tensors in it, which the code of a graph cannot hold: code is text.
 
-    In an input that was not given they become constants, and the input goes. One that was given has no default then,
-    and neither have those before it.
+    In an input that was not given they become constants, and the input goes, with those that would take its place. One
+    that was given has no default then, and neither have those before it.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    for place, node in enumerate(inputs):
-        tensors = node.all_input_nodes
-        if tensors and place < num_given:
-            for given in inputs[: place + 1]:
-                given.args = ()
-        elif tensors:
-            _replace_by_default_(node)
-        for tensor in tensors:
-            if not tensor.users:
-                graph.erase_node(tensor)
+    tensors = dict.fromkeys(tensor for node in inputs for tensor in node.all_input_nodes)
+    places = [place for place, node in enumerate(inputs) if node.all_input_nodes]
+    given, left = ([place for place in places if (place < num_given) == is_given] for is_given in (True, False))
+    for node in inputs[: max(given, default=-1) + 1]:
+        node.args = ()
+    for place in sorted({*left, *range(min(left, default=num_by_position), num_by_position)}):
+        _replace_by_default_(inputs[place])
+    for tensor in tensors:
+        if not tensor.users:
+            graph.erase_node(tensor)
 
 
 def _replace_by_default_(node: fx.Node) -> None:
