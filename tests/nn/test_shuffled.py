@@ -67,7 +67,7 @@ def test_the_grouped_layer_equals_the_masked_one_forward_and_backward(
     torch.testing.assert_close(dense_weight(gradient, layer), dense_gradient)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")  # but in use
 @pytest.mark.parametrize("change_", [group_module_, mask_module_])
 @pytest.mark.parametrize(("module", "shape"), LAYERS_AND_INPUTS, ids=lambda value: str(value)[:60])
 def test_a_scripted_layer_computes_the_same(
