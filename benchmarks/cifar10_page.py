@@ -133,9 +133,14 @@ def environment(run: FinishedRun) -> dict[str, Any]:
     return facts
 
 
+def environments(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """All that a run has had: it may have gone on elsewhere."""
+    return [*facts.get("earlier", ()), facts]
+
+
 def gpu_minutes(facts: Mapping[str, Any]) -> float:
     """Those of a run, with what it took before it was recorded unfinished."""
-    return float(sum(each.get("gpu_minutes", 0) for each in (*facts.get("earlier", ()), facts)))
+    return float(sum(each.get("gpu_minutes", 0) for each in environments(facts)))
 
 
 def minutes_table(collection: Collection) -> str:
@@ -143,8 +148,7 @@ def minutes_table(collection: Collection) -> str:
     names = sorted(collection.rows, key=_place)
     facts = {name: [environment(run) for run in collection.rows[name]] for name in names}
     minutes = [", ".join(f"{gpu_minutes(each):.1f}" for each in facts[name]) for name in names]
-    # A run may have gone on elsewhere.
-    everywhere = {name: [one for each in facts[name] for one in (*each.get("earlier", ()), each)] for name in names}
+    everywhere = {name: [one for each in facts[name] for one in environments(each)] for name in names}
     machines = [", ".join(sorted({one["device"] or one["cpu"] for one in everywhere[name]})) for name in names]
     versions = [", ".join(sorted({one["versions"]["torch"] for one in everywhere[name]})) for name in names]
     return markdown_table(

@@ -159,8 +159,7 @@ def test_recorded_runs_are_small_and_say_what_they_took(path: Path) -> None:
     assert_small_and_nowhere(path)
     environment = json.loads(folder.environment_path.read_text())
     assert environment["gpu_minutes"] > 0
-    # A run may have gone on elsewhere.
-    environments = *environment.get("earlier", ()), environment
+    environments = cifar10_page.environments(environment)
     assert all(each["commit"] for each in environments)
     assert any(each["device"] for each in environments)
     # The protocol, whatever else a row varies.

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch_warnings import SCRIPTING_WARNS
 
 import strucspars as ss
 
@@ -73,7 +74,7 @@ def test_an_exported_network_takes_batches_of_any_size(network: nn.Module, score
     assert_same(exported.module()(IMAGES.repeat(2, 1, 1, 1)), scores.repeat(2, 1))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")  # but in use
+@SCRIPTING_WARNS
 def test_a_scripted_network_computes_the_same_also_from_its_file(
     network: nn.Module, scores: torch.Tensor, tmp_path: Path
 ) -> None:

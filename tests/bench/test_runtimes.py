@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from torch_warnings import COMPILER_WARNS
 
 from strucspars.bench import inference_forms
 from strucspars.bench.equality import difference_error, relative_difference
@@ -35,8 +36,7 @@ def network() -> BenchNetwork:
     return random_networks("cifar-resnet8", [0.6], image_shape=SHAPE, num_classes=5)[1]
 
 
-# Torch 2.11's compiler calls what torch itself deprecates.
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@COMPILER_WARNS
 # Compiling takes long: once is enough.
 @pytest.mark.parametrize(
     ("name", "batch"), [(name, batch) for name in RUNTIMES for batch in (1, 3) if (name, batch) != ("torch-compile", 3)]

@@ -1,6 +1,5 @@
 """A small network in sparse training, and what its penalty should be."""
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -50,10 +49,6 @@ def penalty_by_definition(model: nn.Module, sparsifier: ss.Sparsifier, norm: Nor
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-# Torch 2.11 says so of its own compiler, seen on a machine with a GPU.
-COMPILER_WARNS = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
 def labelled_images() -> tuple[torch.Tensor, torch.Tensor]:

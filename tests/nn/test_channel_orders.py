@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import swa_utils
+from torch_warnings import COMPILER_WARNS
 
 import strucspars as ss
 from strucspars.nn.shuffled import ORDERS, channel_orders, group_module_
@@ -231,8 +232,7 @@ def test_copies_and_pickles_have_orders_of_their_own() -> None:
         assert_same_function(duplicate, expected)
 
 
-# Where there is a GPU, torch 2.11 loads its compiler for this, which warns of its own code.
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@COMPILER_WARNS  # loaded for this where there is a GPU
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("build", [network, lambda: shuffled_layer(64, 128)], ids=["network", "layer"])
 def test_orders_are_constants_of_an_exported_program(build: Callable[[], nn.Module], strict: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 from timm.models.eva import EvaAttention
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
+from torch_warnings import SCRIPTING_WARNS
 from torchvision.models.swin_transformer import ShiftedWindowAttention
 
 from strucspars import mask_, one_shot_plan
@@ -357,10 +358,6 @@ def test_a_bias_that_is_no_parameter_keeps_a_layer_whole() -> None:
     selection = select_layers(model)
     assert names(selection) == ["1"]
     assert "its bias is no parameter" in reason(selection, "0")
-
-
-# Torch deprecates it, in words of another category from version to version; people have such networks all the same.
-SCRIPTING_WARNS = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
 
 def scripted(model: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch_warnings import SCRIPTING_WARNS
 
 import strucspars as ss
 from strucspars.nn.grouped_weights import dense_weight, grouped_weight, kept_connections
@@ -67,7 +68,7 @@ def test_the_grouped_layer_equals_the_masked_one_forward_and_backward(
     torch.testing.assert_close(dense_weight(gradient, layer), dense_gradient)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")  # but in use
+@SCRIPTING_WARNS
 @pytest.mark.parametrize("change_", [group_module_, mask_module_])
 @pytest.mark.parametrize(("module", "shape"), LAYERS_AND_INPUTS, ids=lambda value: str(value)[:60])
 def test_a_scripted_layer_computes_the_same(

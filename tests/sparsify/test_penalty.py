@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from sparse_training import COMPILER_WARNS
 from torch import nn
+from torch_warnings import COMPILER_WARNS
 
 from strucspars.core.importance import Norm
 from strucspars.sparsify.penalty import StructuredPenalty

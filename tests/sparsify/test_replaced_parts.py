@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from sparse_training import (
-    COMPILER_WARNS,
     CONFIG,
     gradients,
     network,
@@ -19,6 +18,7 @@ from sparse_training import (
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import prune
+from torch_warnings import COMPILER_WARNS
 
 import strucspars as ss
 from strucspars.core.importance import Norm

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sparse_training import CONFIG, network, sparsifier_with_penalty, train
 from torch import nn
+from torch_warnings import SCRIPTING_WARNS
 
 import strucspars as ss
 
@@ -199,8 +200,7 @@ def test_a_model_on_the_meta_device_is_told_to_get_memory() -> None:
         ss.one_shot_plan(model, target=0.4)
 
 
-# Torch deprecates scripting, in words of another category from version to version.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@SCRIPTING_WARNS
 def test_a_scripted_model_is_told_to_be_grouped_first() -> None:
     scripted = torch.jit.script(network())
     told = "can be grouped: it is scripted or traced: group the network first, then script it"

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sparse_training import COMPILER_WARNS, CONFIG, gradients, network, penalty_by_definition, sparsifier_with_penalty
+from sparse_training import CONFIG, gradients, network, penalty_by_definition, sparsifier_with_penalty
+from torch_warnings import COMPILER_WARNS
 
 from strucspars.core.importance import Norm
 

@@ -8,7 +8,7 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.masked import DENSE_TYPES
-from strucspars.nn.shuffled import channel_orders, dense_shape, is_grouped
+from strucspars.nn.shuffled import channel_orders, dense_shape, groups_of_weight, is_grouped
 from strucspars.nn.wrappers import bare_modules
 
 
@@ -34,7 +34,7 @@ def model_plan(model: nn.Module) -> GroupingPlan:
 
 def _layer_plan(name: str, module: nn.Module) -> LayerPlan:
     shape = dense_shape(module, name)
-    groups = shape[1] // module.get_parameter("weight").shape[1]
+    groups = groups_of_weight(module)
     level = groups.bit_length()
     if num_groups(level) != groups:
         raise ValueError(f"layer {name!r} has {groups} groups, no power of two: no plan makes such a layer")

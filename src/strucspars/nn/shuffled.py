@@ -199,6 +199,17 @@ def channels(module: nn.Module) -> tuple[int, int]:
     return convolution.out_channels, convolution.in_channels
 
 
+def groups_of_weight(module: nn.Module) -> int:
+    """In how many groups a layer connects its channels, by the shape of its weight.
+
+    >>> groups_of_weight(nn.Conv2d(8, 16, 3, groups=4)), groups_of_weight(nn.Linear(8, 16))
+    (4, 1)
+    """
+    in_channels = channels(module)[1]
+    # A linear layer may have no inputs at all.
+    return in_channels // module.get_parameter("weight").shape[1] if in_channels else 1
+
+
 def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
     """Shape of the weight that the layer has, or had before it was grouped.
 

@@ -20,7 +20,13 @@ from strucspars.convert.folding.tracing import (
     tensor_shapes,
 )
 from strucspars.core.permutation import inverse
-from strucspars.nn.shuffled import DENSE_AND_GROUPED_TYPES, channel_orders, channels, is_grouped
+from strucspars.nn.shuffled import (
+    DENSE_AND_GROUPED_TYPES,
+    channel_orders,
+    channels,
+    groups_of_weight,
+    is_grouped,
+)
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,7 @@ class _Walk:
         if inputs is None or inputs.axis != axis:
             self._unknown(node)
             inputs = self.classes.new(in_channels, axis, pinned=True)
-        # A linear layer may have no inputs at all.
-        groups = in_channels // module.get_parameter("weight").shape[1] if in_channels else 1
+        groups = groups_of_weight(module)
         if not is_grouped(module) and groups == in_channels == out_channels > 1:
             self.found.channelwise[node] = inputs
             return inputs

@@ -21,6 +21,7 @@ from strucspars.nn.shuffled import (
     GROUPED_TYPES,
     channel_orders,
     channels,
+    groups_of_weight,
     is_grouped,
     like_memory_format,
 )
@@ -64,7 +65,7 @@ def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> 
 
 def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
     """Let a layer run with fewer groups, in place. One of ours that is left with one group becomes a dense layer."""
-    weight = merged_weight(layer.get_parameter("weight").data, _num_groups(layer), merged_groups)
+    weight = merged_weight(layer.get_parameter("weight").data, groups_of_weight(layer), merged_groups)
     # A new parameter: another layer may hold the old one.
     layer.weight = nn.Parameter(weight, requires_grad=False)
     cast(nn.Conv2d, layer).groups = merged_groups
@@ -83,7 +84,7 @@ def widen_groups_(model: nn.Module, names: Iterable[str], *, widen_groups_below:
         layer = model.get_submodule(name)
         if not _may_be_widened(layer):
             continue
-        groups = _num_groups(layer)
+        groups = groups_of_weight(layer)
         merged_groups = wide_enough_groups(groups, min(channels(layer)), widen_groups_below)
         if merged_groups < groups:
             merge_groups_(layer, merged_groups)
@@ -106,12 +107,6 @@ def _may_be_widened(layer: nn.Module) -> bool:
         return False
     is_depthwise = not is_grouped(layer) and layer.get_parameter("weight").shape[1] == 1
     return not is_depthwise
-
-
-def _num_groups(layer: nn.Module) -> int:
-    in_channels = channels(layer)[1]
-    # A linear layer may have no inputs at all.
-    return in_channels // layer.get_parameter("weight").shape[1] if in_channels else 1
 
 
 def _become_dense_(layer: nn.Module) -> None:
