@@ -286,6 +286,91 @@ def test_no_argument_is_taken_for_a_tensor_that_became_a_constant() -> None:
         folded(IMAGES, torch.tensor([2.0]))
 
 
+class Scaled(nn.Module):
+    """For what follows: a shuffled layer between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1), shuffled(), nn.Conv2d(CHANNELS, 4, 1))
+
+
+class OthersAfterTensor(Scaled):
+    """Takes any number of arguments after one with a tensor for default."""
+
+    def forward(self, images: torch.Tensor, scale: torch.Tensor = SCALE, *others: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(images) * scale
+        return scores
+
+
+class KeywordAfterTensor(Scaled):
+    """Takes another by keyword only after one with a tensor for default."""
+
+    def forward(
+        self, images: torch.Tensor, scale: torch.Tensor = SCALE, *, shifts: tuple[float, ...] = (0.5,)
+    ) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(images) * scale + shifts[0]
+        return scores
+
+
+class OptionsAfterTensor(Scaled):
+    """Takes any keywords beside a tensor by default."""
+
+    def forward(self, images: torch.Tensor, *, scale: torch.Tensor = SCALE, **options: object) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(images) * scale
+        return scores
+
+
+@pytest.mark.parametrize("network", [OthersAfterTensor, KeywordAfterTensor, OptionsAfterTensor])
+def test_nothing_else_takes_what_is_given_for_a_tensor_that_became_a_constant(network: Callable[[], nn.Module]) -> None:
+    model = network().eval()
+    folded = ss.fold(model, IMAGES)
+    assert ss.fold_report(folded).untraced_reason == ""
+    torch.testing.assert_close(folded(IMAGES), model(IMAGES).detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="positional arguments"):
+        folded(IMAGES, torch.tensor([2.0]))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
+        folded(IMAGES, scale=torch.tensor([2.0]))
+
+
+def test_any_number_of_arguments_may_follow_a_tensor_by_default_that_was_given() -> None:
+    model, arguments = OthersAfterTensor().eval(), (IMAGES, torch.tensor([2.0]), SHIFT)
+    folded = ss.fold(model, arguments[:2])
+    assert ss.fold_report(folded).untraced_reason == ""
+    torch.testing.assert_close(folded(*arguments), model(*arguments).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_any_number_of_arguments_by_position_are_none_of_those_by_keyword() -> None:
+    class Shifted(Scaled):
+        def forward(
+            self, images: torch.Tensor, *others: torch.Tensor, double: bool = False, shifts: tuple[float, ...] = (0.5,)
+        ) -> torch.Tensor:
+            scores: torch.Tensor = self.layers(images) + others[0] + shifts[0]
+            return 2 * scores if double else scores
+
+    model, arguments = Shifted().eval(), (IMAGES, torch.tensor([2.0]))
+    folded = ss.fold(model, arguments)
+    assert ss.fold_report(folded).untraced_reason == ""
+    torch.testing.assert_close(folded(*arguments), model(*arguments).detach(), rtol=1e-4, atol=1e-5)
+
+
+PARAMETER = nn.Parameter(torch.tensor([3.0]))
+
+
+@pytest.mark.parametrize("arguments", [(IMAGES,), (IMAGES, torch.tensor([5.0]))], ids=["left", "given"])
+def test_defaults_may_be_parameters_and_stay_as_they_are(arguments: tuple[torch.Tensor, ...]) -> None:
+    class ScaledByParameter(Scaled):
+        def forward(self, images: torch.Tensor, scale: torch.Tensor = PARAMETER) -> torch.Tensor:
+            scores: torch.Tensor = self.layers(images) * scale
+            return scores
+
+    model = ScaledByParameter().eval()
+    folded = ss.fold(model, arguments)
+    assert ss.fold_report(folded).untraced_reason == ""
+    assert ss.fold_report(folded).gathers == ()
+    assert PARAMETER.requires_grad
+    torch.testing.assert_close(folded(*arguments), model(*arguments).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_what_stops_the_shapes_is_in_the_report_and_nowhere_else(capfd: pytest.CaptureFixture[str]) -> None:
     class FailingOnceTraced(nn.Module):
         def __init__(self) -> None:

@@ -65,3 +65,28 @@ def test_a_pickle_is_called_as_the_network_was() -> None:
     assert type(folded).__name__ == "Network"
     again = pickle.loads(pickle.dumps(folded))
     assert type(again).__name__ == "Network"
+
+
+class Masked(nn.Module):
+    """Has an argument that may be None, on which the code branches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(8, 8, 1)
+
+    def forward(self, images: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        features: torch.Tensor = self.layer(images)
+        return features if mask is None else features * mask
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_networks_can_be_traced_after_one_without_a_mask_was_loaded(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What the code of graphs registers is for the whole process: should this test fail, others must not.
+    registered = dict(torch.fx._symbolic_trace._wrapped_fns_to_patch)
+    monkeypatch.setattr("torch.fx._symbolic_trace._wrapped_fns_to_patch", registered)
+    model = Masked().eval()
+    again = WAYS[way](ss.fold(model, IMAGES))
+    torch.testing.assert_close(again(IMAGES), model(IMAGES).detach())
+    with pytest.raises(AssertionError, match="mask has been specialized to have value None"):
+        again(IMAGES, IMAGES)
+    assert "layer" in torch.fx.symbolic_trace(Masked(), {"mask": None}).code

@@ -45,7 +45,8 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             (`torch.compile`, `DataParallel`, `DistributedDataParallel`) are taken off, and out of the names. The graph
             is always in eval mode, has tensors of its own, and takes any batch size if the model's code does. Of a
             graph that is folded already, a copy comes back.
-        example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`. What it takes by keyword only
+            stays at its default in the graph.
         widen_groups_below: layers whose groups are narrower, on either side, run with fewer and wider groups:
             neighbours become one, with zeros between them. More multiply-accumulates, but faster in runtimes that lose
             their speed on narrow groups, as ONNX Runtime does below 16 channels. Depthwise convolutions of the network

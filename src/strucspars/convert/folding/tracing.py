@@ -4,11 +4,12 @@ import copy
 import inspect
 import operator
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.node import map_aggregate, map_arg
+from torch.fx.node import Argument, map_aggregate, map_arg
 from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
 from strucspars.convert.folding.folded_graph import FoldedGraph
@@ -46,6 +47,24 @@ class _Tracer(fx.Tracer):
             return True
         return not any(map(is_grouped, m.modules())) and super().is_leaf_module(m, module_qualified_name)
 
+    def create_arg(self, a: Any) -> Argument:
+        """As PyTorch does, but parameters of nobody here, such as an argument's default, are tensors like others."""
+        is_foreign = isinstance(a, nn.Parameter) and all(a is not own for own in self.root.parameters())
+        return super().create_arg(a.detach() if is_foreign else a)
+
+    def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """As PyTorch does, and for graphs that are loaded too; none of them keeps later networks from being traced.
+
+        The code of a graph registers functions that stay whole, those of PyTorch under names that no trace finds
+        (pytorch#130701): after `wrap("torch.fx._symbolic_trace._assert_is_none")` every one fails, whatever the
+        network. It knows them without that.
+        """
+        graph = super().trace(root, concrete_args)
+        for node in graph.nodes:
+            if str(getattr(node.target, "__module__", "")).startswith("torch."):
+                node.meta.pop("is_wrapped", None)
+        return graph
+
 
 def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     """Trace a network and note the shapes that the arguments give. The graph shares the modules of the network.
@@ -57,7 +76,7 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
     graph = tracer.trace(root, _fixed_arguments(root, arguments))
     num_by_position = _num_by_position(root)
-    _settle_tensor_defaults_(graph, num_given=min(len(arguments), num_by_position), num_by_position=num_by_position)
+    _settle_inputs_(graph, num_given=min(len(arguments), num_by_position), num_by_position=num_by_position)
     graph_module = FoldedGraph(root, graph, type(model).__name__)
     _separate_calls_(graph_module)
     _name_no_inputs_(graph_module)
@@ -98,27 +117,36 @@ def _num_by_position(model: nn.Module) -> int:
     return sum(parameter.kind in by_position for parameter in parameters)
 
 
-def _settle_tensor_defaults_(graph: fx.Graph, *, num_given: int, num_by_position: int) -> None:
-    """Let no input have a default with tensors in it, which the code of a graph cannot hold: code is text.
+def _settle_inputs_(graph: fx.Graph, *, num_given: int, num_by_position: int) -> None:
+    """Leave the inputs that can be given by position as the network takes them; the others become constants.
 
-    In an input that was not given they become constants, and the input goes, with those that would take its place. One
-    that was given has no default then, and neither have those before it.
+    The code of a graph is text, which holds no tensors. So a default with tensors in it becomes a constant where the
+    input was not given, and the input goes, with all that would take its place, `*args` too. One that was given has no
+    default then, and neither have those before it. What the network takes by keyword only goes always: the code would
+    take it by position, before `*args`. So does `**kwargs`, which would take the keywords of all that went.
     """
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     tensors = dict.fromkeys(tensor for node in inputs for tensor in node.all_input_nodes)
-    places = [place for place, node in enumerate(inputs) if node.all_input_nodes]
-    given, left = ([place for place in places if (place < num_given) == is_given] for is_given in (True, False))
-    for node in inputs[: max(given, default=-1) + 1]:
+    places = [place for place, node in enumerate(inputs[:num_by_position]) if node.all_input_nodes]
+    last_given = max((place for place in places if place < num_given), default=-1)
+    first_left = min((place for place in places if place >= num_given), default=num_by_position)
+    for node in inputs[: last_given + 1]:
         node.args = ()
-    for place in sorted({*left, *range(min(left, default=num_by_position), num_by_position)}):
-        _replace_by_default_(inputs[place])
+    for node in inputs[first_left:]:
+        if first_left < num_by_position or not _takes_the_rest_by_position(node):
+            _replace_by_default_(node)
     for tensor in tensors:
         if not tensor.users:
             graph.erase_node(tensor)
 
 
+def _takes_the_rest_by_position(node: fx.Node) -> bool:
+    return str(node.target).startswith("*") and not str(node.target).startswith("**")
+
+
 def _replace_by_default_(node: fx.Node) -> None:
-    (default,) = node.args
+    nothing: tuple[()] | dict[str, Any] = () if _takes_the_rest_by_position(node) else {}
+    default = node.args[0] if node.args else nothing
     for user in list(node.users):
         # Not `replace_all_uses_with`, which takes a single tensor only.
         user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda each: default if each is node else each)
