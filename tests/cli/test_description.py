@@ -172,6 +172,10 @@ def test_networks_that_are_no_classifiers_are_described_compressed_and_exported(
     torch.save(build_model("own_maps:maps", num_classes=2).state_dict(), "maps.pt")
     options = ("--classes", "2", "--image-shape", "3x8x8")
     assert call("summary", "own_maps:maps", *options).status == 0
+    ss.save(build_model("own_maps:maps", num_classes=2), "maps.safetensors")
+    said = call("summary", "maps.safetensors", "--model", "own_maps:maps", "--image-shape", "1x8x8")
+    assert said.status == 2
+    assert "cannot take images of shape (1, 8, 8)" in said.err
     named = ("maps.pt", "--model", "own_maps:maps", *options)
     assert call("compress", *named, "--target", "0.01").status == 0
     assert call("export", *named, "--format", "onnx").status == 0

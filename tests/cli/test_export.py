@@ -146,6 +146,10 @@ def test_a_link_as_the_target_is_followed(call: Any, compressed: Path) -> None:
         (("small.safetensors", "--model", SMALL, "--format", "tflite"), "tflite"),
         (("small.safetensors", *ONNX, "--model", SMALL, "--image-shape", "big"), "--image-shape must be channels"),
         (("small.safetensors", "--format", "openvino", "--model", SMALL, "--out", "a.onnx"), "write to a.xml"),
+        (
+            ("small.safetensors", *ONNX, "--model", SMALL, "--image-shape", "1x16x16"),
+            "choose another shape (--image-shape",
+        ),
         ((".", *ONNX), ". is no run folder"),
         (("nosuch", *ONNX), "there is no file or folder nosuch; give the folder of a finished run"),
         (("nosuch.safetensors", *ONNX), "there is no file or folder nosuch.safetensors"),
@@ -165,3 +169,10 @@ def test_a_run_is_exported_for_other_images_if_asked(call: Any, tiny: tuple[str,
     assert call("export", "runs/demo", *ONNX, "--model", SMALL, "--image-shape", "3x24x32").status == 0
     (value,) = onnx.load("runs/demo/model.onnx").graph.input
     assert [size.dim_value for size in value.type.tensor_type.shape.dim][1:] == [3, 24, 32]
+
+
+def test_a_run_is_not_exported_for_images_that_its_network_cannot_take(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    said = call("export", "runs/demo", *ONNX, "--model", SMALL, "--image-shape", "1x24x32")
+    assert said.status == 2
+    assert "network 'tiny_networks:small' cannot take images of shape (1, 24, 32)" in said.err

@@ -1,4 +1,4 @@
-"""GoogLeNet transforms its inputs or not, which no tensor tells: what commands read back computes what was saved."""
+"""What commands read back computes what was saved, whatever its head, and whether GoogLeNet transforms its inputs."""
 
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.cli.networks import data_image_shape, network_of_file, saved_network, usual_classes
 from strucspars.core.plan import GroupingPlan
+from strucspars.models.catalogue import build_model
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import DataRecipe
 from strucspars.training.recipe_reading import read_recipe
@@ -73,3 +74,43 @@ def test_a_network_by_name_has_the_classes_of_its_data(name: str, classes: int) 
 )
 def test_the_shape_of_a_runs_images_is_known_without_them(name: str, shape: tuple[int, int, int]) -> None:
     assert data_image_shape(DataRecipe(name=name, image_size=48)) == shape
+
+
+HEADS = """
+from torch import nn
+
+
+def transposed(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, num_classes, 2))
+
+
+def anchored(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 3 * (num_classes + 1), 1))
+
+
+def read_on(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, num_classes, 3), nn.Conv2d(num_classes, 8, 1, bias=False))
+
+
+def always_the_same(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
+"""
+
+
+@pytest.mark.parametrize("head", ["transposed", "anchored", "read_on", "always_the_same"])
+def test_the_number_of_classes_is_read_off_whatever_follows_it(networks: Path, head: str) -> None:
+    (networks / "own_heads.py").write_text(HEADS)
+    model = build_model(f"own_heads:{head}", num_classes=6)
+    layers = ss.select_layers(model).layers
+    rules = ss.LayerRules(fixed_levels={layer.name: 2 for layer in layers})
+    ss.save(ss.convert_(model, ss.one_shot_plan(model, target=0.0, rules=rules)), "head.safetensors")
+    read = network_of_file(Path("head.safetensors"), f"own_heads:{head}")
+    torch.testing.assert_close(scores(read), scores(model))
+    assert any(isinstance(layer, ss.ShuffledGroupConv2d) for layer in read.modules()) == bool(layers)
+
+
+def test_a_file_of_another_head_is_not_taken_for_a_number_of_classes(networks: Path) -> None:
+    (networks / "own_heads.py").write_text(HEADS)
+    ss.save(build_model("own_heads:always_the_same", num_classes=6), "head.safetensors")
+    with pytest.raises(ValueError, match="holds no network 'own_heads:anchored': its classifier is missing"):
+        network_of_file(Path("head.safetensors"), "own_heads:anchored")

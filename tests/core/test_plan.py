@@ -193,6 +193,15 @@ def test_a_plan_matches_only_its_network() -> None:
         plan.check_matches(shapes)
 
 
+@pytest.mark.parametrize(("planned", "present"), [("3", "module.3"), ("net.3", "3")])
+def test_a_plan_for_a_part_of_a_network_or_for_one_around_it_comes_with_the_name(planned: str, present: str) -> None:
+    plan = GroupingPlan({planned: random_layer(0)})
+    with pytest.raises(
+        ValueError, match=f"did you mean '{present}'\\? If not, give the network that the plan was made"
+    ):
+        plan.check_matches({"0": (8, 8), present: (8, 8)})
+
+
 def test_a_mapping_of_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="layers must map names to LayerPlan, got 'conv': dict"):
         GroupingPlan({"conv": {}})  # type: ignore[dict-item]  # the bad value is the point

@@ -229,6 +229,16 @@ def test_a_weight_tied_to_another_kind_of_module_is_left_alone() -> None:
     assert reason(selection, "1") == "its weight is shared with '0'"
 
 
+def test_a_weight_tied_by_its_values_is_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 4, 1), nn.ConvTranspose2d(4, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    model[1].weight.data = model[0].weight.data
+    model[3].bias.data = model[2].bias.data
+    selection = select_layers(model)
+    assert names(selection) == []
+    assert reason(selection, "0") == "its weight is shared with '1'"
+    assert reason(selection, "3") == "its bias is shared: '2', '3' hold the same one"
+
+
 def test_bad_rules_are_named() -> None:
     for option in ("fixed_levels", "largest_levels"):
         with pytest.raises(ValueError, match=rf"{option}\['conv'\] must be a whole number from 1 on, got 0"):

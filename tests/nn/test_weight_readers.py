@@ -1,7 +1,8 @@
-"""Weights that are read past their layer are found in the source; whoever only asks about one does not read it."""
+"""Tensors that are read past their layer are found in the source; whoever only asks about one does not read it."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -61,11 +62,22 @@ class ReadsWhatIsMissing(Network):
         return input if self.missing is None else linear(input, self.missing.weight)
 
 
+class ReadsByAnotherName(Network):
+    def forward(this, input: torch.Tensor) -> torch.Tensor:  # the name is the point
+        return linear(input, this.layer.weight)
+
+
+class ReadsTheBias(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(input)
+        return (output - self.layer.bias) * 2 + self.layer.bias
+
+
 class Asks(Network):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Not self.layer.weight itself."""
         # Nor does a remark on self.layer.weight read it.
-        if self.layer.weight is None or not isinstance(self.layer.weight, nn.Parameter):
+        if self.layer.bias is None or self.layer.weight is None or not isinstance(self.layer.weight, nn.Parameter):
             return input
         input = input.to(self.layer.weight.device).to(self.layer.weight).type_as(self.layer.weight)
         output: torch.Tensor = self.layer(input.expand(-1, self.layer.weight.shape[1]))
@@ -80,6 +92,8 @@ class Asks(Network):
         (ReadsByComparing, ["layer"]),
         (ReadsDeeper, ["block.inner", "listed.1"]),
         (ReadsByInheritance, ["layer"]),
+        (ReadsByAnotherName, ["layer"]),
+        (ReadsTheBias, ["layer"]),
         (ReadsWhatIsMissing, []),
         (Asks, []),
         (type("Made", (Network,), {"forward": eval("lambda self, input: input @ self.layer.weight")}), []),
@@ -89,7 +103,7 @@ def test_layers_are_found_by_the_source_of_their_reader(kind: type[Network], nam
     model = nn.Sequential(kind())
     readers = readers_of_weights(model)
     assert {name: readers[module] for name, module in model.named_modules() if module in readers} == {
-        f"0.{name}": kind.__name__ for name in names
+        f"0.{name}": f"{kind.__name__} reads its {'bias' if kind is ReadsTheBias else 'weight'}" for name in names
     }
 
 
@@ -97,3 +111,21 @@ def test_layers_that_are_read_are_skipped_with_the_reason() -> None:
     selection = ss.select_layers(Reads(), ss.LayerRules(layer_types=(nn.Linear,)))
     assert [layer.name for layer in selection.layers] == ["block.inner", "listed.0", "listed.1"]
     assert [layer.reason for layer in selection.skipped] == ["Reads reads its weight itself, and would go on as before"]
+
+
+def test_a_layer_whose_bias_is_read_keeps_its_order() -> None:
+    torch.manual_seed(0)
+    model, rules = ReadsTheBias(), ss.LayerRules(include=("layer",), layer_types=(nn.Linear,))
+    selection = ss.select_layers(model, rules)
+    told = "ReadsTheBias reads its bias itself, and would go on as before"
+    assert [layer.reason for layer in selection.skipped if layer.name == "layer"] == [told]
+    order = np.array([1, 0, 3, 2])
+    layer = ss.LayerPlan(group_level=2, out_perm=order, in_perm=order, weight_shape=(4, 4))
+    with pytest.raises(ValueError, match=f"layer 'layer': {told}; take it off the plan"):
+        ss.convert_(model, ss.GroupingPlan({"layer": layer}))
+
+
+def test_a_layer_without_the_bias_that_is_read_can_be_grouped() -> None:
+    model = ReadsTheBias()
+    model.layer = nn.Linear(4, 4, bias=False)
+    assert readers_of_weights(model) == {}

@@ -24,7 +24,7 @@ from strucspars.export.example_batch import random_image
 from strucspars.measure.folded import FoldReport, fold_report
 from strucspars.measure.summary import summary
 from strucspars.measure.text_table import Column, text_table
-from strucspars.models.catalogue import build_model
+from strucspars.models.catalogue import build_model, check_takes_images
 from strucspars.models.weights import PICKLED_SUFFIXES
 from strucspars.nn.selection import LayerRules
 from strucspars.report.one_shot import read_one_shot
@@ -66,7 +66,9 @@ def described(
         if model is None:
             raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
         refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
-        return _described_network(network_of_file(path, model), image_shape or usual_image_shape(model))
+        network, shape = network_of_file(path, model), image_shape or usual_image_shape(model)
+        check_takes_images(model, network, shape)
+        return _described_network(network, shape)
     _refuse_other_path(target, model)
     refuse_ignored(
         f"it is for files and runs, and there is no file or folder {target!r}",

@@ -25,7 +25,7 @@ from strucspars.export.onnx_export import export_onnx
 from strucspars.export.openvino_export import export_openvino, openvino_module, weights_path
 from strucspars.export.torch_export import export_torch
 from strucspars.export.whole_files import followed
-from strucspars.models.catalogue import build_model
+from strucspars.models.catalogue import build_model, check_takes_images
 from strucspars.models.weights import load_weights_
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import Recipe
@@ -44,11 +44,13 @@ class Source:
     """A network to export.
 
     Attributes:
+        name: what it is called, as in `build_model`.
         network: builds it, once it is known that the file can be written.
         image_shape: of its inputs.
         stem: where its files go by default, without what they end in.
     """
 
+    name: str
     network: Callable[[], nn.Module]
     image_shape: ImageShape
     stem: Path
@@ -84,8 +86,9 @@ def exported_network(
     source = _source(target, model=model, classes=classes, image_shape=image_shape)
     out = out or source.stem.with_name(source.stem.name + SUFFIXES[format])
     check_can_be_written(out, force=force, companions=_companions(followed(out), format))
-    example = random_image(source.image_shape)
-    return EXPORTERS[format](source.network(), out, example, widen_groups_below=widen_groups_below)
+    network, example = source.network(), random_image(source.image_shape)
+    check_takes_images(source.name, network, source.image_shape)
+    return EXPORTERS[format](network, out, example, widen_groups_below=widen_groups_below)
 
 
 def check_runtime(format: Format) -> None:
@@ -133,7 +136,7 @@ def _source(target: str, *, model: str | None, classes: int | None, image_shape:
     stem = Path(model.replace(":", "-").replace("/", "-"))
     if path.suffix == ".safetensors":
         refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
-        return Source(network=lambda: network_of_file(path, model), image_shape=shape, stem=stem)
+        return Source(name=model, network=lambda: network_of_file(path, model), image_shape=shape, stem=stem)
 
     def loaded() -> nn.Module:
         network = build_model(
@@ -142,7 +145,7 @@ def _source(target: str, *, model: str | None, classes: int | None, image_shape:
         load_weights_(network, target, model, with_classifier=True)
         return network
 
-    return Source(network=loaded, image_shape=shape, stem=stem)
+    return Source(name=model, network=loaded, image_shape=shape, stem=stem)
 
 
 def _run_source(folder: RunFolder, named: str | None, image_shape: ImageShape | None) -> Source:
@@ -150,6 +153,7 @@ def _run_source(folder: RunFolder, named: str | None, image_shape: ImageShape | 
     recipe = read_recipe(folder.recipe_path)
     check_named(folder, recipe.model.name, named=named, option="--model ")
     return Source(
+        name=recipe.model.name,
         network=lambda: saved_network(folder, recipe),
         image_shape=image_shape or saved_image_shape(folder, recipe),
         stem=folder.path / "model",

@@ -1,6 +1,8 @@
 """Networks for commands that have no data at hand: from names, from files, from run folders."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -18,6 +20,8 @@ from strucspars.training.recipe import DataRecipe, Kind, Recipe
 ImageShape = tuple[int, int, int]
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
+# To build a network with, just to look at its shapes.
+FEW_CLASSES = 2
 READERS: dict[Kind, Callable[[Path, nn.Module], nn.Module]] = {
     "strucspars": load,
     "dense": load,
@@ -117,24 +121,54 @@ def _is_for_cifar(model: str) -> bool:
     return model.startswith(tuple(OWN_NETWORKS))
 
 
-def _output_keys(name: str) -> list[str]:
-    """The tensors whose length is the number of classes."""
-    few, more = (build_model(name, num_classes=classes).state_dict() for classes in (2, 3))
-    return [key for key in few if few[key].shape != more[key].shape]
+@dataclass(frozen=True)
+class _ClassAxis:
+    """An axis of a tensor whose length grows with the number of classes: by one or several each, beside others or not.
+
+    Attributes:
+        key: name of the tensor.
+        axis: which axis; the second of a transposed convolution.
+        of_few: its length for `FEW_CLASSES`.
+        of_each: by how much it grows with another class.
+    """
+
+    key: str
+    axis: int
+    of_few: int
+    of_each: int
+
+
+def _class_axes(name: str) -> list[_ClassAxis]:
+    """Where a network's tensors tell its number of classes; nowhere if it is the same for any number."""
+    few, more = (build_model(name, num_classes=FEW_CLASSES + added).state_dict() for added in (0, 1))
+    axes = [
+        _ClassAxis(key, axis, length, longer - length)
+        for key in few.keys() & more.keys()
+        for axis, (length, longer) in enumerate(zip(few[key].shape, more[key].shape, strict=False))
+        if length != longer
+    ]
+    # Inputs may be grouped, and then their axis is shorter; outputs keep their number.
+    return [axis for axis in axes if axis.axis == 0] or axes
 
 
 def _classes_of_file(path: Path, name: str) -> int:
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved network at {path}")
     # Outside of the block: where there is no such network, the file is not to blame.
-    keys = _output_keys(name)
+    axes = _class_axes(name)
     try:
         with safe_open(path, framework="pt") as file:
             stored = set(file.keys())
-            lengths = {file.get_slice(key).get_shape()[0] for key in keys if key in stored}
+            shapes = {axis: file.get_slice(axis.key).get_shape() for axis in axes if axis.key in stored}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}") from error
-    if len(lengths) != 1:
+    if not axes:
+        return FEW_CLASSES
+    classes = {
+        FEW_CLASSES + Fraction(shape[axis.axis] - axis.of_few, axis.of_each)
+        for axis, shape in shapes.items()
+        if len(shape) > axis.axis
+    }
+    if len(classes) != 1 or min(classes).denominator != 1 or min(classes) < 1:
         raise ValueError(f"{path} holds no network {name!r}: its classifier is missing; give the right --model")
-    (classes,) = lengths
-    return int(classes)
+    return int(classes.pop())

@@ -11,7 +11,13 @@ from strucspars.convert.optimizer_state import change_optimizer_state_, check_op
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.grouped_weights import grouped_weight
 from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
-from strucspars.nn.selection import is_computable, is_plain, owners_of_parameters, reason_in_the_bias
+from strucspars.nn.selection import (
+    is_computable,
+    is_plain,
+    owners_of_parameters,
+    parameter_key,
+    reason_in_the_bias,
+)
 from strucspars.nn.shuffled import (
     GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
@@ -149,12 +155,11 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[n
         if plan.layers[name].group_level == 1:
             continue
         _check_groupable(name, module)
-        if module in seen or len(owners[id(module.get_parameter("weight"))]) > 1:
+        if module in seen or len(owners[parameter_key(module.get_parameter("weight"))]) > 1:
             raise ValueError(f"layer {name!r} shares its weight with another layer; take it off the plan")
         if module in readers:
             raise ValueError(
-                f"layer {name!r}: {readers[module]} reads its weight itself, and would go on as before; "
-                "take it off the plan"
+                f"layer {name!r}: {readers[module]} itself, and would go on as before; take it off the plan"
             )
         seen.add(module)
         changes[name] = module, plan.layers[name]

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, get_args
@@ -161,15 +161,22 @@ class GroupingPlan:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
         for name, layer in self.layers.items():
             if name not in weight_shapes:
-                near = difflib.get_close_matches(name, weight_shapes, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"layer {name!r} of the plan is not in the network{hint}")
+                raise ValueError(f"layer {name!r} of the plan is not in the network; {_hint(name, weight_shapes)}")
             shape = tuple(weight_shapes[name])
             if shape != layer.weight_shape:
                 raise ValueError(
                     f"layer {name!r}: its weight is {shape}, but the plan was made for {layer.weight_shape}; "
                     "build the network that the plan belongs to"
                 )
+
+
+def _hint(name: str, present: Iterable[str]) -> str:
+    """What may be meant by a name that a network lacks: its plan may be for a part of it, or for one around it."""
+    names = list(present)
+    part = [each for each in names if each and (each.endswith(f".{name}") or name.endswith(f".{each}"))]
+    near = difflib.get_close_matches(name, names, n=1) or part
+    question = f"did you mean {near[0]!r}? If not, " if near else ""
+    return f"{question}give the network that the plan was made for, not one around it nor a part of it"
 
 
 PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name != "layers")

@@ -85,6 +85,11 @@ def build_model(
     return model
 
 
+def check_takes_images(name: str, model: nn.Module, image_shape: tuple[int, int, int]) -> None:
+    """Raise a `ValueError` unless a network of this name can be called with images of this shape."""
+    _outputs(name, model, image_shape)
+
+
 def torchvision_names() -> list[str]:
     """Names of torchvision's classifiers.
 
@@ -160,7 +165,10 @@ def _outputs(name: str, model: nn.Module, image_shape: tuple[int, int, int]) -> 
             outputs: object = model(torch.zeros(1, *image_shape))
     except Exception as error:  # networks complain about sizes in many ways
         reason = " ".join(str(error).split())
-        raise ValueError(f"network {name!r} cannot take images of shape {image_shape}: {reason}") from error
+        raise ValueError(
+            f"network {name!r} cannot take images of shape {image_shape}: {reason}; choose another shape "
+            "(--image-shape, or data.image_size in a recipe) or another network"
+        ) from error
     return outputs
 
 

@@ -174,7 +174,10 @@ def _checkpoint_state(path: Path) -> dict[str, Any]:
             "executed; save model.state_dict() alone"
         ) from error
     except Exception as error:  # a damaged file can fail anywhere in the reader
-        raise ValueError(f"weights {str(path)!r}: the file cannot be read: {' '.join(str(error).split())}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+        raise ValueError(
+            f"weights {str(path)!r}: the file is damaged, or of another kind than its name says ({reason})"
+        ) from error
     for key in STATE_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

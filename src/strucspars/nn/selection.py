@@ -217,7 +217,7 @@ def _reason_to_skip(
     if "forward" in vars(module):
         return "its forward is replaced on this very object, and would go on as before"
     if module in others.readers:
-        return f"{others.readers[module]} reads its weight itself, and would go on as before"
+        return f"{others.readers[module]} itself, and would go on as before"
     return _reason_in_the_weight(name, module, rules, others.owners)
 
 
@@ -270,7 +270,7 @@ def _reason_in_the_weight(
         narrow = _level_by_width(module, rules) < 2
         limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
         return f"{out_channels} x {in_channels} channels: {limit} one group only"
-    others = [owner for owner in owners[id(layer.weight)] if owner != name]
+    others = [owner for owner in owners[parameter_key(layer.weight)] if owner != name]
     return f"its weight is shared with {others[0]!r}" if others else reason_in_the_bias(module, owners)
 
 
@@ -288,17 +288,31 @@ def reason_in_the_bias(module: nn.Module, owners: Mapping[int, list[str]]) -> st
     bias = module.get_parameter("bias")
     if not is_plain(bias):
         return f"its bias is a {type(bias).__name__}, not a plain tensor"
-    holders = owners[id(bias)]
+    holders = owners[parameter_key(bias)]
     return f"its bias is shared: {', '.join(map(repr, holders))} hold the same one" if len(holders) > 1 else None
 
 
 def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
-    """Names of the modules that hold each parameter, by its id: different modules can hold the same one."""
+    """Names of the modules that hold each parameter, by its key: different modules can hold the same one."""
     owners = defaultdict(list)
     for name, module in bare_modules(model):
         for parameter in module._parameters.values():
-            owners[id(parameter)].append(name)
+            if parameter is not None:
+                owners[parameter_key(parameter)].append(name)
     return owners
+
+
+def parameter_key(parameter: torch.Tensor) -> int:
+    """The same for parameters that are tied: one object, or two with the same values in memory (`b.data = a.data`).
+
+    >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> other.weight.data = one.weight.data
+    >>> parameter_key(one.weight) == parameter_key(other.weight)
+    True
+    """
+    # Some have no place in memory: lazy, empty, on the meta device, or made of other tensors.
+    place = parameter.data_ptr() if is_plain(parameter) and not parameter.is_meta else 0
+    return place or id(parameter)
 
 
 def is_quantised(module: nn.Module) -> bool:

@@ -246,6 +246,42 @@ def test_parts_of_the_channels_have_orders_of_their_own(
     assert remaining(Split(cut)) == 0
 
 
+def first_and_others(parts: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return parts[0], torch.cat(parts[1:], dim=1)
+
+
+@pytest.mark.parametrize(
+    ("cut", "num_gathers"),
+    [
+        # Groups of the next layer run across the parts.
+        (lambda features: first_and_others(list(features.chunk(4, 1))), 1),
+        (lambda features: first_and_others([*torch.chunk(features, chunks=4, dim=1)]), 1),
+        (lambda features: [part.relu() for part in torch.split(features, [4, 12], 1)], 0),
+        (lambda features: list(features.split((4, 12), dim=1)), 0),
+    ],
+)
+def test_parts_of_the_channels_may_be_listed(
+    cut: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]], num_gathers: int
+) -> None:
+    assert remaining(Split(cut)) == num_gathers
+
+
+@pytest.mark.parametrize(
+    ("cut", "reason"),
+    [
+        # Five parts of 16 channels are four of 4.
+        (lambda features: torch.cat(list(features.chunk(5, 1)), dim=1), "IndexError"),
+        (lambda features: torch.cat(list(features.split(4, 1)), dim=1), "cannot be iterated"),
+        (lambda features: torch.cat(list(features.chunk(2, 0)), dim=0), "cannot be iterated"),
+    ],
+)
+def test_parts_whose_number_is_not_told_keep_a_network_from_being_traced(cut: Function, reason: str) -> None:
+    model = Functions(cut).eval()
+    folded = ss.fold(model, IMAGES)
+    assert reason in ss.fold_report(folded).untraced_reason
+    torch.testing.assert_close(folded(IMAGES), model(IMAGES))
+
+
 def test_a_part_of_channels_in_natural_order_stays_in_it() -> None:
     class Cut(nn.Module):
         def __init__(self) -> None:

@@ -3,9 +3,10 @@
 import operator
 from typing import Any
 
+import torch
 from torch import fx
 
-from strucspars.convert.folding.channel_rules import SHAPE_ATTRIBUTES, SHAPE_METHODS
+from strucspars.convert.folding.channel_rules import SHAPE_ATTRIBUTES, SHAPE_METHODS, SPLIT_FUNCTIONS, SPLIT_METHODS
 
 
 def argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any:
@@ -40,6 +41,21 @@ def sliced_axes(node: fx.Node) -> set[int] | None:
     if not all(isinstance(entry, slice) for entry in index):
         return None
     return {axis for axis, entry in enumerate(index) if entry != slice(None)}
+
+
+def num_channel_parts(node: fx.Node) -> int | None:
+    """How many parts a call cuts the channels into; None where it does not tell, or does something else.
+
+    Only of axis 1: the length of others, and so the number of their parts, may be another for the next input.
+    """
+    target = node.target
+    is_cut = target in SPLIT_FUNCTIONS if node.op == "call_function" else target in SPLIT_METHODS
+    if not is_cut or argument(node, 2, "dim", default=0) != 1:
+        return None
+    parts = argument(node, 1, "chunks", "split_size_or_sections", "split_size")
+    if isinstance(parts, list | tuple):
+        return len(parts)
+    return parts if isinstance(parts, int) and target in (torch.chunk, "chunk") else None
 
 
 def asks_for_shape(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ import copy
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.fx.node import Argument, map_aggregate, map_arg
 from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
+from strucspars.convert.folding.call_arguments import num_channel_parts
 from strucspars.convert.folding.folded_graph import FoldedGraph
 from strucspars.nn.batch_norms import is_frozen_batch_norm
 from strucspars.nn.shuffled import is_grouped
@@ -21,7 +22,10 @@ ORIGIN_KEY = "strucspars.origin"
 
 
 class _InPlaceProxy(fx.Proxy):
-    """A stand-in for which `x += y` changes x, as it does for tensors; with the usual one it makes another tensor."""
+    """A stand-in for which `x += y` changes x, as it does for tensors; with the usual one it makes another tensor.
+
+    Of parts of the channels it knows the number, so that they can be listed.
+    """
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
@@ -35,6 +39,11 @@ class _InPlaceProxy(fx.Proxy):
     def __itruediv__(self, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
 
+    def __len__(self) -> int:
+        # `list(...)` asks for it.
+        num_parts = num_channel_parts(self.node)
+        return super().__len__() if num_parts is None else num_parts
+
 
 class _Tracer(fx.Tracer):
     """Takes our grouped layers for single calls, as it does modules of PyTorch that have none of ours inside."""
@@ -46,6 +55,17 @@ class _Tracer(fx.Tracer):
         if is_grouped(m) or is_frozen_batch_norm(m):
             return True
         return not any(map(is_grouped, m.modules())) and super().is_leaf_module(m, module_qualified_name)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """As PyTorch does, and parts of the channels whose number the call tells, as in `list(x.chunk(2, 1))`.
+
+        A chunk may give fewer parts: then the last ones are missing in the first run of the graph.
+        """
+        num_parts = num_channel_parts(obj.node)
+        if num_parts is None:
+            return super().iter(obj)
+        places = range(num_parts)
+        return iter([self.create_proxy("call_function", operator.getitem, (obj, place), {}) for place in places])
 
     def create_arg(self, a: Any) -> Argument:
         """As PyTorch does, but parameters of nobody here, such as an argument's default, are tensors like others."""
