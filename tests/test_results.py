@@ -120,7 +120,7 @@ def test_the_summaries_of_recorded_runs_are_those_of_their_epochs(path: Path) ->
     assert summary is not None
     assert summary.sparsified == stage_accuracy(rows, "slim" if summary.kind == "slimming" else "sparsify")
     assert summary.finetuned == stage_accuracy(rows, "train" if summary.kind == "dense" else "finetune")
-    # In bfloat16 group convolutions round otherwise than masked ones: an image or two on the edge may change their class.
+    # In bfloat16 group convolutions round otherwise than masked ones: one or two images may change their class.
     assert summary.converted_top1 == pytest.approx(rows[-1]["test_top1"], abs=2.5 / 10_000)
     assert summary.seconds == stage_seconds(rows)
 

@@ -114,3 +114,17 @@ def test_a_file_of_another_head_is_not_taken_for_a_number_of_classes(networks: P
     ss.save(build_model("own_heads:always_the_same", num_classes=6), "head.safetensors")
     with pytest.raises(ValueError, match="holds no network 'own_heads:anchored': its classifier is missing"):
         network_of_file(Path("head.safetensors"), "own_heads:anchored")
+
+
+def test_a_damaged_network_of_a_run_can_be_had_again(call: Any, tiny: tuple[str, ...]) -> None:
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    path = RunFolder(Path("runs/demo")).model_path
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    said = call("summary", "runs/demo", "--model", "tiny_networks:small")
+    assert said.status == 2
+    assert "is not a readable safetensors file, or damaged" in said.err
+    assert "move it away and run again" in said.err
+    path.unlink()
+    assert call("run", "demo", *tiny, "--quiet").status == 0
+    assert path.read_bytes() == whole

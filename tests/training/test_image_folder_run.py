@@ -1,5 +1,6 @@
 """A whole run on a folder of images: who reads them and when it is stopped makes no difference."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from strucspars.training.engine import Engine
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import EngineRecipe, Recipe
-from strucspars.training.setting import Setting
+from strucspars.training.setting import Setting, default_readers
 from strucspars.training.stage import RunInterrupted
 
 NETWORK = "small_networks:with_dropout"
@@ -156,6 +157,18 @@ def test_a_folder_without_test_images_is_refused_before_anything_is_trained(
     with pytest.raises(FileNotFoundError, match=r"no image folders under .*looked for .*val or .*test"):
         run_pipeline(folder_recipe(small_recipe, tmp_path / "images", workers=0), tmp_path / "run")
     assert RunFolder(tmp_path / "run").metrics() == []
+
+
+@pytest.mark.parametrize(("cores", "readers"), [(1, 1), (3, 3), (16, 4)])
+def test_unless_told_images_are_read_by_no_more_processes_than_there_are_cores(
+    cores: int, readers: int, small_recipe: Recipes, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert default_readers() == readers
+    # PyTorch asks the same, and warns of more, which is an error here.
+    recipe = small_recipe("data.name=folder", f"data.root={images}", f"data.image_size={IMAGE_SIZE}")
+    assert recipe.data.workers is None
+    Setting(recipe, Engine(EngineRecipe(device="cpu")))
 
 
 def test_another_seed_gives_other_crops(small_recipe: Recipes, tmp_path: Path) -> None:

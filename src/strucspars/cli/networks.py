@@ -96,7 +96,9 @@ def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
 
 def dense_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
     """The network that was made smaller, with fresh weights."""
-    return build_model(recipe.model.name, num_classes=_classes_of_file(folder.model_path, recipe.model.name))
+    again = "" if folder.is_one_shot else ", or move it away and run again: the last checkpoint has the network too"
+    classes = _classes_of_file(folder.model_path, recipe.model.name, remedy=f"restore it from a copy{again}")
+    return build_model(recipe.model.name, num_classes=classes)
 
 
 def network_of_file(path: Path, name: str) -> nn.Module:
@@ -106,7 +108,7 @@ def network_of_file(path: Path, name: str) -> nn.Module:
         path: the file.
         name: of the network, as in `build_model`.
     """
-    model = build_model(name, num_classes=_classes_of_file(path, name))
+    model = build_model(name, num_classes=_classes_of_file(path, name, remedy="restore it from a copy"))
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
     if PLAN_KEY in metadata:
@@ -151,7 +153,7 @@ def _class_axes(name: str) -> list[_ClassAxis]:
     return [axis for axis in axes if axis.axis == 0] or axes
 
 
-def _classes_of_file(path: Path, name: str) -> int:
+def _classes_of_file(path: Path, name: str, *, remedy: str) -> int:
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved network at {path}")
     # Outside of the block: where there is no such network, the file is not to blame.
@@ -161,7 +163,7 @@ def _classes_of_file(path: Path, name: str) -> int:
             stored = set(file.keys())
             shapes = {axis: file.get_slice(axis.key).get_shape() for axis in axes if axis.key in stored}
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}") from error
+        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
     if not axes:
         return FEW_CLASSES
     classes = {

@@ -30,7 +30,7 @@ class DataRecipe:
         download: fetch CIFAR where it is missing.
         batch_size: images per step, over all processes together.
         image_size: side of the crops of image folders.
-        workers: processes that read image folders.
+        workers: processes that read image folders; None for one per core, but no more than four.
     """
 
     name: str = "digits"
@@ -38,13 +38,14 @@ class DataRecipe:
     download: bool = False
     batch_size: int = 64
     image_size: int = 224
-    workers: int = 4
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         # Batch norm needs two images to have a variance.
         checked_at_least("data.batch_size", self.batch_size, 2)
         checked_at_least("data.image_size", self.image_size, 8)
-        checked_at_least("data.workers", self.workers, 0)
+        if self.workers is not None:
+            checked_at_least("data.workers", self.workers, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

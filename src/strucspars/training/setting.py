@@ -1,5 +1,6 @@
 """What a recipe names, made real: data, networks, and a teacher to learn from."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from strucspars.training.recipe import Recipe, StageRecipe
 from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.seeds import derived_seed
 from strucspars.training.steps import CAPTURE_LOCK
+
+MOST_READERS = 4
 
 
 class Setting:
@@ -39,7 +42,7 @@ class Setting:
                 batch_size=options.batch_size // engine.world_size,
                 device=engine.device,
                 seed=recipe.seed,
-                workers=options.workers,
+                workers=default_readers() if options.workers is None else options.workers,
                 rank=engine.rank,
                 world_size=engine.world_size,
                 memory_format=engine.memory_format,
@@ -116,3 +119,9 @@ class Setting:
                 recipe.model.name, num_classes=self._data.num_classes, image_shape=self._data.image_shape
             )
         return self.engine.placed(model)
+
+
+def default_readers() -> int:
+    """One process per core that this one may use: PyTorch warns of more."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_READERS, cores)
