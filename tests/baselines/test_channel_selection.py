@@ -33,6 +33,20 @@ def test_channels_are_counted() -> None:
     assert selection().removed_channel_fraction == pytest.approx(1 / 3)
 
 
+def test_of_no_channels_none_are_removed() -> None:
+    assert ChannelSelection({}, {}).removed_channel_fraction == 0
+
+
+def test_a_selection_equals_nothing_but_selections() -> None:
+    assert selection() != selection().to_json()
+    assert selection() != ChannelSelection({**selection().kept, "b": np.array([0])}, selection().widths)
+
+
+def test_figures_are_floating_point_numbers() -> None:
+    figures = selection(threshold=1, removed_param_fraction=0, removed_mac_fraction=1)
+    assert '"threshold": 1.0, "removed_param_fraction": 0.0, "removed_mac_fraction": 1.0' in figures.to_json()
+
+
 def test_a_selection_cannot_be_changed() -> None:
     given = np.array([0, 1])
     chosen = ChannelSelection({"a": given}, {"a": 3})
@@ -73,7 +87,7 @@ def test_bad_channels_are_named(kept: Any, message: str) -> None:
     ("change", "message"),
     [
         ({"format": "strucspars-plan"}, "not a channel selection"),
-        ({"format_version": 7}, "format version 7.*upgrade strucspars"),
+        ({"format_version": 2}, "format version 2.*upgrade strucspars"),
         ({"format_version": True}, "no usable 'format_version': True"),
         ({"more": 1}, "must be an object with .* got .*'more'"),
         ({"norms": []}, "'norms' must be an object, got list"),
@@ -82,6 +96,8 @@ def test_bad_channels_are_named(kept: Any, message: str) -> None:
         ({"norms": {"a": {"kept": [0], "width": 0}}}, "width of 'a' must be a whole number from 1 on, got 0"),
         ({"threshold": -1}, "threshold must be a number from 0 on, got -1"),
         ({"threshold": float("nan")}, "threshold must be a number from 0 on, got nan"),
+        ({"threshold": float("inf")}, "threshold must be a number from 0 on, got inf"),
+        ({"threshold": "0"}, "threshold must be a number from 0 on, got '0'"),
         ({"removed_param_fraction": 2}, r"removed_param_fraction must lie in \[0, 1\], got 2"),
         ({"removed_mac_fraction": "0"}, "removed_mac_fraction must lie in"),
     ],
@@ -92,8 +108,13 @@ def test_a_foreign_or_damaged_document_is_refused(change: dict[str, Any], messag
         ChannelSelection.from_json(json.dumps(document))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000])
-def test_text_that_is_no_selection_is_refused(text: str) -> None:
+def test_channels_of_narrow_integers_are_checked_as_numbers() -> None:
+    with pytest.raises(ValueError, match="ascending and differ"):
+        ChannelSelection({"a": np.array([2, 1], dtype=np.uint8)}, {"a": 4})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, None])
+def test_text_that_is_no_selection_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="channel selection"):
         ChannelSelection.from_json(text)
 
@@ -101,8 +122,12 @@ def test_text_that_is_no_selection_is_refused(text: str) -> None:
 def test_kept_and_widths_must_agree() -> None:
     with pytest.raises(ValueError, match=r"must name the same batch norms.*\['b'\]"):
         ChannelSelection({"a": np.array([0])}, {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match="must name the same batch norms"):
+        ChannelSelection({1: np.array([0])}, {"a": 1})  # type: ignore[dict-item]  # the bad value is the point
     with pytest.raises(ValueError, match="must map names"):
         ChannelSelection([np.array([0])], {"a": 1})  # type: ignore[arg-type]  # the bad value is the point
+    with pytest.raises(ValueError, match="must map names"):
+        ChannelSelection({"a": np.array([0])}, [1])  # type: ignore[arg-type]  # the bad value is the point
 
 
 def test_a_selection_of_another_network_is_named() -> None:
@@ -113,6 +138,8 @@ def test_a_selection_of_another_network_is_named() -> None:
         selection().check_matches({"a": 4})
     with pytest.raises(ValueError, match="'b' has 8 channels, but the selection was made for 2"):
         selection().check_matches({"a": 4, "b": 8})
+    with pytest.raises(ValueError, match="'b' has 1 channels, but the selection was made for 2"):
+        selection().check_matches({"a": 4, "b": 1})
 
 
 @pytest.mark.parametrize("version", [0, -1, 1.0, "1", None])

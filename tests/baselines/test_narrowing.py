@@ -11,6 +11,7 @@ from strucspars.baselines.narrowing import SelectedBatchNorm2d, check_slimmed, n
 from strucspars.baselines.slimming import ChannelSelection, select_channels, slim_, slimmed_params
 from strucspars.models.cifar_resnet import CifarResNet
 from strucspars.models.preactivation_resnet import PreactivationResNet
+from strucspars.nn.shuffled import GroupLinear
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NETWORKS: list[Callable[[], nn.Module]] = [lambda: PreactivationResNet(20), lambda: CifarResNet(20)]
@@ -223,6 +224,40 @@ def test_a_network_with_changed_layers_is_refused() -> None:
     assert biased.get_parameter("layer1.0.conv1.weight").shape[0] == 16  # nothing changed before the error
 
 
+@pytest.mark.parametrize(
+    ("name", "layer", "complaint"),
+    [
+        ("layer2.0.bn1", nn.BatchNorm2d(32, affine=False), "'layer2.0.bn1' is BatchNorm2d.* with a scale"),
+        ("layer2.0.bn1", SelectedBatchNorm2d(32), "'layer2.0.bn1' is SelectedBatchNorm2d"),
+        ("layer2.0.conv1", nn.Conv2d(16, 32, 3, 2, 1, groups=2, bias=False), r"layer 'layer2.0.conv1' is .*groups=2"),
+        ("layer2.0.conv2", nn.Conv2d(32, 32, 3, 1, 1, groups=2, bias=False), r"layer 'layer2.0.conv2' is .*groups=2"),
+    ],
+)
+def test_a_layer_of_another_kind_is_refused(name: str, layer: nn.Module, complaint: str) -> None:
+    model = CifarResNet(8)
+    model.set_submodule(name, layer)
+    with pytest.raises(ValueError, match=complaint):
+        slim_(model, random_selection(CifarResNet(8)))
+    assert model.get_parameter("layer1.0.conv1.weight").shape[0] == 16  # nothing changed before the error
+
+
+def test_a_grouped_classifier_is_refused() -> None:
+    model = PreactivationResNet(11)
+    selection = random_selection(model)
+    model.fc = GroupLinear(256, 10, groups=2)
+    with pytest.raises(ValueError, match="layer 'fc' is GroupLinear"):
+        slim_(model, selection)
+
+
+def test_a_norm_without_statistics_is_slimmed_too() -> None:
+    model = CifarResNet(8)
+    model.set_submodule("layer1.0.bn1", nn.BatchNorm2d(16, track_running_stats=False))
+    widths = {site.norm: site.width for site in norm_sites(model)}
+    selection = ChannelSelection({name: np.array([1, 3]) for name in widths}, widths)
+    reference = masked(model, selection)
+    torch.testing.assert_close(slim_(model, selection)(IMAGES), reference(IMAGES), rtol=1e-4, atol=1e-4)
+
+
 def test_a_selection_of_another_depth_changes_nothing() -> None:
     model = PreactivationResNet(29)
     before = copy.deepcopy(model.state_dict())
@@ -244,6 +279,13 @@ def test_a_selection_that_was_not_used_is_noticed() -> None:
     assert shifted
     with pytest.raises(ValueError, match="the selection that the network was slimmed with"):
         check_slimmed(model, ChannelSelection({**used.kept, **shifted}, used.widths))
+
+
+def test_a_selection_of_another_network_is_noticed() -> None:
+    model = PreactivationResNet(20)
+    selection = random_selection(model)
+    with pytest.raises(ValueError, match="that of another network"):
+        check_slimmed(slim_(model, selection), random_selection(PreactivationResNet(11)))
 
 
 def test_a_slim_network_compiles_as_one_graph() -> None:

@@ -5,15 +5,18 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import strucspars as ss
+from strucspars.baselines import slimmed_file
 from strucspars.baselines.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
-from strucspars.export.storage import SELECTION_KEY
+from strucspars.export.storage import SELECTION_KEY, VERSION_KEY
 from strucspars.models.cifar_resnet import CifarResNet
 from strucspars.models.preactivation_resnet import PreactivationResNet
 
@@ -93,6 +96,10 @@ def rewritten(path: Path, change: Callable[[Any, Any], object]) -> None:
     save_file(tensors, path, metadata=metadata)
 
 
+def without_metadata(path: Path) -> None:
+    save_file(load_file(path), path)
+
+
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -143,6 +150,7 @@ def wrong_channels(path: Path) -> None:
         (empty, "not a readable safetensors file, or damaged"),
         (pickled, "not a readable safetensors file, or damaged"),
         (a_grouped_network, "was not written by save_slimmed"),
+        (without_metadata, "was not written by save_slimmed"),
         (newer, "format version 7.*upgrade"),
         (a_tensor_less, r"another network: \['fc.bias'\]"),
         (a_tensor_more, r"another network: \['more'\]"),
@@ -175,7 +183,7 @@ def test_a_bad_file_is_refused_and_the_network_untouched(
 )
 def test_another_network_is_refused_and_untouched(path: Path, model: nn.Module, message: str) -> None:
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"{path}: .*{message}"):
         load_slimmed(path, model)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
@@ -183,3 +191,16 @@ def test_another_network_is_refused_and_untouched(path: Path, model: nn.Module, 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no slimmed network at .*nothing.safetensors"):
         load_slimmed(tmp_path / "nothing.safetensors", PreactivationResNet(11))
+    with pytest.raises(FileNotFoundError, match=f"no slimmed network at {tmp_path}"):
+        load_slimmed(tmp_path, PreactivationResNet(11))
+
+
+def test_the_file_says_which_version_wrote_it(path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        assert file.metadata()[VERSION_KEY] == ss.__version__
+
+
+def test_a_file_that_cannot_be_read_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slimmed_file, "safe_open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(ValueError, match=f"{path} is not a readable safetensors file, .*Permission denied"):
+        load_slimmed(path, PreactivationResNet(11))

@@ -11,6 +11,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.baselines.narrowing import norm_sites
 from strucspars.baselines.slimming import (
+    ChannelSelection,
     SlimmingPenalty,
     select_channels,
     slim_,
@@ -77,6 +78,19 @@ def test_frozen_and_shared_scales_are_treated_with_care() -> None:
     assert frozen.weight.grad is None
     assert first.weight.grad is not None
     assert first.weight.grad.tolist() == [1, 1]
+
+
+def test_where_every_scale_is_frozen_nothing_is_penalised() -> None:
+    norm = nn.BatchNorm2d(2).requires_grad_(False)
+    SlimmingPenalty(norm, 1.0).add_gradient_()
+    assert norm.weight.grad is None
+
+
+def test_a_penalty_of_no_strength_changes_no_gradient() -> None:
+    norm = nn.BatchNorm2d(2)
+    SlimmingPenalty(norm, 0).add_gradient_()
+    assert norm.weight.grad is not None
+    assert norm.weight.grad.tolist() == [0, 0]
 
 
 def test_scales_that_are_replaced_are_penalised_in_their_place() -> None:
@@ -149,6 +163,27 @@ def test_one_channel_less_removed_would_miss_the_target(target: float) -> None:
     assert 1 - slimmed_params(model, one_less) / whole < target
 
 
+@pytest.mark.parametrize("target", [0.05, 0.3])
+def test_a_target_that_is_met_exactly_needs_no_further_channel(target: float) -> None:
+    model = with_random_scales(CifarResNet(8))
+    selection = select_channels(model, target=target)
+    assert selection.removed_param_fraction is not None
+    assert select_channels(model, target=selection.removed_param_fraction) == selection
+
+
+def test_the_largest_target_leaves_one_channel_in_every_norm() -> None:
+    model = with_random_scales(CifarResNet(8))
+    widths = {site.norm: site.width for site in norm_sites(model)}
+    least = slimmed_params(model, ChannelSelection({name: np.array([0]) for name in widths}, widths))
+    selection = select_channels(model, target=(num_params(model) - least) / num_params(model))
+    assert selection.kept_channels == len(widths)
+
+
+def test_where_nothing_goes_the_threshold_is_zero() -> None:
+    selection = select_channels(with_random_scales(CifarResNet(8)), target=0)
+    assert (selection.removed_channel_fraction, selection.threshold) == (0, 0)
+
+
 def test_one_threshold_separates_kept_from_removed() -> None:
     model = with_random_scales(PreactivationResNet(20))
     selection = select_channels(model, target=0.5)
@@ -206,9 +241,10 @@ def test_a_target_that_is_no_fraction_is_refused(target: Any) -> None:
         select_channels(CifarResNet(8), target=target)
 
 
-def test_scales_that_are_not_finite_are_named() -> None:
+@pytest.mark.parametrize("scale", [math.nan, -math.inf])
+def test_scales_that_are_not_finite_are_named(scale: float) -> None:
     model = CifarResNet(8)
-    model.get_parameter("layer2.0.bn1.weight").data[3] = math.nan
+    model.get_parameter("layer2.0.bn1.weight").data[3] = scale
     with pytest.raises(ValueError, match=r"'layer2.0.bn1' has scales that are not finite"):
         select_channels(model, target=0.5)
 

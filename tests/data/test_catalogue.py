@@ -37,6 +37,13 @@ def test_image_folders_are_read_at_the_asked_size(tmp_path: Path, name: str) -> 
     assert data.train.seed == 3
 
 
+@pytest.mark.parametrize(("image_size", "resize"), [(224, 256), (32, 37), (1, 1)])
+def test_images_are_resized_to_8_sevenths_of_the_crop(tmp_path: Path, image_size: int, resize: int) -> None:
+    data = load_data("folder", small_folder(tmp_path), image_size=image_size)
+    assert isinstance(data, FolderData)
+    assert (data.train.resize, data.test.resize) == (resize, resize)
+
+
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_cifar_is_looked_for_under_the_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=f"no {name.upper()} data under {tmp_path}"):
@@ -69,9 +76,11 @@ def test_digits_come_as_resident_batches() -> None:
     assert isinstance(evaluation, ResidentBatches)
     assert (training.steps, evaluation.steps) == (22, 5)
     assert training.order.shuffled
+    assert training.order.seed == 1
     assert training.augmentation == data.augmentation
     assert training.images.dtype == torch.bfloat16
     assert evaluation.augmentation is None
+    assert evaluation.images[0].is_contiguous(memory_format=torch.channels_last)
     labels = torch.cat([batch.labels[batch.valid] for batch in evaluation.epoch(0)])
     assert torch.equal(labels, data.test.labels)
 
@@ -87,6 +96,16 @@ def test_image_folders_come_as_folder_batches(tmp_path: Path) -> None:
     (batch,) = evaluation.epoch(0)
     assert batch.valid.tolist() == [True, True, False]
     assert batch.images.dtype == torch.float64
+
+
+def test_a_folders_evaluation_shows_its_test_images(tmp_path: Path) -> None:
+    small_folder(tmp_path)
+    for number in range(2):
+        Image.new("RGB", (20, 30), "white").save(tmp_path / "val" / f"class_{number}" / "0.png")
+    data = load_data("folder", tmp_path, image_size=14)
+    for training in (True, False):
+        (batch,) = batches_of(data, training=training, batch_size=2, device=CPU).epoch(0)
+        assert bool((batch.images > 0).all()) is not training
 
 
 def test_several_processes_share_the_batches() -> None:

@@ -4,9 +4,11 @@ import os
 import pickle
 import struct
 import tarfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -122,6 +124,12 @@ def test_byte_keys_are_read_as_text(tmp_path: Path) -> None:
     assert_holds(read(write_folder(tmp_path, written)), files, SMALL10)
 
 
+def test_keys_that_nobody_needs_may_be_anything(tmp_path: Path) -> None:
+    files = files_of(SMALL10)
+    written: dict[str, Any] = {name: fields | {b"\xff": 1, 2: 3} for name, fields in files.items()}
+    assert_holds(read(write_folder(tmp_path, written)), files, SMALL10)
+
+
 @pytest.mark.parametrize("layout", [SMALL10, SMALL100], ids=["cifar10", "cifar100"])
 def test_published_files_of_python_2_are_read(tmp_path: Path, layout: CifarLayout) -> None:
     files = files_of(layout)
@@ -187,6 +195,7 @@ def broken(**changes: Any) -> dict[str, Any]:
         ({"data": np.zeros((4, 3072), dtype=np.int64)}, "no array of bytes"),
         ({"data": [1, 2]}, "no array of bytes"),
         ({"labels": [0, 1, 2]}, "3 labels for 4 images"),
+        ({"labels": [0, 1, 2, 3, 4]}, "5 labels for 4 images"),
         ({"labels": [0, 1, 2, 10]}, r"outside 0 \.\. 9"),
         ({"labels": [0, 1, 2, -1]}, r"outside 0 \.\. 9"),
         ({"labels": [0, 1, 2, 2**80]}, r"outside 0 \.\. 9"),
@@ -236,6 +245,24 @@ def test_truncated_archives_are_refused(tmp_path: Path, kept_fraction: float) ->
         read(archive)
 
 
+@pytest.mark.parametrize("sound_bytes", [0, 30_000])
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path: Path, sound_bytes: int) -> None:
+    archive = write_archive(tmp_path / "a.tar.gz", write_folder(tmp_path / SMALL10.folder, files_of(SMALL10)))
+    packer = zlib.compressobj(wbits=31)  # with the header of gzip
+    sound = packer.compress(gzip.decompress(archive.read_bytes())[:sound_bytes]) + packer.flush(zlib.Z_SYNC_FLUSH)
+    archive.write_bytes(sound + b"\xff" * 100)
+    with pytest.raises(ValueError, match=r"a\.tar\.gz is no \.tar\.gz archive, or damaged: .*invalid block type"):
+        read(archive)
+
+
+def test_an_archive_that_is_packed_twice_is_refused(tmp_path: Path) -> None:
+    # What is packed inside would pass the limit on unpacked bytes.
+    archive = write_archive(tmp_path / "a.tar.gz", write_folder(tmp_path / SMALL10.folder, files_of(SMALL10)))
+    archive.write_bytes(gzip.compress(archive.read_bytes()))
+    with pytest.raises(ValueError, match=r"a\.tar\.gz is no \.tar\.gz archive, or damaged"):
+        read(archive)
+
+
 def test_something_else_instead_of_an_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"<html>not found</html>")
     with pytest.raises(ValueError, match=r"a\.tar\.gz is no \.tar\.gz archive"):
@@ -269,6 +296,15 @@ def test_oversized_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read(folder)
     with pytest.raises(ValueError, match="data_batch_1 claims"):
         read(write_archive(tmp_path / "a.tar.gz", folder))
+
+
+def test_files_as_large_as_the_limit_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of(SMALL10)
+    folder = write_folder(tmp_path / SMALL10.folder, files)
+    archive = write_archive(tmp_path / "a.tar.gz", folder)
+    monkeypatch.setattr(cifar_files, "MAX_FILE_BYTES", max(path.stat().st_size for path in folder.iterdir()))
+    for root in (folder, archive):
+        assert_holds(read(root), files, SMALL10)
 
 
 def test_an_archive_that_unpacks_without_end_is_left_at_the_limit(
@@ -323,12 +359,11 @@ def test_a_download_goes_through_torchvision_and_is_then_read(
     assert downloads == [(tmp_path, True)]
 
 
-def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(root: Path, *, download: bool) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", fail)
-    with pytest.raises(OSError, match=r"no route to host; fetch cifar-10-python\.tar\.gz by other means"):
+# The second is what torchvision raises for an archive with another checksum.
+@pytest.mark.parametrize("error", [OSError("no route to host"), RuntimeError("File not found or corrupted.")])
+def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Mock(side_effect=error))
+    with pytest.raises(OSError, match=rf"{error}; fetch cifar-10-python\.tar\.gz by other means"):
         cifar10(tmp_path, download=True)
     with pytest.raises(ValueError, match="the name of an archive"):
         cifar10(tmp_path / "cifar-10-python.tar.gz", download=True)

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def all_crops(path: Path) -> dict[tuple[int, int, bool], torch.Tensor]:
 def test_both_splits_and_their_classes_are_found(tmp_path: Path, test_folder: str) -> None:
     data = folder(write_set(tmp_path, splits=("train", test_folder)))
     assert (data.num_classes, data.image_shape) == (2, (3, 8, 8))
+    assert data.classes == ("class_0", "class_1")
     assert (len(data.train), len(data.test)) == (6, 6)
     assert [data.train[0, index][1] for index in range(6)] == [0, 0, 0, 1, 1, 1]
 
@@ -173,7 +175,9 @@ def test_missing_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"looked for .*/train and for .*/val or .*/test"):
         folder(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="looked for"):
-        folder(write_set(tmp_path, splits=("train",)))
+        folder(write_set(tmp_path / "trained", splits=("train",)))
+    with pytest.raises(FileNotFoundError, match="looked for"):
+        folder(write_set(tmp_path / "evaluated", splits=("val",)))
 
 
 def test_empty_folders_and_classes_are_named(tmp_path: Path) -> None:
@@ -192,6 +196,12 @@ def test_splits_with_different_classes_are_refused(tmp_path: Path) -> None:
     write_image(tmp_path / "train" / "cat" / "0.png", 0)
     write_image(tmp_path / "val" / "dog" / "0.png", 0)
     with pytest.raises(ValueError, match=r"only the first has \['cat'\], only the second \['dog'\]"):
+        folder(tmp_path)
+
+
+def test_a_class_that_training_lacks_is_named(tmp_path: Path) -> None:
+    write_image(write_set(tmp_path) / "val" / "dog" / "0.png", 0)
+    with pytest.raises(ValueError, match=r"only the first has \[\], only the second \['dog'\]"):
         folder(tmp_path)
 
 
@@ -216,3 +226,18 @@ def test_images_may_be_taken_whole(tmp_path: Path) -> None:
     write_image(tmp_path / "val" / "class" / "0.png", 1, size=(10, 10))
     data = image_folder(tmp_path, image_size=10, resize=10)
     assert torch.equal(data.test[0, 0][0], normalised(Image.open(tmp_path / "val" / "class" / "0.png")))
+
+
+def test_a_data_set_in_the_present_folder_has_that_folders_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_set(tmp_path / "birds", per_class=1))
+    assert folder(Path()).name == "birds"
+
+
+def test_an_image_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
+    write_set(tmp_path, per_class=1)
+    path = tmp_path / "train" / "class_0" / "0.png"
+    expected, _ = folder(tmp_path).train[0, 0]
+    path.rename(path.with_name(os.fsdecode(b"caf\xe9.png")))
+    assert torch.equal(folder(tmp_path).train[0, 0][0], expected)

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,22 @@ def test_an_evaluation_that_starts_late_marks_the_filling_of_its_own_steps(image
     (last,) = batches(split(images, random=False), shuffled=False, batch_size=4).epoch(0, start_step=1)
     assert last.labels.tolist() == [4, 5, 6, 0]
     assert last.valid.tolist() == [True, True, True, False]
+
+
+def test_every_part_of_a_batch_is_on_the_device(images: Path) -> None:
+    for batch in batches(split(images), device=torch.device("meta")).epoch(0):
+        assert {part.device.type for part in (batch.images, batch.labels, batch.valid)} == {"meta"}
+
+
+class ReaderSplit(FolderSplit):
+    """Gives the number of the process that reads an image as its label."""
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(key)[0], os.getpid()
+
+
+def test_workers_live_from_epoch_to_epoch(images: Path) -> None:
+    training = batches(ReaderSplit(images, image_size=6, resize=8, random=True, seed=0), workers=1)
+    readers = {reader for epoch in (0, 1) for batch in training.epoch(epoch) for reader in batch.labels.tolist()}
+    assert len(readers) == 1
+    assert os.getpid() not in readers

@@ -47,6 +47,7 @@ def test_malformed_images_and_labels_are_refused(
         ({"test": ImageSet(images(1), labels(3))}, "toy: a test label is 3"),
         ({"test": ImageSet(images(4, 1, 8, 8), labels())}, r"\(3, 8, 8\).*\(1, 8, 8\)"),
         ({"mean": (0.5,)}, "3 channels"),
+        ({"std": (0.2, 0.2)}, "3 channels"),
         ({"std": (0.2, 0.0, 0.2)}, "positive"),
     ],
 )

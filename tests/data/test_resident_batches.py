@@ -154,6 +154,8 @@ def test_an_evaluation_is_filled_in_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for changing in (batches(), batches(shuffled=False, augmentation=AUGMENTATION)):
         changing.fill_(0)
         changing.images.zero_()
+        changing.fill_(0)
+        assert not changing.images.any()
         changing.fill_(1)
         assert changing.images.any()
 

@@ -8,11 +8,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from strucspars.data.restricted_pickle import STAND_INS, load_plain_pickle, plain_array
+from strucspars.data import restricted_pickle
+from strucspars.data.restricted_pickle import MAX_TUPLES, STAND_INS, load_plain_pickle, plain_array
 
 ARRAY = np.arange(24, dtype=np.uint8).reshape(4, 6)
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -57,8 +59,9 @@ def test_arrays_and_containers_come_back_whatever_the_protocol(protocol: int) ->
         np.array([1, -2, 2**40]),
         np.array([1, -2, 30000], dtype=">i2"),
         np.array(7, dtype=np.int32),
+        np.arange(24).reshape(1, 2, 3, 4),
     ],
-    ids=["fortran", "strided", "int64", "big-endian", "scalar"],
+    ids=["fortran", "strided", "int64", "big-endian", "scalar", "four dimensions"],
 )
 def test_arrays_of_any_order_and_width_come_back(array: np.ndarray, protocol: int) -> None:
     result = read_array(array, protocol)
@@ -157,6 +160,7 @@ HUGE = struct.pack("<Q", 2**62)
         (claim(b"(K\x02t"), "2 bytes, but has 1"),
         (claim(b"(J\xff\xff\xff\xfft"), "whole numbers"),
         (claim(b"(U\x01at"), "whole numbers"),
+        (claim(b"(\x88t"), "whole numbers"),
         (claim(b"(" + b"K\x01" * 40 + b"t"), "up to 4"),
         (claim(b"(K\x01t", content=b"]"), "without shape, type and bytes"),
         (b"\x80\x04\x8e" + HUGE + b"abc.", "bytes"),
@@ -223,3 +227,23 @@ def test_long_names_are_quoted_in_part() -> None:
     with pytest.raises(ValueError, match=r"asks for 'x{80}\.\.\.'") as caught:
         load_plain_pickle(b"c" + b"x" * 5000 + b"\ny\n.", source="batch_7")
     assert len(str(caught.value)) < 250
+
+
+def test_a_failure_without_a_word_is_named_by_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restricted_pickle, "_check_opcodes", Mock(side_effect=MemoryError))
+    with pytest.raises(ValueError, match=r"^batch_7 cannot be read safely: MemoryError$"):
+        read({})
+
+
+def test_an_array_cannot_be_written_to() -> None:
+    for protocol in PROTOCOLS:
+        array = read_array(ARRAY, protocol)
+        assert array is not None
+        assert not array.flags.writeable
+
+
+def test_as_many_tuples_as_the_limit_are_read() -> None:
+    most = [(number,) for number in range(MAX_TUPLES)]
+    assert read(most) == most
+    with pytest.raises(ValueError, match="more than 24 tuples"):
+        read([*most, (0,)])

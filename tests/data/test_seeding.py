@@ -13,6 +13,7 @@ def test_different_numbers_give_different_seeds() -> None:
 
 def test_seeds_are_the_same_on_every_machine_and_in_every_version() -> None:
     assert mixed_seed(Stream.ORDER, 0, 0) == 5133296750708835428
+    assert mixed_seed(Stream.CROPS, 3, 1) == 3580621859665778540
     assert mixed_seed(Stream.SAMPLE, 7, 3, 1000) == 3674054434052005429
 
 

@@ -27,3 +27,17 @@ def test_numbers_in_lists_and_dictionaries_are_drawn_too() -> None:
     assert min(batch["images"].std(), pair[0].std()) > 0.1
     assert batch["places"] is places
     assert pair[1] == "mode"
+
+
+def test_numbers_are_drawn_around_those_of_the_example() -> None:
+    example = torch.tensor([99.0, 101.0], dtype=torch.float64)
+    drawn = random_like(example, (1000,), torch.Generator().manual_seed(0))
+    assert drawn.dtype == example.dtype
+    assert abs(drawn.mean() - 100) < 0.2
+    assert 0.9 < drawn.std() < 1.1
+
+
+def test_whole_numbers_are_those_of_the_example_all_of_them() -> None:
+    drawn = random_like(torch.tensor([[7, 3], [5, 9]]), (100, 2), torch.Generator().manual_seed(0))
+    assert drawn.shape == (100, 2)
+    assert set(drawn.flatten().tolist()) == {3, 5, 7, 9}

@@ -12,6 +12,7 @@ from strucspars.measure.short_count import short_count
         (999, "999"),
         (1000, "1K"),
         (999_400, "999K"),
+        (999_500, "1M"),
         (999_600, "1M"),
         (1_000_000, "1M"),
         (999_999_999, "1G"),

@@ -1,6 +1,7 @@
 import copy
 import importlib
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 import torchvision
 from torch import nn
 from torch.nn.utils import parametrizations
+from torch_warnings import SCRIPTING_WARNS
 
 from strucspars.convert.conversion import convert_
 from strucspars.convert.model_plan import model_plan
@@ -211,6 +213,26 @@ def test_counts_are_exact_below_ten_thousand_and_then_have_three_digits(outputs:
     assert str(summary(layer)).splitlines()[2].split()[4] == shown
 
 
+def test_totals_stand_under_each_other() -> None:
+    model = nn.Linear(128, 128, bias=False)
+    lines = str(summary(model, torch.zeros(4, 128), plan_of(model, [""], level=2))).splitlines()
+    assert lines[-4:-1] == [
+        "params       16,384 ->  8,192  (50.0% removed)",
+        "MACs         65,536 -> 32,768  (50.0% removed)",
+        "paper FLOPs  65,536 -> 32,768  (50.0% removed)",
+    ]
+    assert str(summary(model, plan=plan_of(model, [""], level=2))).endswith("params  16,384 ->  8,192  (50.0% removed)")
+
+
+def test_a_long_note_goes_on_beside_its_number() -> None:
+    report = summary(nn.Linear(4, 2))
+    (row,) = report.rows
+    lines = str(replace(report, rows=(replace(row, note="no group " * 20),))).splitlines()
+    assert lines[4].startswith("[1] no group")
+    assert lines[5].startswith("    no group")
+    assert max(map(len, lines)) <= 120
+
+
 def test_long_names_are_shortened_in_the_middle_to_fit_120_columns() -> None:
     model: nn.Module = nn.Conv2d(8, 8, 3)
     for _ in range(4):
@@ -275,6 +297,32 @@ def test_a_quantised_layer_has_a_row_with_what_is_known() -> None:
     assert report.params == BeforeAfter(32, 32)
     assert report.macs == report.rows[0].macs
     assert "Conv2d is quantised" in str(report)
+
+
+def scripted_part(part: nn.Module) -> nn.Module:
+    module: nn.Module = torch.jit.script(part)
+    return module
+
+
+def traced_part(part: nn.Module) -> nn.Module:
+    module: nn.Module = torch.jit.trace(part, torch.zeros(1, 8, 8, 8))  # type: ignore[no-untyped-call]  # untyped in torch
+    return module
+
+
+@SCRIPTING_WARNS
+@pytest.mark.parametrize("made_by", [scripted_part, traced_part])
+def test_a_scripted_layer_has_a_row_with_its_parameters_and_no_macs(
+    made_by: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), made_by(nn.Sequential(nn.Conv2d(8, 8, 1))))
+    report = summary(model, IMAGE)
+    first, scripted = report.rows
+    assert (scripted.name, scripted.weight_shape, scripted.macs) == ("1.0", (), None)
+    assert scripted.params == BeforeAfter(72, 72)
+    assert scripted.note == "it is scripted or traced: group the network first, then script it; no MACs counted"
+    assert report.params == BeforeAfter(32 + 72, 32 + 72)
+    assert report.macs == first.macs
+    assert count_macs(model, IMAGE).macs == 3 * 8 * 64
 
 
 class OtherTensor(torch.Tensor):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.measure.text_table import Column, shortened, text_table
+from strucspars.measure.text_table import Column, markdown_table, shortened, text_table
 
 
 @given(st.text(max_size=60), st.integers(3, 60))
@@ -43,3 +43,13 @@ def test_the_widest_text_gives_way_first() -> None:
 
 def test_empty_columns_are_left_out() -> None:
     assert "MACs" not in text_table([Column("layer", ["conv"], is_text=True), Column("MACs", [""])])
+
+
+def test_empty_columns_are_left_out_of_markdown_too() -> None:
+    columns = [Column("layer", ["conv", ""], is_text=True), Column("MACs", ["", ""])]
+    assert markdown_table(columns).splitlines() == ["| layer |", "| --- |", "| conv |", "|  |"]
+
+
+def test_a_table_is_at_most_120_columns_wide_by_itself() -> None:
+    columns = [Column("layer", ["n" * 200], is_text=True), Column("params", ["64"])]
+    assert {len(line) for line in text_table(columns).splitlines()} == {120}

@@ -110,6 +110,12 @@ def huge() -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
 
 
+def npy(array: np.ndarray[Any, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -117,6 +123,7 @@ def huge() -> bytes:
         b"PK\x03\x04 and no more",
         entry("conv.npy", b"no array"),
         entry("conv.npy", huge()),
+        entry("conv.npy", npy(np.arange(3)) + b"\0"),
         entry("conv.txt", b""),
         entry("../conv.npy", b""),
     ],
@@ -165,10 +172,8 @@ def test_a_file_does_not_depend_on_the_clock(tmp_path: Path) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")  # of zipfile, which writes it all the same
 def test_entries_that_no_array_was_saved_under_are_refused(entries: list[str], complaint: str, tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.arange(3), allow_pickle=False)
     with zipfile.ZipFile(tmp_path / "arrays.npz", "w") as archive:
         for entry in entries:
-            archive.writestr(entry, buffer.getvalue())
+            archive.writestr(entry, npy(np.arange(3)))
     with pytest.raises(ValueError, match=complaint):
         load_arrays(tmp_path / "arrays.npz")

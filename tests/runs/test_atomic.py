@@ -49,6 +49,7 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_the_return(
         (errno.ENOSPC, "No space left on device; the previous version of it is kept. Free some space on that disk"),
         (errno.EDQUOT, "the previous version of it is kept. Free some of your disk quota"),
         (errno.EROFS, "the previous version of it is kept. Use a disk that is not read-only"),
+        (errno.EPERM, "the previous version of it is kept. Make the folder writable"),
         (errno.EIO, "the previous version of it is kept. See to that"),
     ],
 )
@@ -112,10 +113,22 @@ def test_a_missing_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
         write_bytes_atomic(tmp_path / "nowhere" / "notes", b"")
 
 
+def test_a_file_in_the_place_of_the_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file/notes: Not a directory.*Create the folder, then run"):
+        write_bytes_atomic(tmp_path / "file" / "notes", b"")
+
+
+def test_a_failure_without_a_number_is_said_in_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"notes: the cable is loose; the previous"), atomic_file(tmp_path / "notes"):
+        raise OSError("the cable is loose")
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
 def test_a_folder_that_cannot_be_synchronised_at_all_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(os, "fsync", fail_with(errno.EINVAL))
+    monkeypatch.setattr(os, "fsync", fail_with(number))
     sync_folder(tmp_path)
     monkeypatch.setattr(os, "fsync", fail_with(errno.EIO))
     with pytest.raises(OSError, match="took a new file, but cannot make it last"):

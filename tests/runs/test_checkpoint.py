@@ -7,6 +7,7 @@ import pickle
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -117,6 +118,8 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_saved(tmp_path: Path, 
     assert_epoch(load_checkpoint(tmp_path), 1)
     with pytest.raises(ValueError, match="state must be a dict, got list"):
         save_checkpoint(tmp_path, [1])  # type: ignore[arg-type]  # the bad value is the point
+    with pytest.raises(ValueError, match="state must be a dict, got OrderedDict"):
+        save_checkpoint(tmp_path, OrderedDict(epoch=1))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -290,9 +293,12 @@ def test_tensors_come_back_on_the_cpu(tmp_path: Path) -> None:
     assert loaded["weights"].device.type == "cpu"
 
 
-def test_without_links_the_former_checkpoint_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+def test_without_links_the_former_checkpoint_is_kept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def refuse(*arguments: object) -> None:
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuse)
     for epoch in (1, 2, 3):
@@ -315,3 +321,27 @@ def test_a_link_that_leads_nowhere_is_not_taken_for_a_run_without_checkpoints(tm
     (tmp_path / "last.pt").symlink_to(tmp_path / "gone.pt")
     with pytest.raises(ValueError, match=r"no checkpoint can be used: .*last\.pt is missing"):
         load_checkpoint(tmp_path)
+
+
+def test_an_unreadable_last_one_keeps_no_run_from_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, state(1))
+    save_checkpoint(tmp_path, state(2))
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        save_checkpoint(tmp_path, state(3))
+    assert_epoch(load_checkpoint(tmp_path), 3)
+    (tmp_path / "last.pt").unlink()
+    assert_epoch(load_checkpoint(tmp_path), 1)
+
+
+def test_a_reader_that_stops_without_a_word_is_named_by_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_named(tmp_path, "kept", state(1))
+    monkeypatch.setattr(torch, "load", Mock(side_effect=EOFError))
+    with pytest.raises(ValueError, match=r"kept\.pt holds more than data, or none: EOFError; restore"):
+        load_named(tmp_path, "kept")

@@ -120,3 +120,43 @@ def test_without_git_or_without_a_repository_there_is_no_commit(
     assert commit_of(tmp_path_factory.mktemp("plain")) is None
     monkeypatch.setenv("PATH", str(checkout))
     assert commit_of(checkout) is None
+
+
+def test_a_repository_without_a_commit_has_none(checkout: Path) -> None:
+    git(checkout, "update-ref", "-d", "HEAD")
+    assert commit_of(checkout) is None
+
+
+def test_where_git_cannot_tell_changes_there_may_be_some(checkout: Path) -> None:
+    commit = commit_of(checkout)
+    (checkout.parent.parent / ".git" / "index").write_bytes(b"damaged")
+    assert commit_of(checkout) == f"{commit}+changes"
+
+
+def test_asking_for_the_commit_leaves_the_repository_alone(checkout: Path) -> None:
+    index = checkout.parent.parent / ".git" / "index"
+    before = index.read_bytes()
+    # Git would note the new date.
+    os.utime(checkout / "__init__.py", (10**9, 10**9))
+    commit_of(checkout)
+    assert index.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "processor", "expected"),
+    [
+        ("processor\t: 0\nmodel name\t: Some CPU: fast\nmodel name\t: Other CPU\n", "x86_64", "Some CPU: fast"),
+        ("processor\t: 0\nCPU part\t: 0xd0c\n", "aarch64", "aarch64"),
+        ("processor\t: 0\nCPU part\t: 0xd0c\n", "", None),
+        (None, "arm", "arm"),
+        (None, "", None),
+    ],
+)
+def test_the_processor_is_named_where_the_system_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, processor: str, expected: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(module, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    assert environment()["cpu"] == expected

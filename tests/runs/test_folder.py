@@ -78,6 +78,14 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: 
     assert list(tmp_path.iterdir()) == entries
 
 
+@pytest.mark.parametrize(("count", "listed"), [(3, "0, 1, 2, but"), (4, "0, 1, 2 and more, but")])
+def test_of_many_foreign_files_three_are_named(tmp_path: Path, count: int, listed: str) -> None:
+    for number in range(count):
+        (tmp_path / str(number)).touch()
+    with pytest.raises(ValueError, match=f"{tmp_path} holds {listed} no recipe"):
+        RunFolder(tmp_path).create()
+
+
 def test_no_run_moves_in_where_one_shot_compression_has_left_its_network(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for path in (folder.recipe_path, folder.one_shot_path, folder.model_path):
@@ -90,10 +98,17 @@ def test_no_run_moves_in_where_one_shot_compression_has_left_its_network(tmp_pat
     assert sorted(tmp_path.iterdir()) == entries
 
 
-@pytest.mark.parametrize("below", ["", "run", "deep/run"])
-def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
+@pytest.mark.parametrize(
+    ("below", "complaint"),
+    [
+        ("", "is a file; choose another path"),
+        ("run", "Not a directory; a file stands in the way; choose another path"),
+        ("deep/run", "Not a directory; a file stands in the way; choose another path"),
+    ],
+)
+def test_a_file_in_the_way_is_named(tmp_path: Path, below: str, complaint: str) -> None:
     (tmp_path / "file").write_text("precious")
-    with pytest.raises((ValueError, OSError), match=r"/file.*choose another path"):
+    with pytest.raises((ValueError, OSError), match=rf"/file.*{complaint}"):
         RunFolder(tmp_path / "file" / below).create()
     assert (tmp_path / "file").read_text() == "precious"
 
@@ -124,7 +139,7 @@ def test_a_recipe_is_replaced_whole(folder: RunFolder) -> None:
     assert folder.recipe_path.read_text() == "seed: 1\n"
 
 
-@pytest.mark.parametrize("trace", ["summary.json", "checkpoints/last.pt", "checkpoints/previous.pt"])
+@pytest.mark.parametrize("trace", ["summary.json", "one_shot.json", "checkpoints/last.pt", "checkpoints/previous.pt"])
 def test_a_run_is_begun_once_there_is_something_to_go_on_from(folder: RunFolder, trace: str) -> None:
     assert not folder.is_begun
     (folder.path / trace).touch()
@@ -134,13 +149,15 @@ def test_a_run_is_begun_once_there_is_something_to_go_on_from(folder: RunFolder,
 def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(folder: RunFolder) -> None:
     leftovers = [folder.path / ".model.safetensors.17.unfinished", folder.checkpoints / ".last.pt.unfinished"]
     kept = [folder.recipe_path, folder.checkpoints / "last.pt", folder.path / "unfinished"]
+    # No folder, so nothing of ours.
+    kept.append(folder.path / f"{UNFINISHED}notes")
     for path in (*leftovers, *kept):
         path.touch()
     half_written = folder.path / f"{UNFINISHED}x1" / "model.safetensors"
     half_written.parent.mkdir()
     half_written.touch()
     folder.remove_leftovers()
-    assert [path.exists() for path in (*leftovers, *kept)] == [False, False, True, True, True]
+    assert [path.exists() for path in (*leftovers, *kept)] == [False, False, True, True, True, True]
     assert not half_written.parent.exists()
 
 
@@ -157,6 +174,15 @@ def test_a_very_different_recipe_is_shown_in_part(folder: RunFolder) -> None:
     with pytest.raises(ValueError, match="and 13 more lines") as caught:
         folder.refuse_recipe("\n".join(f"key{number}: {'x' * 1000}" for number in range(16)))
     assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(("count", "last"), [(3, "  +key2"), (4, "  and 1 more lines")])
+def test_eight_lines_of_a_recipe_are_shown(folder: RunFolder, count: int, last: str) -> None:
+    # The five lines of the present recipe differ, too.
+    with pytest.raises(ValueError, match="another recipe") as caught:
+        folder.refuse_recipe("\n".join(f"key{number}" for number in range(count)))
+    lines = str(caught.value).splitlines()[1:-1]
+    assert (len(lines), lines[-1]) == (5 + count, last)
 
 
 def test_json_values_come_back_and_missing_ones_are_none(folder: RunFolder) -> None:
@@ -205,6 +231,16 @@ def test_an_epoch_that_cannot_be_is_refused(folder: RunFolder, stage: str, epoch
         folder.save_epoch_arrays(stage, epoch, {})
 
 
+def test_subfolders_that_were_lost_are_made_again(folder: RunFolder) -> None:
+    # A copy may leave out what is empty.
+    folder.checkpoints.rmdir()
+    folder.dynamics.rmdir()
+    folder.save_checkpoint({"epoch": 1})
+    folder.save_epoch_arrays("sparsify", 0, {"levels": np.arange(4)})
+    assert folder.load_checkpoint() == {"epoch": 1}
+    assert list(folder.epoch_arrays("sparsify", 0)) == ["levels"]
+
+
 def test_decisions_are_made_once(folder: RunFolder) -> None:
     assert folder.remembered("finetune_form") is None
     folder.remember("finetune_form", "masked")
@@ -222,6 +258,13 @@ def test_a_decision_that_would_come_back_changed_is_refused(folder: RunFolder, v
     with pytest.raises(ValueError, match="decision 'form'"):
         folder.remember("form", value)
     assert not folder.decisions_path.exists()
+
+
+@pytest.mark.parametrize(("text", "kind"), [("null", "NoneType"), ("[]", "list")])
+def test_decisions_that_are_no_object_are_refused(folder: RunFolder, text: str, kind: str) -> None:
+    folder.decisions_path.write_text(text)
+    with pytest.raises(ValueError, match=rf"decisions\.json must hold a JSON object, got {kind}"):
+        folder.remembered("form")
 
 
 class Hostile:

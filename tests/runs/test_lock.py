@@ -115,3 +115,9 @@ def test_a_forked_child_closes_no_descriptor_of_a_lock_that_has_ended(tmp_path: 
         raise KeyError
     # The number may be that of another file by now.
     assert not lock._held
+
+
+def test_a_folder_in_the_place_of_the_lock_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"its \.lock is a folder; delete that"):
+        folder_lock(tmp_path).__enter__()

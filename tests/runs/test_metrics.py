@@ -2,6 +2,7 @@ import errno
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -47,6 +48,7 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path, value: float) -> No
         ({"by_layer": [{"conv": np.float32(1)}]}, r"row\['by_layer'\]\[0\]\['conv'\] is a numpy.float32"),
         ({"loss": {1: 2}}, r"row\['loss'\]: the key 1 is a int"),
         ({"loss": b"1"}, r"row\['loss'\] is a builtins.bytes"),
+        ({"stage": np.str_("sparsify")}, r"row\['stage'\] is a numpy.str_"),
     ],
 )
 def test_a_value_that_json_cannot_hold_is_named_and_nothing_is_written(
@@ -74,6 +76,8 @@ def test_a_long_torn_row_is_cut_off_too(path: Path) -> None:
         file.write(b'{"by_layer": "' + b"x" * 100_000)
     append_row(path, {"epoch": 99})
     assert read_rows(path) == [*ROWS, {"epoch": 99}]
+    # Others read the file, too, and not all of them leave out a torn line.
+    assert path.read_bytes().endswith(b'{"epoch":99}\n')
 
 
 @pytest.mark.parametrize(
@@ -134,6 +138,21 @@ def test_a_row_that_does_not_fit_on_the_disk_is_taken_back(
     with pytest.raises(OSError, match=rf"cannot write {path}: No space left.*Free some space"):
         append_row(path, {"epoch": 99})
     assert path.read_bytes() == before
+
+
+def test_an_interrupted_row_is_taken_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = path.read_bytes()
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        append_row(path, {"epoch": 99})
+    assert path.read_bytes() == before
+
+
+def test_a_row_that_the_system_takes_in_pieces_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:5], offset))
+    append_row(path, {"epoch": 99, "stage": "finetune"})
+    assert read_rows(path) == [*ROWS, {"epoch": 99, "stage": "finetune"}]
 
 
 def test_a_link_is_not_followed_to_a_foreign_file(tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ class ChannelSelection:
     @property
     def removed_channel_fraction(self) -> float:
         """Fraction of the batch norms' channels that goes: what the tables of other papers call the pruning ratio."""
-        return 1 - self.kept_channels / max(sum(self.widths.values()), 1)
+        channels = sum(self.widths.values())
+        return (channels - self.kept_channels) / max(channels, 1)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ChannelSelection):

@@ -58,7 +58,7 @@ def load_plain_pickle(data: bytes, *, source: str) -> object:
         _check_opcodes(data)
         value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # damaged pickles raise almost any type
-        raise ValueError(f"{source} cannot be read safely: {error or type(error).__name__}") from error
+        raise ValueError(f"{source} cannot be read safely: {str(error) or type(error).__name__}") from error
     return value
 
 

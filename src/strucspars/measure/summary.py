@@ -38,9 +38,10 @@ class SummaryRow:
     Attributes:
         name: its name in the network.
         layer_type: name of its class.
-        weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away.
+        weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away, and
+            for a scripted one.
         groups, params, macs: before grouping and after; `macs` is None where no example inputs were given, and for a
-            quantised layer. Packed weights are no parameters.
+            quantised or scripted layer. Packed weights are no parameters.
         kept_norm: fraction of the L1 norm inside the groups of the plan; None without a plan for the layer, and once
             the layer is converted.
         note: why it is not grouped, and whatever else to know; empty if nothing.
@@ -134,7 +135,7 @@ def summary(
         rows = tuple(
             _row(name, forms[name], planned.get(name), trace, skipped.get(name))
             if name in forms
-            else _quantised_row(skipped[name])
+            else _opaque_row(skipped[name])
             for name, _ in bare_modules(model)
             if name in forms or name in skipped
         )
@@ -180,10 +181,11 @@ def _row(
     )
 
 
-def _quantised_row(skipped: SkippedLayer) -> SummaryRow:
-    """What is known of a layer whose weight is packed away."""
+def _opaque_row(skipped: SkippedLayer) -> SummaryRow:
+    """What is known of a layer whose weight is packed away, or which is scripted."""
     groups = vars(skipped.module).get("groups", 1)
     params = sum(parameter.numel() for parameter in skipped.module.parameters())
+    uncounted = "no MACs counted" if params else "its packed weight is counted neither as parameters nor in MACs"
     return SummaryRow(
         name=skipped.name,
         layer_type=type(skipped.module).__name__,
@@ -192,7 +194,7 @@ def _quantised_row(skipped: SkippedLayer) -> SummaryRow:
         params=BeforeAfter(params, params),
         macs=None,
         kept_norm=None,
-        note=f"{skipped.reason}; its packed weight is counted neither as parameters nor in MACs",
+        note=f"{skipped.reason}; {uncounted}",
     )
 
 
