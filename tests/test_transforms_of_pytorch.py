@@ -8,6 +8,7 @@ import torch
 import torchvision
 from torch import nn
 from torch_warnings import SCRIPTING_WARNS
+from torchvision.models.feature_extraction import create_feature_extractor
 
 import strucspars as ss
 
@@ -84,6 +85,16 @@ def test_a_scripted_network_computes_the_same_also_from_its_file(
     with torch.no_grad():
         assert_same(scripted(IMAGES), scores)
         assert_same(loaded(IMAGES), scores)
+
+
+def test_a_traced_network_computes_the_same(network: nn.Module, scores: torch.Tensor) -> None:
+    assert_same(torch.fx.symbolic_trace(network)(IMAGES), scores)
+
+
+def test_features_can_be_taken_out_of_the_middle(network: nn.Module, scores: torch.Tensor) -> None:
+    computed = create_feature_extractor(network, {"layer3": "features", "fc": "scores"})(IMAGES)
+    assert computed["features"].shape == (2, 1024, 4, 4)
+    assert_same(computed["scores"], scores)
 
 
 def test_a_copy_computes_the_same_and_shares_nothing(network: nn.Module, scores: torch.Tensor) -> None:

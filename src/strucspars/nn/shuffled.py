@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Self, cast
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import LayerPlan
@@ -162,6 +162,7 @@ DENSE_AND_GROUPED_TYPES = (*GROUPED_TYPES, *GROUPED_TYPES.values())
 LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
 
 
+@fx.wrap  # a single call in graphs that others trace, which cannot follow its conditions
 def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
     """The channels in this order, laid out in memory as they were: selecting alone would forget channels last.
 
