@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from compiled_networks import scripted, traced
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch_warnings import SCRIPTING_WARNS
@@ -299,27 +300,18 @@ def test_a_quantised_layer_has_a_row_with_what_is_known() -> None:
     assert "Conv2d is quantised" in str(report)
 
 
-def scripted_part(part: nn.Module) -> nn.Module:
-    module: nn.Module = torch.jit.script(part)
-    return module
-
-
-def traced_part(part: nn.Module) -> nn.Module:
-    module: nn.Module = torch.jit.trace(part, torch.zeros(1, 8, 8, 8))  # type: ignore[no-untyped-call]  # untyped in torch
-    return module
-
-
 @SCRIPTING_WARNS
-@pytest.mark.parametrize("made_by", [scripted_part, traced_part])
+@pytest.mark.parametrize("compiled", [scripted, traced])
 def test_a_scripted_layer_has_a_row_with_its_parameters_and_no_macs(
-    made_by: Callable[[nn.Module], nn.Module],
+    compiled: Callable[[nn.Module, torch.Tensor], nn.Module],
 ) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), made_by(nn.Sequential(nn.Conv2d(8, 8, 1))))
+    part = compiled(nn.Sequential(nn.Conv2d(8, 8, 1)), torch.zeros(1, 8, 8, 8))
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), part)
     report = summary(model, IMAGE)
-    first, scripted = report.rows
-    assert (scripted.name, scripted.weight_shape, scripted.macs) == ("1.0", (), None)
-    assert scripted.params == BeforeAfter(72, 72)
-    assert scripted.note == "it is scripted or traced: group the network first, then script it; no MACs counted"
+    first, opaque = report.rows
+    assert (opaque.name, opaque.weight_shape, opaque.macs) == ("1.0", (), None)
+    assert opaque.params == BeforeAfter(72, 72)
+    assert opaque.note == "it is scripted or traced: group the network first, then script it; no MACs counted"
     assert report.params == BeforeAfter(32 + 72, 32 + 72)
     assert report.macs == first.macs
     assert count_macs(model, IMAGE).macs == 3 * 8 * 64

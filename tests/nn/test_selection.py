@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled_networks import scripted, traced
 from timm.models.eva import EvaAttention
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -370,26 +371,17 @@ def test_a_bias_that_is_no_parameter_keeps_a_layer_whole() -> None:
     assert "its bias is no parameter" in reason(selection, "0")
 
 
-def scripted(model: nn.Module) -> nn.Module:
-    module: nn.Module = torch.jit.script(model)
-    return module
-
-
-def traced(model: nn.Module) -> nn.Module:
-    module: nn.Module = torch.jit.trace(model, torch.zeros(1, 4, 3, 3))  # type: ignore[no-untyped-call]  # untyped in torch
-    return module
-
-
 @SCRIPTING_WARNS
 @pytest.mark.parametrize("compiled", [scripted, traced])
 def test_layers_of_scripted_and_traced_networks_are_listed_with_the_reason(
-    compiled: Callable[[nn.Module], nn.Module],
+    compiled: Callable[[nn.Module, torch.Tensor], nn.Module],
 ) -> None:
     told = "it is scripted or traced: group the network first, then script it"
-    selection = select_layers(compiled(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU())), LayerRules(include=("0",)))
+    network = compiled(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU()), torch.zeros(1, 4, 3, 3))
+    selection = select_layers(network, LayerRules(include=("0",)))
     assert names(selection) == []
     assert {skipped.name: skipped.reason for skipped in selection.skipped} == {"": told, "0": told}
-    part = select_layers(nn.Sequential(nn.Conv2d(4, 4, 1), compiled(nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU()))))
+    part = select_layers(nn.Sequential(nn.Conv2d(4, 4, 1), network))
     assert names(part) == ["0"]
     assert {skipped.name: skipped.reason for skipped in part.skipped} == {"1.0": told}
 
