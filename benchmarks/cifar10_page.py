@@ -237,7 +237,8 @@ def page() -> str:
         parts += [
             "\n## Deployed\n",
             "Converted, saved, loaded, exported to ONNX and run in ONNX Runtime on all test images, against the masked "
-            f"network,\nboth in full precision ([{DEPLOYED.name}]({DEPLOYED.name})).\n",
+            f'network,\nboth in full precision ([{DEPLOYED.name}]({DEPLOYED.name})). "top-1 recorded" is of '
+            "the converted\nnetwork too, but in bfloat16, in the run itself; the tables above have the last epoch.\n",
             deployed_table(deployed),
         ]
     parts += [

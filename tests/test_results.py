@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import cifar10_page
@@ -22,9 +23,12 @@ from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.baselines.narrowing import slim_
 from strucspars.bench.results import report_from_json
 from strucspars.cli.running import run_name
+from strucspars.cli.table_rows import table_rows
 from strucspars.convert.conversion import convert_
 from strucspars.measure.counting import count_macs
 from strucspars.models.catalogue import build_model
+from strucspars.report.measured import Sample
+from strucspars.report.noise import noise_limit
 from strucspars.runs.folder import RunFolder
 from strucspars.training.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.training.paper_rows import PAPER_ROWS
@@ -171,6 +175,25 @@ def test_the_page_of_cifar10_is_that_of_its_runs() -> None:
     assert cifar10_page.PAGE.read_text() == cifar10_page.page()
     assert cifar10_page.headline() in (ROOT / "README.md").read_text()
     assert cifar10_page.headline() in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_what_a_single_run_can_show_is_said() -> None:
+    one, paper = Sample(mean=0.94, deviation=None, count=1), Sample(mean=0.94, deviation=0.0006, count=10)
+    limit = 100 * noise_limit(one, paper, test_images=10_000)
+    assert f"proved ({limit:.2f} at 94 %)" in (ROOT / "docs" / "results.md").read_text()
+
+
+def test_by_how_much_the_best_epoch_flatters_is_said() -> None:
+    rows = cifar10_page.recorded().rows
+    flattery = {
+        name: 100 * mean(run.summary.finetuned.best_top1 - run.summary.finetuned.last_top1 for run in rows[name])
+        for name in table_rows("table1")
+        if name in rows
+    }
+    small, large = ([flattery[name] for name in flattery if network in name] for network in ("resnet20", "resnet56"))
+    words = " ".join((ROOT / "docs" / "decisions" / "0015-last-epoch.md").read_text().split())
+    assert f"ResNet-20 is {min(small):.1f} to {max(small):.1f} points above its last" in words
+    assert f"that of ResNet-56 {min(large):.2f} to {max(large):.2f}, for the rows" in words
 
 
 def test_a_run_that_has_not_followed_its_recipe_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

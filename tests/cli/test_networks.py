@@ -92,12 +92,16 @@ def read_on(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, num_classes, 3), nn.Conv2d(num_classes, 8, 1, bias=False))
 
 
+def single_for_two(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 1 if num_classes == 2 else num_classes, 1))
+
+
 def always_the_same(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1))
 """
 
 
-@pytest.mark.parametrize("head", ["transposed", "anchored", "read_on", "always_the_same"])
+@pytest.mark.parametrize("head", ["transposed", "anchored", "read_on", "single_for_two", "always_the_same"])
 def test_the_number_of_classes_is_read_off_whatever_follows_it(networks: Path, head: str) -> None:
     (networks / "own_heads.py").write_text(HEADS)
     model = build_model(f"own_heads:{head}", num_classes=6)

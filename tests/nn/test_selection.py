@@ -240,6 +240,12 @@ def test_a_weight_tied_by_its_values_is_left_alone() -> None:
     assert reason(selection, "3") == "its bias is shared: '2', '3' hold the same one"
 
 
+@pytest.mark.parametrize("packed", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn])
+def test_parameters_without_a_place_in_memory_are_tied_to_none(packed: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ParameterList([nn.Parameter(packed(torch.eye(2)), False)]))
+    assert names(select_layers(model)) == ["0"]
+
+
 def test_bad_rules_are_named() -> None:
     for option in ("fixed_levels", "largest_levels"):
         with pytest.raises(ValueError, match=rf"{option}\['conv'\] must be a whole number from 1 on, got 0"):

@@ -20,8 +20,8 @@ from strucspars.training.recipe import DataRecipe, Kind, Recipe
 ImageShape = tuple[int, int, int]
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
-# To build a network with, just to look at its shapes.
-FEW_CLASSES = 2
+# To build a network with, just to look at its shapes. Not two classes: many have a single output for those.
+FEW_CLASSES = 3
 READERS: dict[Kind, Callable[[Path, nn.Module], nn.Module]] = {
     "strucspars": load,
     "dense": load,

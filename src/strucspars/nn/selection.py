@@ -310,9 +310,9 @@ def parameter_key(parameter: torch.Tensor) -> int:
     >>> parameter_key(one.weight) == parameter_key(other.weight)
     True
     """
-    # Some have no place in memory: lazy, empty, on the meta device, or made of other tensors.
-    place = parameter.data_ptr() if is_plain(parameter) and not parameter.is_meta else 0
-    return place or id(parameter)
+    # Some have no place in memory, or none to ask for: lazy, empty, sparse, on the meta device, made of other tensors.
+    has_place = is_plain(parameter) and parameter.layout is torch.strided and not parameter.is_meta
+    return (parameter.data_ptr() if has_place else 0) or id(parameter)
 
 
 def is_quantised(module: nn.Module) -> bool:

@@ -122,6 +122,6 @@ class Setting:
 
 
 def default_readers() -> int:
-    """One process per core that this one may use: PyTorch warns of more."""
+    """One process per core that this one may use, as PyTorch warns of more, and no more than `MOST_READERS`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_READERS, cores)
