@@ -396,3 +396,27 @@ def test_folding_a_folded_graph_changes_nothing() -> None:
     torch.testing.assert_close(again(IMAGES), folded(IMAGES), rtol=0, atol=0)
     with pytest.raises(ValueError, match="widen_groups_below=16 comes too late"):
         ss.fold(folded, IMAGES, widen_groups_below=16)
+
+
+def test_tensors_from_outside_of_the_network_are_copied_into_the_graph() -> None:
+    by_default, everywhere = torch.full((4, 1, 1), 2.0), torch.full((4, 1, 1), 3.0)
+    of_somebody = nn.Parameter(torch.full((4, 1, 1), 5.0))
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1)
+
+        def forward(
+            self, images: torch.Tensor, scale: torch.Tensor = by_default, *, other: torch.Tensor = of_somebody
+        ) -> torch.Tensor:
+            features: torch.Tensor = self.conv(images)
+            return features * scale * other * everywhere
+
+    images = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    folded = ss.fold(Scaled(), images)
+    assert not ss.fold_report(folded).untraced_reason
+    before = folded(images)
+    for tensor in (by_default, everywhere, of_somebody.data):
+        tensor.zero_()
+    torch.testing.assert_close(folded(images), before, rtol=0, atol=0)

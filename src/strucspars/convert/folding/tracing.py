@@ -4,7 +4,7 @@ import copy
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import torch
@@ -94,7 +94,9 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     tracer = _Tracer()
     # The root is always opened: a single layer would fall apart into functions.
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
+    attributes = set(vars(root))
     graph = tracer.trace(root, _fixed_arguments(root, arguments))
+    _copy_constants_(root, vars(root).keys() - attributes)
     num_by_position = _num_by_position(root)
     _settle_inputs_(graph, num_given=min(len(arguments), num_by_position), num_by_position=num_by_position)
     graph_module = FoldedGraph(root, graph, type(model).__name__)
@@ -128,6 +130,14 @@ def _fixed_arguments(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, 
         if value is None or isinstance(value, bool | int | float | str):
             fixed[parameter.name] = value
     return fixed or None
+
+
+def _copy_constants_(root: nn.Module, names: Set[str]) -> None:
+    """Part the tensors that the tracer has found outside of the network, and kept in it, from where they were found."""
+    for name in names:
+        constant = getattr(root, name)
+        if isinstance(constant, torch.Tensor):
+            setattr(root, name, constant.clone())
 
 
 def _num_by_position(model: nn.Module) -> int:
