@@ -171,6 +171,13 @@ def test_unless_told_images_are_read_by_no_more_processes_than_there_are_cores(
     Setting(recipe, Engine(EngineRecipe(device="cpu")))
 
 
+def test_processes_of_torchrun_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    for processes, readers in {"2": 3, "8": 1}.items():
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+        assert default_readers() == readers
+
+
 def test_another_seed_gives_other_crops(small_recipe: Recipes, tmp_path: Path) -> None:
     # Of one image alone, so that nothing but the crop can differ.
     write_image_folder(tmp_path, num_classes=1)

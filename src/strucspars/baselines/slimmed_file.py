@@ -78,7 +78,9 @@ def _read(path: Path) -> tuple[ChannelSelection, dict[str, torch.Tensor]]:
             text = (file.metadata() or {}).get(SELECTION_KEY)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}") from error
+        raise ValueError(
+            f"{path} is not a readable safetensors file, or damaged: {error}; restore it from a copy"
+        ) from error
     if text is None:
         raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")
     try:

@@ -190,7 +190,9 @@ def _read(path: Path) -> _SavedNetwork:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}") from error
+        raise ValueError(
+            f"{path} is not a readable safetensors file, or damaged: {error}; restore it from a copy"
+        ) from error
     if PLAN_KEY not in metadata:
         raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
     try:

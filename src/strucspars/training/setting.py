@@ -122,6 +122,7 @@ class Setting:
 
 
 def default_readers() -> int:
-    """One process per core that this one may use, as PyTorch warns of more, and no more than `MOST_READERS`."""
+    """One process per core that this one may use, its share of them under torchrun, and no more than `MOST_READERS`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_READERS, cores)
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return min(MOST_READERS, max(1, cores // local_processes))
