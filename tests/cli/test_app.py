@@ -37,6 +37,10 @@ def test_every_command_has_help_with_examples(command: str) -> None:
     assert "\x1b" not in outcome.stdout
 
 
+def test_the_help_of_eval_names_only_what_eval_can_change() -> None:
+    assert "stage1" not in CliRunner().invoke(app, ["eval", "--help"]).stdout
+
+
 def test_without_a_command_the_help_is_shown(call: Any) -> None:
     said = call()
     assert said.status == 0

@@ -46,8 +46,9 @@ def test_images_are_resized_to_8_sevenths_of_the_crop(tmp_path: Path, image_size
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_cifar_is_looked_for_under_the_root(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FileNotFoundError, match=f"no {name.upper()} data under {tmp_path}"):
+    with pytest.raises(FileNotFoundError, match=f"no {name.upper()} data under {tmp_path}") as caught:
         load_data(name, tmp_path)
+    assert str(caught.value).endswith("or on the command line, download=True in Python)")
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

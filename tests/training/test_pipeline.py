@@ -371,7 +371,7 @@ def test_a_budget_of_operations_is_met_in_operations(small_recipe: Recipes, tmp_
         (["data.name=cifar10"], "needs a root"),
         (["model.name=small_networks:nothing"], "has no 'nothing'"),
         (["sparsify.target=0.99"], "target"),
-        (["finetune.teacher=/nowhere"], "is not the folder of a finished run"),
+        (["finetune.teacher=/nowhere"], "is not the folder of a finished run; train the teacher first"),
     ],
 )
 def test_what_cannot_work_is_refused_before_it_is_trained(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Debug, Json, Overrides, examples
+from strucspars.cli.options import Debug, Json, examples
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -16,7 +16,12 @@ EXAMPLES = examples(
 
 def evaluate(
     folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="The folder of a finished run.")],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Changes to the recipe, such as engine.device=cpu.", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

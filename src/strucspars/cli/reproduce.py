@@ -32,7 +32,7 @@ def reproduce(
         Table,
         typer.Argument(
             help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage; "
-            "variants: other ways to train two of the networks, which the paper does not have."
+            "variants: other ways to train networks on CIFAR-10, which the paper does not have."
         ),
     ],
     overrides: Overrides = None,

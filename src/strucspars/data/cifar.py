@@ -127,8 +127,8 @@ def _places_searched(root: Path, layout: CifarLayout) -> str:
         state = f"lacks {', '.join(missing)}" if folder.is_dir() else "no such folder"
         lines.append(f"  the folder {folder}: {state}")
     lines.append(f"  the archive {root / layout.archive}: no such file")
-    lines.append(f"Put {layout.archive} there, unpacked or not, or ask for a download")
-    lines.append("(data.download=true in a recipe or on the command line, download=True in Python).")
+    download = "data.download=true in a recipe or on the command line, download=True in Python"
+    lines.append(f"put {layout.archive} there, unpacked or not, or ask for a download ({download})")
     return "\n".join(lines)
 
 

@@ -97,7 +97,10 @@ class Setting:
             return None
         folder = RunFolder(Path(options.teacher).expanduser())
         if not all(path.is_file() for path in (folder.model_path, folder.recipe_path, folder.summary_json_path)):
-            raise ValueError(f"finetune.teacher: {folder.path} is not the folder of a finished run")
+            raise ValueError(
+                f"finetune.teacher: {folder.path} is not the folder of a finished run; train the teacher first, "
+                "or name the folder of one"
+            )
         recipe = read_recipe(folder.recipe_path)
         if recipe.kind == "slimming":
             raise ValueError(f"finetune.teacher: {folder.path} is a run of kind slimming; name a dense one")
