@@ -102,6 +102,15 @@ def test_small_savings_count_beside_a_heavy_connection(weight: float) -> None:
     assert connection_cost(importance, group_penalty(2), end.out_perm, end.in_perm) < 0.97 * start_cost
 
 
+def test_a_heavy_row_that_stays_does_not_hide_the_savings_of_others() -> None:
+    importance = np.random.default_rng(0).random((32, 32))
+    heavy = importance.copy()
+    heavy[3, :20] = 1e17  # more columns than one half holds: wherever they are, some lie outside
+    end = from_identity(heavy, 1, assign_by_group_cycles)
+    start_cost = connection_cost(importance, group_penalty(1), np.arange(32), np.arange(32))
+    assert connection_cost(importance, group_penalty(1), end.out_perm, end.in_perm) < 0.97 * start_cost
+
+
 def test_the_callers_orders_are_left_alone() -> None:
     out_perm, in_perm = np.arange(8), np.arange(8)
     alternate(

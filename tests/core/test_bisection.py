@@ -3,7 +3,14 @@ from itertools import combinations
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
-from strucspars.core.bisection import PRESENT_ORDER, BisectionEffort, Float32Array, _mean_field_gains, bisect_blocks
+from strucspars.core.bisection import (
+    FROZEN,
+    PRESENT_ORDER,
+    BisectionEffort,
+    Float32Array,
+    _mean_field_gains,
+    bisect_blocks,
+)
 from strucspars.core.criterion import kept_norm_by_level
 
 EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 10), rounded_steps=3)
@@ -113,3 +120,11 @@ def test_the_gains_bring_the_scores_of_wide_and_tall_blocks_to_order_one() -> No
         row_scores, column_scores = noise[0] @ signs[1] * row_gain[0, 0], signs[0] @ noise[0] * column_gain[0, 0]
         assert 0.1 < row_scores.std() < 1
         assert 0.1 < column_scores.std() < 1
+
+
+def test_every_fourth_start_is_frozen() -> None:
+    noise = np.random.default_rng(0).standard_normal((2, 8, 8), dtype=np.float32)
+    for gain in _mean_field_gains(noise, starts=9):
+        colder = np.ones((2, 9, 1))
+        colder[:, [3, 7]] = FROZEN
+        assert_allclose(gain / gain[:, :1], colder, rtol=1e-6)

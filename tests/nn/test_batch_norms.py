@@ -4,7 +4,7 @@ from timm.layers.norm_act import BatchNormAct2d, FrozenBatchNormAct2d
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from strucspars.nn.batch_norms import is_batch_norm, is_frozen_batch_norm
+from strucspars.nn.batch_norms import after_the_norm, is_batch_norm, is_frozen_batch_norm
 
 
 class WithActivation(FrozenBatchNorm2d):  # type: ignore[misc]  # torchvision has no types
@@ -33,3 +33,16 @@ def test_batch_norms_of_all_libraries_are_known(norm: nn.Module) -> None:
 @pytest.mark.parametrize("module", [nn.LayerNorm(4), nn.InstanceNorm2d(4), nn.Conv2d(4, 4, 1)])
 def test_other_modules_are_no_batch_norms(module: nn.Module) -> None:
     assert not is_batch_norm(module)
+
+
+def test_what_follows_a_frozen_norm_is_called_in_the_order_of_its_library() -> None:
+    norm = FrozenBatchNormAct2d(4, act_layer=nn.Tanh, drop_layer=nn.Dropout)
+    # The two orders differ: dropout doubles what it lets through, before or after the tanh.
+    features = torch.randn(2, 4, 3, 3)
+    torch.manual_seed(0)
+    expected = norm(features)
+    torch.manual_seed(0)
+    for module in after_the_norm(norm).values():
+        features = module(features)
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-4)
+    assert after_the_norm(FrozenBatchNorm2d(4)) == {}

@@ -19,6 +19,9 @@ from strucspars.nn.shuffled import (
     check_plain_weights,
     dense_shape,
     group_module_,
+    groups_of_weight,
+    like_memory_format,
+    select_channels,
 )
 
 LAYERS_AND_INPUTS = [
@@ -178,6 +181,19 @@ def test_shuffles_keep_channels_last(layer: nn.Module, shape: tuple[int, ...], l
     assert torch.allclose(last, plain, atol=1e-5)
 
 
+def test_plain_features_of_one_pixel_stay_plain() -> None:
+    # These are channels last too, by their values in memory: were they marked so, layers after them would go on in it.
+    features = torch.randn(2, 4, 1, 1)
+    shuffled = select_channels(features, -3, torch.tensor([2, 0, 3, 1]))
+    assert shuffled.stride() == features.stride()
+
+
+def test_a_wider_weight_made_from_one_of_single_inputs_is_laid_out_plainly() -> None:
+    # Where narrow groups are merged: with one input per group a plain weight is channels last too.
+    weight = like_memory_format(torch.randn(8, 4, 3, 3), torch.randn(8, 1, 3, 3))
+    assert weight.is_contiguous()
+
+
 def test_a_grouped_volume_convolution_keeps_channels_last() -> None:
     layout = torch.channels_last_3d
     model = nn.Sequential(nn.Conv3d(8, 8, 3)).to(memory_format=layout)
@@ -207,3 +223,8 @@ def test_a_bias_that_is_recomputed_is_refused_with_the_layers_name() -> None:
     with pytest.raises(ValueError, match=r"layer '1' has no plain bias: .*; remove that"):
         check_plain_weights(pruned)
     check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1, groups=2, bias=False)))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # there is nothing to initialise, as is meant
+def test_a_linear_layer_without_inputs_is_one_group() -> None:
+    assert groups_of_weight(nn.Linear(0, 4)) == 1

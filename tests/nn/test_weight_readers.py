@@ -67,6 +67,11 @@ class ReadsByAnotherName(Network):
         return linear(input, this.layer.weight)
 
 
+class ReadsOfAnother(Network):
+    def forward(self, input: torch.Tensor, other: Network) -> torch.Tensor:
+        return linear(input, other.layer.weight)
+
+
 class ReadsTheBias(Network):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.layer(input)
@@ -94,6 +99,7 @@ class Asks(Network):
         (ReadsByInheritance, ["layer"]),
         (ReadsByAnotherName, ["layer"]),
         (ReadsTheBias, ["layer"]),
+        (ReadsOfAnother, []),
         (ReadsWhatIsMissing, []),
         (Asks, []),
         (type("Made", (Network,), {"forward": eval("lambda self, input: input @ self.layer.weight")}), []),

@@ -142,6 +142,25 @@ def test_churn_is_the_share_of_channels_on_both_sides_that_change_their_group_of
         assert churn(layer, before, after) == moved / 16
 
 
+def test_the_churn_of_a_report_is_counted_in_the_groups_after_its_new_level() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 16, 1, bias=False))
+    sparsifier = ss.Sparsifier(model, CONFIG)
+    before = orders(sparsifier)["0"]
+    half_of = torch.arange(16) % 2
+    with torch.no_grad():
+        model.get_parameter("0.weight").mul_((half_of[:, None] == half_of)[..., None, None])
+    (layer,) = sparsifier.end_epoch().layers
+    after = orders(sparsifier)["0"]
+    assert layer.group_level == 2
+
+    def moved(groups: int) -> float:
+        places = [np.argsort(side) * groups // 16 for side in (*before, *after)]
+        return float(np.mean([places[0] != places[2], places[1] != places[3]]))
+
+    assert layer.churn == moved(4) != moved(2)
+
+
 @pytest.mark.parametrize("budget", ["params", "macs"])
 def test_both_removed_fractions_are_those_of_the_converted_model(budget: Budget) -> None:
     model, images = network(), torch.randn(1, 3, 8, 8)

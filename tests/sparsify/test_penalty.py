@@ -11,7 +11,7 @@ from torch_warnings import COMPILER_WARNS
 from strucspars.core.importance import Norm
 from strucspars.sparsify.penalty import StructuredPenalty
 
-SHAPES = ((4, 6, 3, 3), (8, 4, 1, 1), (6, 2))
+SHAPES = ((4, 6, 3, 3), (8, 4, 1, 1), (6, 2), (2, 4, 3))
 
 
 def weights_and_penalty(
@@ -51,6 +51,16 @@ def test_value_and_gradient_are_those_of_the_weighted_norm(memory_format: torch.
     for gradient, weight, strength in zip(gradients, weights, strengths, strict=True):
         torch.testing.assert_close(gradient, 3 * weight.detach().sign() * strength)
         assert gradient.dim() != 4 or gradient.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_strengths_lie_in_memory_as_the_weights_do(memory_format: torch.memory_format) -> None:
+    # The fused kernels fall back to one by one where they do not.
+    weights, penalty, _ = weights_and_penalty(memory_format=memory_format)
+    (bucket,) = penalty._buckets
+    strides = [weight.stride() for weight in weights]
+    assert [strength.stride() for strength in bucket.strengths] == strides
+    assert [weight_copy.stride() for weight_copy in bucket.copies] == strides
 
 
 @pytest.mark.parametrize("duplicated", [copy.deepcopy, lambda penalty: pickle.loads(pickle.dumps(penalty))])

@@ -79,6 +79,12 @@ def test_little_that_is_left_out_is_not_mentioned() -> None:
         ss.one_shot_plan(model, 0.99)
 
 
+def test_a_type_that_would_add_little_is_not_offered() -> None:
+    model = nn.Sequential(*(nn.Conv2d(32, 32, 3, bias=False) for _ in range(2)), nn.Linear(8, 8))
+    with pytest.raises(ValueError, match=r"of all params, 50 % \(excluded\) are left out$"):
+        ss.one_shot_plan(model, 0.9, rules=ss.LayerRules(exclude=("1",)))
+
+
 def test_a_network_of_zeros_has_no_norm_to_lose(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False))
     nn.init.zeros_(model.get_parameter("0.weight"))

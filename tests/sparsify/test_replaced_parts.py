@@ -196,3 +196,22 @@ def test_a_layer_whose_place_another_block_of_the_model_has_taken_is_named() -> 
     model.spare, model.rest = model.rest, model.first
     with pytest.raises(ValueError, match=r"layer 'rest\.0' has been replaced in the model"):
         sparsifier.penalty()
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_layers_of_one_name_in_several_blocks_are_all_looked_after(block: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 1)) for _ in range(2)))
+    sparsifier = sparsifier_with_penalty(model)
+    model.get_submodule(f"{block}").add_module("0", nn.Conv2d(8, 8, 1))
+    with pytest.raises(ValueError, match=rf"layer '{block}\.0' has been replaced in the model"):
+        sparsifier.penalty()
+
+
+def test_a_wrapper_is_followed_once_and_not_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    model.add_module("first", nn.DataParallel(model.first))
+    sparsifier.penalty()
+    monkeypatch.setattr(sparsifier._places, "_follow", None)
+    sparsifier.regularize_()

@@ -134,3 +134,11 @@ def test_a_level_that_was_fixed_is_another_rule_than_the_same_level_as_a_limit()
     limited = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(largest_levels={"2": 3}))
     with pytest.raises(ValueError, match="layer '2': the state was saved with other rules"):
         limited.load_state_dict(fixed.state_dict())
+
+
+def test_every_number_of_the_controller_comes_back() -> None:
+    # A fresh network removes nothing, so training alone leaves the fraction at its default.
+    sparsifier = ss.Sparsifier(network(), CONFIG)
+    controller = {"epoch": 3, "lambda_value": 2e-3, "removed_fraction": 0.3}
+    sparsifier.load_state_dict(saved(sparsifier.state_dict() | {"controller": controller}))
+    assert sparsifier.state_dict()["controller"] == controller
