@@ -9,3 +9,6 @@ SCRIPTING_WARNS = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated
 COMPILER_WARNS = pytest.mark.filterwarnings(
     "ignore:.*script_method:DeprecationWarning", "ignore:.*should not be instantiated:DeprecationWarning"
 )
+
+# It draws nothing for layers without inputs or outputs, which is what tests of these layers are about.
+EMPTY_LAYERS_WARN = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

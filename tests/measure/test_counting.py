@@ -8,6 +8,7 @@ import torchvision
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.flop_counter import FlopCounterMode
+from torch_warnings import EMPTY_LAYERS_WARN
 
 from strucspars.convert.folding.fold import fold
 from strucspars.core.plan import GroupingPlan, LayerPlan
@@ -231,7 +232,7 @@ def test_counting_does_not_call_what_a_network_does_when_its_mode_changes(traini
     assert {module.training for module in model.modules()} == {training}
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # that is what the test is about
+@EMPTY_LAYERS_WARN
 def test_a_classifier_without_classes_costs_nothing() -> None:
     model = torchvision_model("mobilenet_v2", num_classes=0)
     assert count_macs(model, torch.zeros(1, 3, 32, 32)).layers["classifier.1"] == LayerCount(params=0, macs=0)

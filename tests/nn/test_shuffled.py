@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
-from torch_warnings import SCRIPTING_WARNS
+from torch_warnings import EMPTY_LAYERS_WARN, SCRIPTING_WARNS
 
 import strucspars as ss
 from strucspars.nn.grouped_weights import dense_weight, grouped_weight, kept_connections
@@ -225,6 +225,6 @@ def test_a_bias_that_is_recomputed_is_refused_with_the_layers_name() -> None:
     check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1, groups=2, bias=False)))
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # there is nothing to initialise, as is meant
+@EMPTY_LAYERS_WARN
 def test_a_linear_layer_without_inputs_is_one_group() -> None:
     assert groups_of_weight(nn.Linear(0, 4)) == 1

@@ -61,7 +61,7 @@ class Demonstration:
         following = (
             "What to try next:\n"
             f"  strucspars summary {self.compressed_path}  # layer by layer\n"
-            f"  strucspars bench {self.compressed_path}  # its speed here; networks as small as this one gain little\n"
+            f"  strucspars bench {self.compressed_path}  # its speed here; one as small as this gains none\n"
             "  strucspars run demo sparsify.target=0.7 --out runs/demo-70  # remove more\n"
             "  strucspars run cifar10-resnet20-40 data.root=~/cifar10  # a row of the paper"
         )
