@@ -94,6 +94,14 @@ def test_captured_epochs_equal_plain_ones(
     assert_close_runs(tmp_path / "true", tmp_path / "false", compressed_rel=1e-3 if "kind=dense" in options else 0.05)
 
 
+def test_captured_epochs_with_a_teacher_equal_plain_ones(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*GPU, "kind=dense"), tmp_path / "teacher")
+    taught = (f"finetune.teacher={tmp_path / 'teacher'}", "finetune.form=masked", "finetune.distill_weight=0.9")
+    for allowed in ("true", "false"):
+        run_pipeline(small_recipe(*GPU, *taught, f"engine.cuda_graph={allowed}"), tmp_path / allowed)
+    assert_close_runs(tmp_path / "true", tmp_path / "false", compressed_rel=0.05)
+
+
 @pytest.mark.parametrize("option", ["engine.cuda_graph=true", "engine.cuda_graph=false", "engine.precision=16"])
 @pytest.mark.parametrize("questions", [7, 22 + 9, 2 * 23 + 5, 3 * 23 + 20])
 def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_to_the_same_end(

@@ -223,7 +223,7 @@ def test_the_momentum_of_the_steps_is_that_of_the_recipe(momentum: float) -> Non
     for seed in range(3):
         images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(seed))
         labels = torch.tensor([0, 1, 2, 1])
-        step(images, labels)
+        step(images, labels, None)
         optimizer.zero_grad()
         torch.autograd.backward(functional.cross_entropy(reference(images), labels))
         optimizer.step()

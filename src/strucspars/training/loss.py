@@ -15,12 +15,15 @@ class Distillation:
     weight: float
     temperature: float
 
-    def loss(self, scores: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-        """Divergence of the softened predictions, scaled so that its gradient does not depend on the temperature."""
-        with torch.no_grad():
-            target = functional.log_softmax(self.teacher(images).float() / self.temperature, dim=1)
+    @torch.no_grad()
+    def targets(self, images: torch.Tensor) -> torch.Tensor:
+        """The teacher's softened predictions, as logarithms of probabilities `(B, classes)`."""
+        return functional.log_softmax(self.teacher(images).float() / self.temperature, dim=1)
+
+    def loss(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Divergence from the targets, scaled so that its gradient does not depend on the temperature."""
         softened = functional.log_softmax(scores.float() / self.temperature, dim=1)
-        divergence = functional.kl_div(softened, target, reduction="batchmean", log_target=True)
+        divergence = functional.kl_div(softened, targets, reduction="batchmean", log_target=True)
         return divergence * self.temperature**2
 
 
@@ -31,10 +34,11 @@ class StageLoss:
     label_smoothing: float = 0.0
     distillation: Distillation | None = None
 
-    def __call__(self, scores: torch.Tensor, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean loss over the batch."""
+    def __call__(self, scores: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
+        """Mean loss over the batch; `targets` are the teacher's for its images, None without one."""
         loss = functional.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)
         if self.distillation is None:
             return loss
+        assert targets is not None, "a teacher's targets belong to its loss"
         weight = self.distillation.weight
-        return (1 - weight) * loss + weight * self.distillation.loss(scores, images)
+        return (1 - weight) * loss + weight * self.distillation.loss(scores, targets)

@@ -26,6 +26,8 @@ MAX_STEPS_AHEAD = 64
 # Runs in several threads share the random state of the process and of the device. Whoever captures a graph, draws
 # weights, seeds the generator or sets its state aside for a while does so alone.
 CAPTURE_LOCK = threading.Lock()
+# A teacher is asked about this many images at a time where they are all there: small batches leave a GPU idle.
+IMAGES_PER_QUESTION = 2048
 
 
 class TrainingStep:
@@ -47,13 +49,20 @@ class TrainingStep:
         self._forward = engine.trainable(self._cast or model)
         self._fabric_optimizer = engine.prepared(self.optimizer)
 
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """One step on one batch."""
+    def targets(self, images: torch.Tensor) -> torch.Tensor | None:
+        """What the teacher says of images, computed in the precision of training; None without one."""
+        if self._loss.distillation is None:
+            return None
+        with self._engine.with_precision():
+            return self._loss.distillation.targets(images)
+
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None) -> None:
+        """One step on one batch, with the teacher's `targets` for it if there is one."""
         self.optimizer.zero_grad(set_to_none=True)
         scores = self._forward(images)
-        # A teacher computes in the same precision; the loss itself is in full precision all the same.
+        # The loss itself is in full precision all the same.
         with self._engine.with_precision():
-            loss = self._loss(scores, images, labels)
+            loss = self._loss(scores, labels, targets)
         self._engine.backward(loss)
         if self._cast is not None:
             self._cast.collect_gradients_()
@@ -130,7 +139,7 @@ class PlainEpochs:
         done = start_step
         for batch in self._batches.epoch(epoch, start_step=start_step):
             self._step.set_rate_(rates[done])
-            self._step(batch.images, batch.labels)
+            self._step(batch.images, batch.labels, self._step.targets(batch.images))
             done += 1
             on_step(done)
             if should_stop():
@@ -153,6 +162,7 @@ class CapturedEpochs:
         for group in step.optimizer.param_groups:
             group["lr"] = self._rate
         batches.fill_(1)
+        self._targets = epoch_targets(step.targets, batches.images)
         with counters_set_aside(step.model) as self._counters:
             self._graph = captured(self._whole_step, lambda: [*step.tensors(), self._place])
 
@@ -167,6 +177,10 @@ class CapturedEpochs:
     ) -> int:
         """Replay the steps of an epoch."""
         self._batches.fill_(epoch)
+        targets = epoch_targets(self._step.targets, self._batches.images)
+        if targets is not None:
+            assert self._targets is not None, "the step has had a teacher from the beginning"
+            self._targets.copy_(targets)
         self._rates.copy_(torch.tensor(rates))
         self._place.fill_(start_step)
         done = self._replayed(start_step, should_stop, on_step)
@@ -189,9 +203,25 @@ class CapturedEpochs:
         self._images.copy_(batches.images.index_select(0, self._place)[0])
         self._labels.copy_(batches.labels.index_select(0, self._place)[0])
         self._rate.copy_(self._rates.index_select(0, self._place)[0])
-        self._step(self._images, self._labels)
+        targets = None if self._targets is None else self._targets.index_select(0, self._place)[0]
+        self._step(self._images, self._labels, targets)
         # Around: the warm-up may take more steps than a small epoch has.
         self._place.add_(1).remainder_(batches.steps)
+
+
+def epoch_targets(targets: Callable[[torch.Tensor], torch.Tensor | None], images: torch.Tensor) -> torch.Tensor | None:
+    """A teacher's targets `(steps, B, classes)` for an epoch of images `(steps, B, C, H, W)`; None without a teacher.
+
+    In evaluation mode images do not influence each other, so they need not be asked about batch by batch.
+    """
+    steps, batch_size = images.shape[:2]
+    answers = []
+    for batches in torch.split(images, max(1, IMAGES_PER_QUESTION // batch_size)):
+        answer = targets(batches.flatten(0, 1))
+        if answer is None:
+            return None
+        answers.append(answer)
+    return torch.cat(answers).view(steps, batch_size, -1)
 
 
 class Pace:
