@@ -256,6 +256,20 @@ def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
     assert {rate for rate, goal in inference_page.GOALS.items() if reached[rate] >= goal} == set(inference_page.GOALS)
 
 
+def test_a_run_that_waits_can_go_on_from_its_parts(tmp_path: Path) -> None:
+    waiting = [path for path in (ROOT / "results" / "unfinished").iterdir() if path.is_dir()]
+    assert waiting, "with the last of them the folder goes, and this test"
+    for path in waiting:
+        assert_small_and_nowhere(path)
+        folder = RunFolder(tmp_path / path.name)
+        folder.checkpoints.mkdir(parents=True)
+        parts = sorted((path / "checkpoints").glob("last.pt.part-*"))
+        (folder.checkpoints / "last.pt").write_bytes(b"".join(part.read_bytes() for part in parts))
+        checkpoint = folder.load_checkpoint()
+        assert checkpoint is not None
+        assert checkpoint["metrics_rows"] == len(read_metrics(RunFolder(path)))
+
+
 def finished_run(path: Path) -> Recipe:
     """The files of a run, by name alone."""
     recipe = Recipe(
