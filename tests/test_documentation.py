@@ -3,9 +3,14 @@
 import contextlib
 import io
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import recipe_options_page
+
+from strucspars.training.recipe_reading import read_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,3 +60,17 @@ def test_every_decision_named_in_the_code_exists() -> None:
     for source in (ROOT / "src").rglob("*.py"):
         for name in re.findall(r"docs/decisions/[\w-]+\.md", source.read_text()):
             assert (ROOT / name).exists(), f"{source.name} names {name}"
+
+
+def test_the_page_of_recipe_options_is_that_of_the_code() -> None:
+    assert recipe_options_page.PAGE.read_text() == recipe_options_page.page()
+
+
+def test_the_file_and_the_command_on_the_page_of_recipe_options_ask_for_the_same(tmp_path: Path) -> None:
+    blocks = {block["language"]: block["text"] for block in BLOCK.finditer(recipe_options_page.PAGE.read_text())}
+    path = tmp_path / "my-recipe.yaml"
+    path.write_text(blocks["yaml"])
+    _, _, source, *overrides = shlex.split(blocks["bash"])
+    by_command, by_file = read_recipe(source, overrides), read_recipe(path)
+    assert by_file != read_recipe(source)
+    assert by_file == replace(by_command, name="my-recipe")

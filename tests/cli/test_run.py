@@ -64,6 +64,15 @@ def test_a_finished_folder_does_not_take_another_recipe(call: Any, tiny: tuple[s
     assert "target: 0.3" in said.err
 
 
+def test_options_are_listed_without_a_recipe_and_nothing_runs(call: Any) -> None:
+    said = call("run", "--options")
+    assert (said.status, said.err) == (0, "")
+    for part in ("  seed=0    a whole number\n", "  stage1.lr=0.1, stage2.lr=0.1    ", "      learning rate, at"):
+        assert part in said.out
+    assert max(map(len, said.out.splitlines())) <= 120
+    assert not Path("runs").exists()
+
+
 def test_json_is_alone_on_the_standard_output(call: Any, tiny: tuple[str, ...]) -> None:
     said = call("run", "demo", *tiny, "--json")
     (run,) = json.loads(said.out)["runs"]

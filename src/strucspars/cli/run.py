@@ -14,6 +14,7 @@ EXAMPLES = examples(
     "strucspars run cifar10-resnet56-60 data.root=~/cifar10 --seeds 0,1,2 --jobs 3",
     "strucspars run my-recipe.yaml sparsify.target=0.7 --export onnx --out runs/seventy",
     "strucspars run my-recipe.yaml model.weights=trained.pth stage1.epochs=0 stage2.epochs=40",
+    "strucspars run --options",
     "torchrun --nproc-per-node 2 -m strucspars run imagenet-resnet50-65 data.root=/imagenet",
 )
 
@@ -22,6 +23,14 @@ def _recipe_names(incomplete: str) -> list[str]:
     from strucspars.training.recipe_reading import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
+
+
+def _show_options(wanted: bool) -> None:
+    if wanted:
+        from strucspars.cli.option_list import option_list
+
+        print(option_list())
+        raise typer.Exit
 
 
 def run(
@@ -43,6 +52,12 @@ def run(
         FileFormat | None,
         typer.Option(help="Export the finished network, into the run folder.", show_default=False),
     ] = None,
+    options: Annotated[
+        bool,
+        typer.Option(
+            "--options", callback=_show_options, is_eager=True, help="Show what KEY=VALUE can change and exit."
+        ),
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -20,9 +20,10 @@ class SparsifyConfig:
         epochs: how many times `end_epoch` will be called.
         budget: what the target counts, `"params"` or `"macs"`.
         min_kept_norm: share of a layer's norm that its groups must keep while training (p in the paper).
-        decay: ratio of the penalties of successive halvings.
+        decay: ratio of the penalties of successive halvings of the channels, in (0, 1].
         norm: `"l1"` as in the paper, or `"l2"` over each kernel.
-        lambda_step: change of lambda per epoch; None scales the paper's 2e-6 to `epochs`, `steps_per_epoch` and `lr`.
+        lambda_step: change of lambda, the strength of the penalty, per epoch; None scales the paper's 2e-6 to the
+            epochs, their steps and the learning rate.
         steps_per_epoch: optimizer steps per epoch.
         lr: learning rate of the sparse training.
         lambda_warmup_epochs: epochs before lambda may rise.

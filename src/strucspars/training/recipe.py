@@ -53,8 +53,9 @@ class ModelRecipe:
     """Which network.
 
     Attributes:
-        name: `preact-resnet20`, `cifar-resnet56`, a torchvision name, `timm:NAME` or `package.module:function`.
-        weights: where the first stage starts: a torchvision weights name such as `DEFAULT`, or a checkpoint file;
+        name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision name, `timm:NAME`, or
+            `package.module:function`, which is called with `num_classes`.
+        weights: where training starts: a torchvision weights name such as `DEFAULT`, or a checkpoint file;
             None for fresh weights.
     """
 
@@ -108,14 +109,16 @@ class StageRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class SparsifyRecipe:
-    """The method's own options; see `SparsifyConfig` for their meaning.
+    """The method's own options, for kind `strucspars`.
 
     Attributes:
-        target, budget, min_kept_norm, decay, norm, lambda_step, lambda_warmup_epochs, min_channels_per_group, solver:
+        target, budget, min_kept_norm, decay, norm, lambda_step, lambda_warmup_epochs, min_channels_per_group:
             as in `SparsifyConfig`.
-        include: patterns of the layers that may be grouped.
-        exclude: patterns of those that may not.
-        layer_types: which layers these are: `Conv2d`, `Conv1d`, `Conv3d`, `Linear`.
+        solver: how the channel orders are found: `fast`, better and faster than the others; `paper`, the paper's
+            alternation; or `paper-pot`, the same by the package POT, as in the authors' code.
+        include: only layers whose name matches one of these patterns, such as `layer1.*`, may be grouped.
+        exclude: no layer whose name matches one of these patterns is grouped.
+        layer_types: types of layers that may be grouped: `Conv2d`, `Conv1d`, `Conv3d`, `Linear`.
         from_run: folder of a run whose finished first stage is taken over instead of training one.
     """
 
@@ -181,7 +184,7 @@ class SparsifyRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class SlimmingRecipe:
-    """The baseline of Liu et al. (2017).
+    """The baseline of Liu et al. (2017), for kind `slimming`.
 
     Attributes:
         target: fraction of all the network's parameters to remove.
@@ -210,9 +213,9 @@ class FinetuneRecipe:
             the learned (`from-scratch`) or other orders.
         recalibrate_bn: recompute the batch-norm statistics of the compressed network before it is evaluated and
             finetuned; of a slimmed one, for the evaluation only.
-        teacher: folder of a finished dense run to distil from.
+        teacher: folder of a finished dense run to distil from; None for none.
         distill_weight: share of the teacher in the loss.
-        distill_temperature: softens both predictions.
+        distill_temperature: the higher, the softer are both predictions.
     """
 
     form: Form = "auto"
@@ -234,12 +237,12 @@ class FinetuneRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRecipe:
-    """How it is computed. Off here means the paper's protocol.
+    """How it is computed, by default in full precision, as in the paper.
 
     Attributes:
-        device: `cuda` where there is one, by `auto`.
-        precision: `32`, `bf16` or `16` (mixed).
-        channels_last: memory layout of images and weights.
+        device: `auto` is `cuda` where there is a GPU, else `cpu`.
+        precision: `bf16` and `16` are mixed precision, with weights that stay in 32 bits; `16` needs a GPU.
+        channels_last: keep the channels of images and weights side by side in memory.
         compile: torch.compile the network.
         cuda_graph: capture the whole step where that is possible: one GPU, data in its memory.
         solver_workers: processes that learn the channel orders; None for some on a GPU, none on a CPU.
@@ -269,14 +272,14 @@ def _second_stage() -> StageRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole run.
+    """A whole run, with options for each of its parts.
 
     Attributes:
-        name: what to call it.
+        name: what to call it; a YAML file that does not say has its own name.
         kind: `strucspars`; or a baseline, `dense` (second stage only) or `slimming`.
         seed: of everything random.
         protocol: `original` has the two warm-ups that the authors' code has, `paper-text` has none.
-        data, model, sparsify, slimming, finetune, engine: see there.
+        data, model, sparsify, slimming, finetune, engine: the options of one part each.
         stage1: training with the penalty; without an epoch, trained weights are grouped as they are, one-shot.
         stage2: finetuning; for a dense network, its training.
 

@@ -237,7 +237,7 @@ def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) 
         try:
             yield path, _Given(_converted(value, hint), origin)
         except TypeError as error:
-            raise ValueError(f"{origin}: {path} must be {_allowed(hint)}, got {_SHORT.repr(value)}") from error
+            raise ValueError(f"{origin}: {path} must be {allowed_values(hint)}, got {_SHORT.repr(value)}") from error
 
 
 def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
@@ -287,11 +287,15 @@ def _finite(value: float | str) -> float:
     return number
 
 
-def _allowed(hint: Any) -> str:
-    """What a value may be, in words."""
+def allowed_values(hint: Any) -> str:
+    """What a value of this type may be, in words.
+
+    >>> allowed_values(float | None)
+    'a finite number or null'
+    """
     kind, arguments = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
-        return " or ".join("null" if argument is NoneType else _allowed(argument) for argument in arguments)
+        return " or ".join("null" if argument is NoneType else allowed_values(argument) for argument in arguments)
     if kind is Literal:
         return f"one of {', '.join(arguments)}"
     if kind is tuple:
