@@ -6,7 +6,7 @@ from strucspars.training.engine import Engine
 from strucspars.training.loss import Distillation, StageLoss
 from strucspars.training.recipe import EngineRecipe, StageRecipe
 from strucspars.training.rules import PlainRule
-from strucspars.training.steps import IMAGES_PER_QUESTION, TrainingStep, epoch_targets
+from strucspars.training.steps import BATCHES_PER_QUESTION, TrainingStep, epoch_targets
 
 
 def network() -> nn.Module:
@@ -21,10 +21,8 @@ def training_step(loss: StageLoss) -> TrainingStep:
     return TrainingStep(Engine(EngineRecipe(device="cpu")), network(), StageRecipe(epochs=1), loss, PlainRule())
 
 
-@pytest.mark.parametrize(
-    ("steps", "batch_size"),
-    [(1, 2), (3, IMAGES_PER_QUESTION // 2), (2, IMAGES_PER_QUESTION + 1), (2 * IMAGES_PER_QUESTION // 7 + 3, 7)],
-)
+@pytest.mark.parametrize("steps", [1, BATCHES_PER_QUESTION, 2 * BATCHES_PER_QUESTION + 1])
+@pytest.mark.parametrize("batch_size", [2, 7])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_the_targets_of_an_epoch_are_those_of_its_batches(
     steps: int, batch_size: int, memory_format: torch.memory_format

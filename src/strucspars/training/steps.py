@@ -26,8 +26,9 @@ MAX_STEPS_AHEAD = 64
 # Runs in several threads share the random state of the process and of the device. Whoever captures a graph, draws
 # weights, seeds the generator or sets its state aside for a while does so alone.
 CAPTURE_LOCK = threading.Lock()
-# A teacher is asked about this many images at a time where they are all there: small batches leave a GPU idle.
-IMAGES_PER_QUESTION = 2048
+# A teacher is asked about this many batches at a time where they are all there: one at a time leaves a GPU idle. It
+# keeps no activations, so these take no more memory than a training step of one batch through some dozens of layers.
+BATCHES_PER_QUESTION = 16
 
 
 class TrainingStep:
@@ -216,7 +217,7 @@ def epoch_targets(targets: Callable[[torch.Tensor], torch.Tensor | None], images
     """
     steps, batch_size = images.shape[:2]
     answers = []
-    for batches in torch.split(images, max(1, IMAGES_PER_QUESTION // batch_size)):
+    for batches in torch.split(images, BATCHES_PER_QUESTION):
         answer = targets(batches.flatten(0, 1))
         if answer is None:
             return None
