@@ -21,7 +21,7 @@ from strucspars.training.compression import masked_form, recalibrate_
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Evaluation
 from strucspars.training.outcome import read_summary
-from strucspars.training.pipeline import SPARSIFIED
+from strucspars.training.preparation import SPARSIFIED
 from strucspars.training.recipe import EngineRecipe
 from strucspars.training.recipe_reading import read_recipe
 from strucspars.training.setting import Setting

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strucspars.runs import lock
-from strucspars.runs.lock import RunFolderBusy, folder_lock
+from strucspars.runs.lock import RunFolderBusy, folder_lock, was_locked
 
 HOLDER = """
 import fcntl, os, sys
@@ -121,3 +121,21 @@ def test_a_folder_in_the_place_of_the_lock_file_is_named(tmp_path: Path) -> None
     (tmp_path / ".lock").mkdir()
     with pytest.raises(IsADirectoryError, match=r"its \.lock is a folder; delete that"):
         folder_lock(tmp_path).__enter__()
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_who_must_be_first_is_refused_where_somebody_was_before(tmp_path: Path, is_held: bool) -> None:
+    assert not was_locked(tmp_path)
+    with folder_lock(tmp_path, is_first=True):
+        assert was_locked(tmp_path)
+        if is_held:
+            with pytest.raises(RunFolderBusy, match=f"has just begun a run in {tmp_path}"):
+                folder_lock(tmp_path, is_first=True).__enter__()
+    with pytest.raises(RunFolderBusy, match=f"has just begun a run in {tmp_path}"):
+        folder_lock(tmp_path, is_first=True).__enter__()
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_link_to_nowhere_in_the_place_of_the_lock_file_counts_as_one(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to("nowhere")
+    assert was_locked(tmp_path)

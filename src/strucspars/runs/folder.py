@@ -4,6 +4,7 @@ Everything that is read back is data; nothing in the folder is executed, so a fo
 """
 
 import difflib
+import errno
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from strucspars.export.whole_files import UNFINISHED
 from strucspars.runs.arrays import load_arrays, save_arrays
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.checkpoint import load_checkpoint, save_checkpoint
-from strucspars.runs.lock import LOCK_NAME, folder_lock
+from strucspars.runs.lock import LOCK_NAME, folder_lock, was_locked
 from strucspars.runs.metrics import append_row, keep_rows, read_rows
 from strucspars.runs.strict_json import parse, plain
 
@@ -34,7 +35,8 @@ _SHOWN_WIDTH = 100
 class RunFolder:
     """A run's folder, by whose methods nothing is lost whenever the process dies.
 
-    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first.
+    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. Whatever may refuse it
+    comes before: `check_usable()`, and all that only reads, leave the disk as it is.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -71,27 +73,51 @@ class RunFolder:
     def _subfolders(self) -> tuple[Path, ...]:
         return self.checkpoints, self.dynamics, self.importance, self.tensorboard
 
+    def check_usable(self) -> None:
+        """Refuse a place where no run can be, before anything is computed; writes nothing.
+
+        Raises:
+            ValueError: the path is a file, or a folder that holds something else than a run that can go on.
+            OSError: the folder cannot be made.
+        """
+        try:
+            self._check_own()
+            if not self.path.exists():
+                nearest = next(place for place in self.path.absolute().parents if place.exists())
+                if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+                    number = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+                    raise OSError(number, os.strerror(number), str(self.path))
+        except OSError as error:
+            raise self._unmakable(error) from error
+
     def create(self) -> None:
         """Make the folder and its subfolders, or take it as it is if a run lies there.
 
         Raises:
-            ValueError: the path is a file, or a folder that holds something else than a run that can go on.
-            OSError: it cannot be made.
+            ValueError, OSError: as `check_usable`.
         """
+        self.check_usable()
         try:
-            self._check_own()
             for folder in (self.path, *self._subfolders):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            where = error.filename or self.path
-            remedy = "make its parent folder writable for you or choose another path"
-            if isinstance(error, FileExistsError | NotADirectoryError):
-                remedy = "a file stands in the way; choose another path"
-            raise reworded(error, f"cannot make the run folder {where}: {error.strerror}; {remedy}") from error
+            raise self._unmakable(error) from error
 
-    def locked(self) -> AbstractContextManager[None]:
+    def _unmakable(self, error: OSError) -> OSError:
+        where = error.filename or self.path
+        remedy = "make its parent folder writable for you or choose another path"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            remedy = "a file stands in the way; choose another path"
+        return reworded(error, f"cannot make the run folder {where}: {error.strerror}; {remedy}")
+
+    @property
+    def was_locked(self) -> bool:
+        """Whether some process has worked here before, or does now."""
+        return was_locked(self.path)
+
+    def locked(self, *, is_first: bool = False) -> AbstractContextManager[None]:
         """Hold the folder for this process alone while the block runs; see `folder_lock`."""
-        return folder_lock(self.path)
+        return folder_lock(self.path, is_first=is_first)
 
     @property
     def is_begun(self) -> bool:

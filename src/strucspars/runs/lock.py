@@ -19,14 +19,18 @@ class RunFolderBusy(RuntimeError):
 
 
 @contextlib.contextmanager
-def folder_lock(path: str | os.PathLike[str]) -> Iterator[None]:
+def folder_lock(path: str | os.PathLike[str], *, is_first: bool = False) -> Iterator[None]:
     """Hold the folder for this process alone while the block runs.
 
     The kernel gives the lock back when the process ends, in whatever way. The lock file stays: removing it would let a
     third process lock a new file of that name while a second still waits on the old one.
 
+    Args:
+        path: the folder.
+        is_first: whether nobody may have held it before; so what was read there without the lock is still true.
+
     Raises:
-        RunFolderBusy: somebody has it; the message names the process.
+        RunFolderBusy: somebody has it, and the message names the process; or had it, where this one was to be first.
         OSError: the folder cannot be written, or its file system knows no locks.
 
     >>> import tempfile
@@ -35,7 +39,7 @@ def folder_lock(path: str | os.PathLike[str]) -> Iterator[None]:
     True
     """
     path = Path(path)
-    descriptor = _opened(path)
+    descriptor = _opened(path, os.O_EXCL if is_first else 0)
     _held.add(descriptor)
     try:
         _acquire(path, descriptor)
@@ -49,11 +53,20 @@ def folder_lock(path: str | os.PathLike[str]) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _opened(path: Path) -> int:
+def was_locked(path: Path) -> bool:
+    """Whether some process has held the folder, or holds it now."""
+    return os.path.lexists(path / LOCK_NAME)
+
+
+def _opened(path: Path, more_flags: int) -> int:
     """A descriptor of the lock file."""
     try:
         # Links are not followed: the process number would be written into a foreign file.
-        return os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        return os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | more_flags, 0o666)
+    except FileExistsError as error:
+        raise RunFolderBusy(
+            f"another process has just begun a run in {path}; wait for it, or use another folder"
+        ) from error
     except OSError as error:
         remedies = {
             errno.ENOENT: "there is no such folder; create it first",

@@ -76,8 +76,14 @@ class CompressionMethod(Deployment, Protocol):
 
     first_stage: str
 
-    def first_rule(self, model: nn.Module) -> TrainingRule:
-        """What the first stage does in every step and after every epoch."""
+    def first_rule(self, model: nn.Module) -> TrainingRule | None:
+        """What the first stage does in every step and after every epoch; None where another run has trained it.
+
+        What cannot work is refused here; nothing is written.
+        """
+
+    def note_start(self) -> None:
+        """Write down what the network is like before the first stage."""
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
         """Decide what goes and write it down; returns what the metrics should say about it."""
@@ -97,11 +103,15 @@ class StructuredSparsification:
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         self._sparsifier: Sparsifier | None = None
+        self._plan_of_another_run: GroupingPlan | None = None
         self.plan: GroupingPlan | None = None
 
-    def first_rule(self, model: nn.Module) -> TrainingRule:
-        """The structured penalty; learns the first channel orders."""
+    def first_rule(self, model: nn.Module) -> TrainingRule | None:
+        """The structured penalty; learns the first channel orders, unless another run has."""
         recipe = self._workshop.recipe
+        if recipe.sparsify.from_run is not None:
+            self._plan_of_another_run = _learned_plan(recipe, recipe.sparsify.from_run)
+            return None
         # Counting operations sets the random state aside, from which other threads may be drawing weights.
         with CAPTURE_LOCK:
             self._sparsifier = Sparsifier(
@@ -111,12 +121,16 @@ class StructuredSparsification:
                 example_inputs=self._workshop.example,
                 executor=self._workshop.executor,
             )
-        self._store_importance("start")
         return SparsifyRule(self._sparsifier)
+
+    def note_start(self) -> None:
+        """The importance of what training starts from, once."""
+        if not self._workshop.is_resumed:
+            self._store_importance("start")
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
         """Search the threshold that meets the target, from the weights as they are now."""
-        learned = self._plan_of_another_run()
+        learned = self._plan_of_another_run
         if learned is None:
             assert self._sparsifier is not None
             self._store_importance("end")
@@ -164,36 +178,35 @@ class StructuredSparsification:
         assert self.plan is not None, "decide or recall comes first"
         return self.plan
 
-    def _plan_of_another_run(self) -> GroupingPlan | None:
-        source = self._workshop.recipe.sparsify.from_run
-        if source is None:
-            return None
-        folder = RunFolder(Path(source).expanduser())
-        plan = folder.load_plan()
-        if plan is None:
-            raise ValueError(f"sparsify.from_run: {source} has no plan yet; finish its first stage")
-        if plan.min_kept_norm is None:
-            raise ValueError(
-                f"sparsify.from_run: {source} is an ablation, whose orders were not learned; name the run whose were"
-            )
-        asked = first_stage_changes(self._workshop.recipe, read_recipe(folder.recipe_path))
-        if asked:
-            raise ValueError(
-                f"sparsify.from_run: {source} had another first stage than this recipe asks for, with "
-                f"{', '.join(asked)}; change that to what is in its recipe.yaml, or leave from_run out"
-            )
-        return plan
-
     def _store_importance(self, moment: str) -> None:
         """The importance matrices as a report shows them; half precision is plenty for a picture."""
         path = self._workshop.folder.importance / f"{moment}.npz"
-        if not self._workshop.is_first or self._sparsifier is None or (moment == "start" and self._workshop.is_resumed):
+        if not self._workshop.is_first or self._sparsifier is None:
             return
         layers = self._sparsifier.selection.layers
         norm = self._workshop.recipe.sparsify.norm
         save_arrays(path, {layer.name: importance_matrix(layer.weight, norm).astype(np.float16) for layer in layers})
         shapes = [{"name": layer.name, "weight_shape": list(layer.weight_shape)} for layer in layers]
         self._workshop.folder.write_json(self._workshop.folder.path / "layers.json", shapes)
+
+
+def _learned_plan(recipe: Recipe, source: str) -> GroupingPlan:
+    """The plan that the run in `source` has learned in a first stage as the recipe's."""
+    folder = RunFolder(Path(source).expanduser())
+    plan = folder.load_plan()
+    if plan is None:
+        raise ValueError(f"sparsify.from_run: {source} has no plan yet; finish its first stage")
+    if plan.min_kept_norm is None:
+        raise ValueError(
+            f"sparsify.from_run: {source} is an ablation, whose orders were not learned; name the run whose were"
+        )
+    asked = first_stage_changes(recipe, read_recipe(folder.recipe_path))
+    if asked:
+        raise ValueError(
+            f"sparsify.from_run: {source} had another first stage than this recipe asks for, with "
+            f"{', '.join(asked)}; change that to what is in its recipe.yaml, or leave from_run out"
+        )
+    return plan
 
 
 class NetworkSlimming:
@@ -213,6 +226,9 @@ class NetworkSlimming:
         # A network or a target that does not do fails here, not when the training is over.
         select_channels(model, target=options.target)
         return SlimmingRule(model, options.strength)
+
+    def note_start(self) -> None:
+        """Nothing that a report would show."""
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
         """One threshold for all batch-norm scales that meets the target."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from strucspars.nn.copying import copied
 from strucspars.runs.atomic import write_text_atomic
-from strucspars.runs.checkpoint import load_named, save_named
+from strucspars.runs.checkpoint import save_named
 from strucspars.runs.classes import store_classes
 from strucspars.runs.environment import environment_after
 from strucspars.runs.folder import RunFolder
@@ -21,21 +21,21 @@ from strucspars.training.compression import FORMS, form_milliseconds, recalibrat
 from strucspars.training.engine import Engine
 from strucspars.training.evaluation import Accuracy, Evaluation
 from strucspars.training.loss import StageLoss
-from strucspars.training.methods import COMPRESSION_METHODS, CompressionMethod, DenseTraining, Deployment, Workshop
+from strucspars.training.methods import CompressionMethod
 from strucspars.training.observer import Observer, Several, Silence
 from strucspars.training.outcome import RunSummary, read_metrics, read_summary, run_summary
 from strucspars.training.outcome_text import outcome_text
+from strucspars.training.preparation import SPARSIFIED, Preparation, prepared
 from strucspars.training.recipe import Form, Recipe, StageRecipe
 from strucspars.training.recipe_identity import check_same_run
 from strucspars.training.recipe_reading import recipe_yaml
 from strucspars.training.rules import TrainingRule
 from strucspars.training.setting import Setting
 from strucspars.training.stage import RunContext, RunInterrupted, Stage, check_checkpoint
-from strucspars.training.stage_names import COMPRESS, FINETUNE, TRAIN
+from strucspars.training.stage_names import COMPRESS, FINETUNE
 from strucspars.training.steps import CAPTURE_LOCK
 from strucspars.training.tensorboard import TensorBoardLog
 
-SPARSIFIED = "sparsified"
 # Group convolutions add in another order, half precision coarsely so; another network is far beyond.
 ROUNDING_OF_LOSS = 0.05
 
@@ -93,14 +93,18 @@ def _run(
         if engine.device.type == "cuda":
             # A stream of its own: graphs cannot be captured on the default one, and several runs can go side by side.
             stack.enter_context(torch.cuda.stream(torch.cuda.Stream(engine.device)))  # type: ignore[no-untyped-call]  # in torch
+        # The lock file of an earlier process is there to be held from now on; a new one would be the first trace.
+        was_locked = folder.was_locked
         finished: RunSummary | None = engine.shared(
-            engine.together(lambda: _opened(recipe, folder, stack) if engine.is_first else None)
+            engine.together(lambda: _opened(recipe, folder, stack, was_locked) if engine.is_first else None)
         )
         if finished is not None:
             return finished
-        # Before anything is written: where the data are missing, the next attempt is free to say where they are.
         setting = engine.together(lambda: Setting(recipe, engine))
-        checkpoint = engine.shared(engine.together(lambda: _begun(setting, folder) if engine.is_first else None))
+        checkpoint = engine.shared(engine.together(lambda: _checkpoint(setting, folder) if engine.is_first else None))
+        start = prepared(setting, folder, checkpoint, executor)
+        # Nothing was written so far: a start that is refused leaves no trace, and binds the next attempt to nothing.
+        engine.together(lambda: _begin(start, setting, folder, stack, was_locked) if engine.is_first else None)
         watchers = [observer]
         if engine.is_first:
             log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
@@ -115,13 +119,14 @@ def _run(
             observer=Several(*watchers),
             should_stop=should_stop,
         )
-        return _Run(setting, context, executor, checkpoint).finished()
+        return _Run(setting, context, start).finished()
 
 
-def _opened(recipe: Recipe, folder: RunFolder, stack: ExitStack) -> RunSummary | None:
-    """Take possession of the folder; returns the summary that is there if the run is finished."""
-    folder.create()
-    stack.enter_context(folder.locked())
+def _opened(recipe: Recipe, folder: RunFolder, stack: ExitStack, was_locked: bool) -> RunSummary | None:
+    """Look at the folder, locked if it was before; returns the summary that is there if the run is finished."""
+    folder.check_usable()
+    if was_locked:
+        stack.enter_context(folder.locked())
     check_same_run(folder, recipe)
     summary = read_summary(folder)
     if summary is None or folder.model_path.is_file():
@@ -136,21 +141,29 @@ def _opened(recipe: Recipe, folder: RunFolder, stack: ExitStack) -> RunSummary |
     return None
 
 
-def _begun(setting: Setting, folder: RunFolder) -> dict[str, Any] | None:
-    """Write down what is about to happen; returns the last checkpoint, whose later rows will be written again."""
+def _checkpoint(setting: Setting, folder: RunFolder) -> dict[str, Any] | None:
+    """The last checkpoint; None where there is none."""
     checkpoint = folder.load_checkpoint()
     if checkpoint is not None:
         check_checkpoint(checkpoint, folder.checkpoints)
     if folder.is_begun:
         setting.check_classes_of(folder)
+    return checkpoint
+
+
+def _begin(start: Preparation, setting: Setting, folder: RunFolder, stack: ExitStack, was_locked: bool) -> None:
+    """Take possession of the folder and write down what is about to happen; rows after the checkpoint go."""
+    folder.create()
+    if not was_locked:
+        stack.enter_context(folder.locked(is_first=True))
     folder.remove_leftovers()
-    # Of a run whose network was lost: it is finished when that has been written again and found good.
-    folder.summary_json_path.unlink(missing_ok=True)
     folder.write_recipe(recipe_yaml(setting.recipe))
     store_classes(folder, setting.classes)
-    folder.write_json(folder.environment_path, environment_after(_former_environment(folder) if checkpoint else None))
-    folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
-    return checkpoint
+    former = None if start.checkpoint is None else _former_environment(folder)
+    folder.write_json(folder.environment_path, environment_after(former))
+    folder.rewind_metrics(0 if start.checkpoint is None else start.checkpoint["metrics_rows"])
+    # Of a run whose network was lost: it is finished when that has been written again and found good.
+    folder.summary_json_path.unlink(missing_ok=True)
 
 
 def _former_environment(folder: RunFolder) -> Any:
@@ -164,70 +177,29 @@ def _former_environment(folder: RunFolder) -> Any:
 class _Run:
     """One run from its last checkpoint to its summary."""
 
-    def __init__(
-        self, setting: Setting, context: RunContext, executor: Executor | None, checkpoint: dict[str, Any] | None
-    ) -> None:
-        self._setting, self._context, self._checkpoint = setting, context, checkpoint
+    def __init__(self, setting: Setting, context: RunContext, start: Preparation) -> None:
+        self._setting, self._context, self._start = setting, context, start
         self._recipe, self._engine, self._folder = setting.recipe, setting.engine, context.folder
-        workshop = Workshop(
-            recipe=self._recipe,
-            folder=context.folder,
-            build=setting.fresh_model,
-            build_other=setting.other_fresh_model,
-            example=setting.example,
-            steps_per_epoch=self._context.train.steps,
-            executor=executor,
-            is_first=self._engine.is_first,
-            is_resumed=checkpoint is not None,
-        )
-        self._compression: CompressionMethod | None = None
-        if self._recipe.kind in COMPRESSION_METHODS:
-            self._compression = COMPRESSION_METHODS[self._recipe.kind](workshop)
-        self._deployment: Deployment = self._compression or DenseTraining(workshop)
-        self._last_stage = TRAIN if self._compression is None else FINETUNE
-        stages = [TRAIN] if self._compression is None else [self._compression.first_stage, FINETUNE]
-        if checkpoint is not None and checkpoint["stage"] not in stages:
-            raise ValueError(
-                f"{self._folder.checkpoints}: the checkpoint is of a stage {checkpoint['stage']!r}, but a run of kind "
-                f"{self._recipe.kind} has {' and '.join(stages)}; restore the right one, or use another folder"
-            )
+        self._deployment = start.deployment
 
     def finished(self) -> RunSummary:
         """Do what is left to do."""
-        # First: a teacher that is missing should not be missed only when the first stage is over.
-        loss = self._setting.second_stage_loss()
-        if self._compression is None:
-            model = self._setting.first_model()
-        elif self._begun(FINETUNE):
-            self._compression.recall()
-            model = self._setting.fresh_model()
-        else:
-            model = self._compressed(self._compression, self._after_first_stage(self._compression))
+        start, model = self._start, self._start.model
+        if start.compression is not None and not start.has_begun(FINETUNE):
+            model = self._compressed(start.compression, self._after_first_stage(start.compression))
         form = self._form(model)
         trainable = self._deployment.trainable(model, form)
-        stage = self._stage(self._last_stage, self._recipe.stage2, trainable.model, trainable.rule, loss)
+        stage = self._stage(start.last_stage, self._recipe.stage2, trainable.model, trainable.rule, start.last_loss)
         self._deployment.finish(stage.run())
         self._engine.wait()
         return self._summed_up(form)
 
     def _after_first_stage(self, method: CompressionMethod) -> nn.Module:
         """The network after the first stage: trained now, earlier, or by another run."""
-        model = self._setting.first_model()
-        source = self._recipe.sparsify.from_run
-        if source is not None:
-            origin = RunFolder(Path(source).expanduser())
-            saved = load_named(origin.checkpoints, SPARSIFIED)
-            if saved is None:
-                raise ValueError(f"sparsify.from_run: {source} is no run that has finished its first stage")
-            self._setting.check_classes_of(origin)
-            try:
-                model.load_state_dict(saved["model"])
-            except (KeyError, TypeError, RuntimeError) as error:
-                reason = " ".join(str(error).split())
-                raise ValueError(f"sparsify.from_run: {source} belongs to another network: {reason}") from error
+        model, rule, options = self._start.model, self._start.first_rule, self._recipe.stage1
+        if rule is None:
             return model
-        options = self._recipe.stage1
-        rule = method.first_rule(model)
+        method.note_start()
         if options.epochs:
             trained = self._stage(method.first_stage, options, model, rule, self._setting.loss(options)).run()
             if trained is not model:
@@ -244,13 +216,10 @@ class _Run:
             model,
             loss=loss,
             rule=rule,
-            checkpoint=self._checkpoint if self._begun(name) else None,
+            checkpoint=self._start.checkpoint if self._start.has_begun(name) else None,
             # Also where another run trained the first stage: variants of one seed see the same batches.
             data_epochs_before=self._recipe.stage1.epochs if name == FINETUNE else 0,
         )
-
-    def _begun(self, stage: str) -> bool:
-        return self._checkpoint is not None and self._checkpoint["stage"] == stage
 
     def _compressed(self, method: CompressionMethod, model: nn.Module) -> nn.Module:
         """Decide what goes, and look at the network before and after (Table 5); returns what to go on with."""
