@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 import strucspars as ss
+from strucspars.cli.app import app
 from strucspars.cli.networks import network_of_file, saved_network
 from strucspars.models.catalogue import build_model
 from strucspars.nn.importance import importance_matrix
@@ -185,7 +187,7 @@ def test_compress_writes_a_smaller_network_that_loads(call: Any, checkpoint: Pat
 
 
 def test_compress_as_json_tells_what_was_lost(call: Any, checkpoint: Path) -> None:
-    arguments = ("--model", SMALL, "--classes", "7", "--image-size", "16", "--target", "0.3", "--budget", "macs")
+    arguments = ("--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.3", "--budget", "macs")
     document = json.loads(call("compress", str(checkpoint), *arguments, "--out", "a.safetensors", "--json").out)
     assert 0 < document["lost_norm"] < 1
     assert 1 - document["macs"]["after"] / document["macs"]["before"] >= 0.3
@@ -228,12 +230,6 @@ def test_compress_refuses_a_classifier_of_other_classes(call: Any, checkpoint: P
     assert said.err.count("\n") == 1
 
 
-def test_compress_takes_one_way_to_tell_the_image_only(call: Any, checkpoint: Path) -> None:
-    said = call("compress", str(checkpoint), "--model", SMALL, "--target", "0.3", *SHAPE, "--image-size", "16")
-    assert said.status == 2
-    assert "not both" in said.err
-
-
 def test_a_compressed_file_and_a_plain_one_are_described(call: Any, checkpoint: Path) -> None:
     arguments = ("--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.5", "--out", "a.safetensors", "--json")
     compressed = json.loads(call("compress", str(checkpoint), *arguments).out)
@@ -263,8 +259,8 @@ def test_every_kind_of_saved_network_is_read_back(call: Any, tiny: tuple[str, ..
 
 
 def test_the_lost_norm_is_what_lies_outside_of_the_groups(call: Any, checkpoint: Path) -> None:
-    shape = ("--classes", "7", "--image-size", "16")
-    document = json.loads(call("compress", str(checkpoint), "--model", SMALL, *shape, "--target", "0.3", "--json").out)
+    options = ("--classes", "7", *SHAPE, "--target", "0.3", "--json")
+    document = json.loads(call("compress", str(checkpoint), "--model", SMALL, *options).out)
     model = build_model(SMALL, num_classes=7)
     model.load_state_dict(torch.load(checkpoint))
     before = {layer.name: importance_matrix(layer.weight).sum() for layer in select_layers(model).layers}
@@ -274,11 +270,21 @@ def test_the_lost_norm_is_what_lies_outside_of_the_groups(call: Any, checkpoint:
     assert document["lost_norm"] > 0.05
 
 
-def test_the_side_of_an_image_is_what_macs_are_counted_with(call: Any, checkpoint: Path) -> None:
+def test_the_shape_of_an_image_is_what_macs_are_counted_with(call: Any, checkpoint: Path) -> None:
     arguments = ("compress", str(checkpoint), "--model", SMALL, "--classes", "7", "--target", "0.3", "--json")
-    side = json.loads(call(*arguments, "--image-size", "16", "--out", "a.safetensors").out)
-    shape = json.loads(call(*arguments, *SHAPE, "--out", "b.safetensors").out)
-    assert side["macs"] == shape["macs"]
+    square = json.loads(call(*arguments, *SHAPE, "--out", "a.safetensors").out)
+    wide = json.loads(call(*arguments, "--image-shape", "3x16x32", "--out", "b.safetensors").out)
+    # All but the classifier's, which sees no pixels.
+    classifier = 16 * 7
+    assert wide["macs"]["before"] - classifier == 2 * (square["macs"]["before"] - classifier)
+
+
+@pytest.mark.parametrize("command", ["compress", "summary", "export", "bench"])
+def test_an_images_shape_is_told_in_one_way_by_every_command(call: Any, command: str) -> None:
+    assert "--image-shape" in CliRunner().invoke(app, [command, "--help"], terminal_width=200).stdout
+    said = call(command, "resnet18", "--image-size", "16")
+    assert said.status == 2
+    assert said.err == "error: No such option: --image-size (Possible options: --image-shape); --help tells more\n"
 
 
 def test_compress_overwrites_by_force(call: Any, checkpoint: Path) -> None:

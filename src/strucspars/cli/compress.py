@@ -15,7 +15,7 @@ EXAMPLES = examples(
     "strucspars compress resnet50.pth --model resnet50 --target 0.6 --min-channels-per-group 16",
     "strucspars compress resnet50.pth --model resnet50 --target 0.6 --run runs/one-shot",
     "strucspars compress DEFAULT --model convnext_tiny --target 0.4 --layer-type Conv2d --layer-type Linear",
-    "strucspars compress mine.pt --model my_package.networks:build --classes 7 --image-size 160 --target 0.5",
+    "strucspars compress mine.pt --model my_package.networks:build --classes 7 --image-shape 3x160x160 --target 0.5",
 )
 
 
@@ -33,9 +33,6 @@ Checkpoint = Annotated[
     ),
 ]
 Model = Annotated[str, typer.Option(help="The network: preact-resnet20, resnet50, timm:NAME, package.module:function.")]
-ImageSize = Annotated[
-    int | None, typer.Option(min=1, help="Side of an image, if it has three channels.", show_default=False)
-]
 MinChannelsPerGroup = Annotated[
     int, typer.Option(min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
 ]
@@ -72,7 +69,6 @@ def compress(
     exclude: Exclude = None,
     layer_type: LayerType = None,
     classes: Classes = None,
-    image_size: ImageSize = None,
     image_shape: ImageShape = None,
     out: Out = None,
     run: Run = None,
@@ -100,17 +96,9 @@ def compress(
             layer_types=layer_type or ["Conv2d"],
         ),
         classes=usual_classes(model) if classes is None else classes,
-        image_shape=_given_shape(image_size, image_shape) or usual_image_shape(model),
+        image_shape=usual_image_shape(model) if image_shape is None else parsed_image_shape(image_shape),
         force=force,
         out=out or Path(f"{model.replace(':', '-').replace('/', '-')}-compressed.safetensors"),
         run=run,
     )
     Output(as_json=as_json).outcome(done.text(), done.document())
-
-
-def _given_shape(size: int | None, shape: str | None) -> tuple[int, int, int] | None:
-    if size is not None and shape is not None:
-        raise ValueError("give --image-size or --image-shape, not both")
-    if size is not None:
-        return 3, size, size
-    return None if shape is None else parsed_image_shape(shape)
