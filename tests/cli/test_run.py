@@ -61,7 +61,7 @@ def test_a_finished_folder_does_not_take_another_recipe(call: Any, tiny: tuple[s
     said = call("run", "demo", *tiny, "sparsify.target=0.3")
     assert said.status == 2
     assert said.err.startswith("error: runs/demo holds a run with another recipe")
-    assert "target: 0.3" in said.err
+    assert "sparsify.target: 0.55 there, 0.3 now;" in said.err
 
 
 def test_options_are_listed_without_a_recipe_and_nothing_runs(call: Any) -> None:

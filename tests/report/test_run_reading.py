@@ -240,6 +240,12 @@ def test_problems_name_files_from_the_run_folder_on(path: Path) -> None:
     assert not any(str(path) in problem for problem in problems)
 
 
+def test_a_part_that_the_system_refuses_is_named_in_words(path: Path) -> None:
+    (path / "metrics.jsonl").unlink()
+    (path / "metrics.jsonl").mkdir()
+    assert "metrics.jsonl cannot be read: Is a directory" in read_run(path).problems
+
+
 def test_layers_that_the_plan_does_not_know_are_named_and_the_plan_is_believed(path: Path) -> None:
     layers = json.loads((path / "layers.json").read_text())
     layers[0]["weight_shape"] = [16, 4, 1, 1]

@@ -161,30 +161,6 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(folder: RunF
     assert not half_written.parent.exists()
 
 
-def test_a_refused_recipe_is_shown_with_the_keys_that_differ(folder: RunFolder) -> None:
-    with pytest.raises(ValueError, match="holds a run with another recipe") as caught:
-        folder.refuse_recipe(RECIPE.replace("epochs: 3", "epochs: 300").replace("seed: 0", "seed: 1"))
-    lines = str(caught.value).splitlines()
-    assert lines[1:-1] == ["  -epochs: 3", "  +epochs: 300", "  -seed: 0", "  +seed: 1"]
-    assert lines[-1] == "give the recipe of that run, use another folder, or delete this one"
-    assert folder.recipe_path.read_text() == RECIPE
-
-
-def test_a_very_different_recipe_is_shown_in_part(folder: RunFolder) -> None:
-    with pytest.raises(ValueError, match="and 13 more lines") as caught:
-        folder.refuse_recipe("\n".join(f"key{number}: {'x' * 1000}" for number in range(16)))
-    assert len(str(caught.value)) < 2000
-
-
-@pytest.mark.parametrize(("count", "last"), [(3, "  +key2"), (4, "  and 1 more lines")])
-def test_eight_lines_of_a_recipe_are_shown(folder: RunFolder, count: int, last: str) -> None:
-    # The five lines of the present recipe differ, too.
-    with pytest.raises(ValueError, match="another recipe") as caught:
-        folder.refuse_recipe("\n".join(f"key{number}" for number in range(count)))
-    lines = str(caught.value).splitlines()[1:-1]
-    assert (len(lines), lines[-1]) == (5 + count, last)
-
-
 def test_json_values_come_back_and_missing_ones_are_none(folder: RunFolder) -> None:
     assert folder.read_json(folder.environment_path) is None
     folder.write_json(folder.environment_path, environment())

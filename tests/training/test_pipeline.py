@@ -136,7 +136,9 @@ def test_a_finished_run_is_read_and_not_trained_again(
 
 
 def test_another_recipe_is_refused_in_the_same_folder(base: RunFolder, small_recipe: Recipes) -> None:
-    with pytest.raises(ValueError, match=r"another recipe(.|\n)*-   ?epochs: 2(.|\n)*\+   ?epochs: 5"):
+    with pytest.raises(
+        ValueError, match=r"another recipe:\n  stage2\.epochs: 2 there, 5 now\ngive the recipe of that run"
+    ):
         run_pipeline(small_recipe("stage2.epochs=5"), base.path)
     assert len(base.metrics()) == 5
 

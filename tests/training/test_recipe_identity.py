@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,28 @@ def test_another_run_does_not_go_on_in_a_folder(other: str, small_recipe: Recipe
     with pytest.raises(ValueError, match="holds a run with another recipe"):
         run_pipeline(small_recipe(*SHORT, other), tmp_path / "run")
     assert RunFolder(tmp_path / "run").recipe_path.read_text() == before
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_another_recipe_is_refused_with_eight_of_the_keys_that_differ(
+    count: int, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    recipe = small_recipe(*SHORT, "model.name=small_networks:plain")
+    folder.summary_json_path.touch()
+    folder.write_recipe(recipe_yaml(replace(recipe, model=replace(recipe.model, name="\x1b[2J" + "x" * 1000))))
+    differing = [*(f"stage1.{key}=0.25" for key in ("lr", "momentum", "weight_decay", "label_smoothing", "ema"))]
+    differing += ["stage2.ema=0.5", "stage2.lr=0.25", "seed=9"][: count - 6]
+    with pytest.raises(ValueError, match="holds a run with another recipe") as caught:
+        check_same_run(folder, small_recipe(*SHORT, *differing))
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == f"{tmp_path} holds a run with another recipe:"
+    assert "  stage1.lr: 0.1 there, 0.25 now" in lines
+    (name,) = (line for line in lines if line.startswith("  model.name: '\\x1b[2Jxxx"))
+    assert name.endswith("xxx' there, 'small_networks:plain' now")
+    assert len(name) < 200
+    assert lines[8:] == ([] if count == 8 else ["  and 1 more"])
+    assert last == "give the recipe of that run, use another folder, or delete this one"
 
 
 def test_options_that_a_kind_does_not_read_make_no_other_run(small_recipe: Recipes, tmp_path: Path) -> None:

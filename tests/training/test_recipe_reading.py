@@ -269,10 +269,10 @@ def test_a_missing_recipe_is_an_error_with_the_nearest_name(source: str, near: s
 
 
 def test_what_cannot_be_read_as_text_is_an_error(tmp_path: Path) -> None:
-    assert "cannot be read" in complaint(tmp_path)
+    assert "this is a folder, not a recipe" in complaint(tmp_path)
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00seed")
-    assert "cannot be read" in complaint(binary)
+    assert "is no text" in complaint(binary)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from strucspars._version import __version__
 from strucspars.baselines.channel_selection import ChannelSelection
 from strucspars.baselines.narrowing import check_slimmed, slim_
+from strucspars.export.os_errors import check_readable
 from strucspars.export.storage import SELECTION_KEY, VERSION_KEY, write_tensors
 from strucspars.nn.copying import copied
 
@@ -73,6 +74,7 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
 
 
 def _read(path: Path) -> tuple[ChannelSelection, dict[str, torch.Tensor]]:
+    check_readable(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             text = (file.metadata() or {}).get(SELECTION_KEY)

@@ -34,7 +34,7 @@ from strucspars.cli.networks import (
 from strucspars.cli.output import Output
 from strucspars.cli.output_files import check_can_be_written
 from strucspars.cli.run_evaluation import check_has_network
-from strucspars.core.checks import checked_at_least, checked_target
+from strucspars.core.checks import checked_at_least
 from strucspars.export.whole_files import followed
 from strucspars.runs.atomic import write_text_atomic
 from strucspars.runs.folder import RunFolder
@@ -46,6 +46,7 @@ FULL_BATCHES = (1, 16)
 FULL_NETWORKS = ("resnet101", "densenet201")
 FULL_NETWORKS_RUNTIMES = ("onnxruntime", "openvino")
 ALL = "all"
+EXAMPLES = {"--rates": "0.35,0.65", "--runtimes": "onnxruntime,pytorch", "--batch": "1,16", "--threads": "1,all"}
 
 Value = TypeVar("Value")
 
@@ -153,6 +154,7 @@ def bench_subjects(request: BenchRequest) -> list[Subject]:
     settings = _settings(request)
     if _is_folder(request.network):
         return [_subject_of_run(request, settings)]
+    _refuse_path(request.network, request.model)
     subjects = [_subject_of_name(request, request.network, _rates(request), settings)]
     if request.is_full:
         kept = tuple(name for name in FULL_NETWORKS_RUNTIMES if name in settings.runtimes)
@@ -167,6 +169,15 @@ def bench_subjects(request: BenchRequest) -> list[Subject]:
             for name in names
         ]
     return subjects
+
+
+def _refuse_path(network: str, model: str | None) -> None:
+    """Refuse what is no folder and cannot be a name: as the name of a network it would be a riddle."""
+    path = Path(network).expanduser()
+    if path.is_file() or ("/" in network and ":" not in network):
+        what = f"{network} is a file" if path.is_file() else f"there is no folder {network}"
+        raise ValueError(f"{what}; bench takes the folder of a finished run, or a network by name")
+    refuse_ignored(f"it is for runs, and there is no folder {network!r}", {"--model": model})
 
 
 def _subject_of_name(request: BenchRequest, name: str, rates: tuple[float, ...], settings: BenchSettings) -> Subject:
@@ -222,8 +233,10 @@ def _rates(request: BenchRequest) -> tuple[float, ...]:
     usual = tuple(PAPER_GROUPS.get(request.network, OTHER_RATES))
     rates = _listed("--rates", request.rates, float) or usual
     for rate in rates:
-        if checked_target(rate) == 0:
+        if rate == 0:
             raise ValueError("--rates: a rate of 0 is the dense network, which is always there; leave it out")
+        if not 0 < rate < 1:
+            raise ValueError(f"--rates: a rate is a removed fraction and must lie between 0 and 1, got {rate:g}")
     return rates
 
 
@@ -238,7 +251,9 @@ def _listed(option: str, text: str | None, parse: Callable[[str], Value]) -> tup
     try:
         values = tuple(parse(part.strip()) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"{option} must be a list with commas, got {text!r}: {error}") from error
+        raise ValueError(
+            f"{option} must be values with commas between, such as {EXAMPLES[option]}; got {text!r}"
+        ) from error
     return tuple(dict.fromkeys(values))
 
 

@@ -17,7 +17,7 @@ from strucspars.cli.networks import (
     usual_classes,
     usual_image_shape,
 )
-from strucspars.cli.run_evaluation import finished_summary
+from strucspars.cli.run_evaluation import check_is_run_folder, finished_summary
 from strucspars.cli.run_state import run_state
 from strucspars.convert.folding.fold import fold
 from strucspars.export.example_batch import random_image
@@ -76,13 +76,12 @@ def described(
     )
     shape = image_shape or usual_image_shape(target)
     try:
-        network = build_model(
-            target, num_classes=classes or usual_classes(target), image_shape=shape, must_classify=False
-        )
+        network = build_model(target, num_classes=classes or usual_classes(target))
     except ValueError as error:
         raise ValueError(
             f"{target!r} is neither a folder nor a .safetensors file, and as a network: {error}"
         ) from error
+    check_takes_images(target, network, shape)
     return _described_network(network, shape)
 
 
@@ -158,8 +157,7 @@ def _one_shot_outcome(folder: RunFolder, state: str) -> Description:
 
 
 def _described_unfinished(folder: RunFolder, state: str) -> Description:
-    if not folder.recipe_path.is_file():
-        raise ValueError(f"{folder.path} is no run folder: it has no {folder.recipe_path.name}")
+    check_is_run_folder(folder)
     rows = read_metrics(folder)
     lines = [f"{folder.path}: {state}; strucspars run with its recipe goes on"]
     if rows:

@@ -1,5 +1,6 @@
 """Errors as one readable line and an exit status."""
 
+import errno
 import os
 import shlex
 import signal
@@ -15,6 +16,7 @@ import typer
 
 from strucspars.cli.interrupt import Interrupted
 from strucspars.cli.output import is_first_process
+from strucspars.export.os_errors import DISK_REMEDIES
 from strucspars.runs.lock import RunFolderBusy
 
 FAILED = 1
@@ -24,6 +26,15 @@ BY_SIGNAL = 128
 # What typer raises for wrong arguments, and what its parameters raise, share this base, which it does not export.
 _ArgumentError: type[BaseException] = typer.BadParameter.__mro__[2]
 _NOT_THERE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+# Of the system's own words, where nothing nearer to the file has said more.
+_REMEDIES = {
+    **DISK_REMEDIES,
+    errno.EACCES: "make it accessible for you, or give another path",
+    errno.EPERM: "make it accessible for you, or give another path",
+    errno.ENOENT: "give a path that is there",
+    errno.ENOTDIR: "give another path",
+    errno.EISDIR: "give the path of a file",
+}
 
 
 class RunFailed(Exception):
@@ -62,8 +73,7 @@ def explained(error: BaseException) -> Explanation | None:
     Explanation(text='there is no saved model at here', exit_status=2)
     """
     if isinstance(error, _ArgumentError):
-        message = cast(typer.BadParameter, error).format_message()
-        return Explanation(f"{message.rstrip('.')}; --help tells more", WRONG_USE)
+        return Explanation(f"{_argument_words(cast(typer.BadParameter, error))}; --help tells more", WRONG_USE)
     if isinstance(error, OtherProcessFailed):
         return Explanation(_one_line(error), error.exit_status)
     if isinstance(error, torch.OutOfMemoryError):
@@ -98,8 +108,23 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
     return explanation.exit_status
 
 
+def _argument_words(error: typer.BadParameter) -> str:
+    """What typer says, with the value that it refuses."""
+    words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
+    # Newer versions check values by pydantic, whose words leave the value out.
+    refused = [repr(problem["input"]) for problem in getattr(error.__cause__, "errors", list)()]
+    if not all(value in words for value in refused):
+        words = f"{words}, got {', '.join(refused)}"
+    takes_overrides = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
+    if takes_overrides and words.startswith("No such option"):
+        words += "; what a recipe decides is given as key=value, such as engine.device=cpu"
+    return words
+
+
 def _one_line(error: BaseException) -> str:
     """The message of an error; what it lists on lines of their own stands after the first, with semicolons."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}; {_REMEDIES.get(error.errno or 0, 'see to that')}"
     first, *others = [" ".join(line.split()) for line in (str(error) or type(error).__name__).splitlines()]
     return f"{first} {'; '.join(others)}".strip()
 

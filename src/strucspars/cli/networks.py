@@ -10,6 +10,7 @@ from torch import nn
 
 from strucspars.baselines.slimmed_file import load_slimmed
 from strucspars.data.digits import digits
+from strucspars.export.os_errors import check_readable
 from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function
 from strucspars.models.weights import load_weights_
@@ -155,7 +156,8 @@ def _class_axes(name: str) -> list[_ClassAxis]:
 
 def _classes_of_file(path: Path, name: str, *, remedy: str) -> int:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no saved network at {path}")
+        raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
+    check_readable(path)
     # Outside of the block: where there is no such network, the file is not to blame.
     axes = _class_axes(name)
     try:

@@ -29,6 +29,8 @@ from strucspars.sparsify import one_shot
 from strucspars.sparsify.planning import kept_fraction
 from strucspars.training.recipe import SparsifyRecipe
 
+# By which other commands know the file.
+SUFFIX = ".safetensors"
 # What of a recipe one-shot compression reads.
 ONE_SHOT_OPTIONS = ("target", "budget", "min_channels_per_group", "include", "exclude", "layer_types")
 
@@ -127,6 +129,8 @@ def compressed_checkpoint(
         OSError: there is such a file or folder already, or it cannot be written.
     """
     check_can_be_written(out, force=force)
+    if out.suffix != SUFFIX:
+        raise ValueError(f"--out {out}: the network is written as a {SUFFIX} file; call it {out.with_suffix(SUFFIX)}")
     if run is not None:
         check_new_run_folder(run)
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(run)):

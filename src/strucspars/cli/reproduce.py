@@ -69,7 +69,8 @@ def reproduce(
     if only_list and markdown:
         raise ValueError("--markdown is for a table of results: leave out --list")
     # To see what there is, everything; to run, the usual ones.
-    patterns = [pattern.strip() for pattern in rows.split(",")] if rows else ["*"] if only_list or collect else None
+    usual = ["*"] if only_list or collect else None
+    patterns = [pattern.strip() for pattern in rows.split(",")] if rows is not None else usual
     if collect:
         output.outcome(*collected_table(table.value, patterns or ["*"], out, as_markdown=markdown))
         return

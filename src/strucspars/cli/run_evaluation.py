@@ -62,6 +62,19 @@ class EvaluatedRun:
         }
 
 
+def check_is_run_folder(folder: RunFolder) -> None:
+    """Refuse a folder without a recipe.
+
+    Raises:
+        FileNotFoundError: says whether the folder is missing, or something in it.
+    """
+    if not folder.recipe_path.is_file():
+        missing = f"it has no {folder.recipe_path.name}" if folder.path.is_dir() else "there is no such folder"
+        raise FileNotFoundError(
+            f"{folder.path} is no run folder: {missing}; give one that strucspars run or compress --run has made"
+        )
+
+
 def finished_summary(folder: RunFolder) -> RunSummary:
     """The summary of a finished run.
 
@@ -69,8 +82,7 @@ def finished_summary(folder: RunFolder) -> RunSummary:
         FileNotFoundError: there is no run, or it is not finished.
         ValueError: the file is damaged.
     """
-    if not folder.recipe_path.is_file():
-        raise FileNotFoundError(f"{folder.path} is no run folder: it has no {folder.recipe_path.name}")
+    check_is_run_folder(folder)
     summary = read_summary(folder)
     if summary is None:
         raise FileNotFoundError(

@@ -46,7 +46,7 @@ def load_data(
     if name == "digits":
         return digits()
     if root is None:
-        raise ValueError(f"data set {name!r} needs a root: {NEEDED_ROOT[name]}")
+        raise ValueError(f"data set {name!r} needs a root: {NEEDED_ROOT[name]}; give data.root=FOLDER")
     if name == "cifar10":
         return cifar10(root, download=download)
     if name == "cifar100":

@@ -22,6 +22,7 @@ from strucspars.convert.conversion import check_fits, convert_
 from strucspars.convert.model_plan import model_plan
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.input_transform import InputTransforms
+from strucspars.export.os_errors import check_readable
 from strucspars.export.whole_files import written_whole
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import DENSE_TYPES
@@ -185,6 +186,7 @@ class _SavedNetwork:
 
 
 def _read(path: Path) -> _SavedNetwork:
+    check_readable(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}

@@ -131,12 +131,17 @@ def _timm_model(name: str, num_classes: int) -> nn.Module:
 def _model_of_function(name: str, num_classes: int) -> nn.Module:
     function = _imported(name)
     if not callable(function):
-        raise ValueError(f"network {name!r}: this is a {type(function).__name__}, not a function that builds a network")
+        raise ValueError(
+            f"network {name!r}: this is a {type(function).__name__}, not a function that builds a network; name one"
+        )
     try:
         inspect.signature(function).bind(num_classes=num_classes)
     except (TypeError, ValueError) as error:  # ValueError: a builtin that does not tell what it takes
         raise ValueError(f"network {name!r}: must be callable with num_classes alone: {error}") from error
-    model = function(num_classes=num_classes)
+    try:
+        model = function(num_classes=num_classes)
+    except Exception as error:  # it is somebody else's
+        raise ValueError(f"network {name!r}: building it fails: {_told(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"network {name!r}: must return a torch.nn.Module, returned a {type(model).__name__}")
     return model
@@ -148,8 +153,8 @@ def _imported(name: str) -> object:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"network {name!r}: {error}; is it installed, or its folder in PYTHONPATH?") from error
-    except (ImportError, ValueError, TypeError) as error:  # nameless and relative names
-        raise ValueError(f"network {name!r}: {module_name!r} cannot be imported: {error}") from error
+    except Exception as error:  # nameless and relative names, and whatever the module does
+        raise ValueError(f"network {name!r}: {module_name!r} cannot be imported: {_told(error)}") from error
     try:
         found: object = getattr(module, attribute)
     except AttributeError as error:
@@ -157,6 +162,12 @@ def _imported(name: str) -> object:
         hint = f"did you mean {near[0]!r}?" if near else "write package.module:function"
         raise ValueError(f"network {name!r}: module {module_name!r} has no {attribute!r}; {hint}") from error
     return found
+
+
+def _told(error: Exception) -> str:
+    """Of code that is not ours: the kind of error says as much as its words."""
+    words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+    return f"{words}; mend it, or name another (on the command line, --debug shows where it fails)"
 
 
 def _outputs(name: str, model: nn.Module, image_shape: tuple[int, int, int]) -> object:

@@ -15,6 +15,7 @@ from torch import nn
 
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.input_transform import InputTransforms
+from strucspars.export.os_errors import check_readable
 from strucspars.export.storage import PLAN_KEY, SELECTION_KEY
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
 from strucspars.nn.wrappers import COMPILED
@@ -25,6 +26,7 @@ TORCHVISIONS_TRANSFORMS = InputTransforms({"": True})
 
 PICKLED_SUFFIXES = (".pt", ".pth")
 CHECKPOINT_SUFFIXES = (".safetensors", *PICKLED_SUFFIXES)
+GIVE_A_FILE = f"give a {', '.join(CHECKPOINT_SUFFIXES)} file of a state dict"
 # Where training scripts put the state dict in a checkpoint.
 STATE_KEYS = ("state_dict", "model", "model_state_dict")
 
@@ -119,17 +121,21 @@ def _check_transforms(model: nn.Module, told: InputTransforms, where: str) -> No
         )
 
 
+def _no_file(path: Path) -> str:
+    return "this is a folder" if path.is_dir() else "there is no such file"
+
+
 def _torchvision_state(source: str, name: str) -> dict[str, Any]:
+    missing = f"weights {source!r}: {_no_file(Path(source).expanduser())}"
     if name not in torchvision_names():
         raise ValueError(
-            f"weights {source!r}: there is no such file, and only networks of torchvision have weights by name, which "
-            f"{name!r} is not; give a {', '.join(CHECKPOINT_SUFFIXES)} file"
+            f"{missing}, and only networks of torchvision have weights by name, which {name!r} is not; {GIVE_A_FILE}"
         )
     choices = torchvision.models.get_model_weights(name)
     if source not in choices.__members__:
         raise ValueError(
-            f"weights {source!r}: there is no such file, and torchvision's weights of {name!r} are "
-            f"{', '.join(choices.__members__)}"
+            f"{missing}, and torchvision's weights of {name!r} are "
+            f"{', '.join(choices.__members__)}; name one of these, or {GIVE_A_FILE}"
         )
     try:
         state: Mapping[str, Any] = choices[source].get_state_dict(check_hash=True, progress=False)
@@ -162,7 +168,8 @@ def _is_auxiliary(key: str) -> bool:
 
 def _checkpoint_state(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"weights {str(path)!r}: there is no such file")
+        raise ValueError(f"weights {str(path)!r}: {_no_file(path)}; {GIVE_A_FILE}")
+    check_readable(path)
     try:
         if path.suffix == ".safetensors":
             content: Any = load_file(path)
@@ -176,7 +183,8 @@ def _checkpoint_state(path: Path) -> dict[str, Any]:
     except Exception as error:  # a damaged file can fail anywhere in the reader
         reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
         raise ValueError(
-            f"weights {str(path)!r}: the file is damaged, or of another kind than its name says ({reason})"
+            f"weights {str(path)!r}: the file is damaged, or of another kind than its name says ({reason}); "
+            f"{GIVE_A_FILE}"
         ) from error
     for key in STATE_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -185,7 +193,7 @@ def _checkpoint_state(path: Path) -> dict[str, Any]:
         found = f"keys {_first_of(list(content))}" if isinstance(content, Mapping) else type(content).__name__
         raise ValueError(
             f"weights {str(path)!r}: must hold a state dict of tensors, bare or under one of "
-            f"{', '.join(map(repr, STATE_KEYS))}, got {found}"
+            f"{', '.join(map(repr, STATE_KEYS))}, got {found}; save model.state_dict()"
         )
     return dict(content)
 
@@ -231,7 +239,7 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
     }
     if any(complaints.values()):
         reasons = "; ".join(f"{title}: {_first_of(found)}" for title, found in complaints.items() if found)
-        raise ValueError(f"{where} belong to another network: {reasons}")
+        raise ValueError(f"{where} belong to another network: {reasons}; name the network that they were saved of")
     return classifier if only_outputs_differ else None
 
 

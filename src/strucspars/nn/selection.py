@@ -383,5 +383,5 @@ def _check_patterns(rules: LayerRules, names: list[str]) -> None:
         for pattern in getattr(rules, option):
             if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
                 near = difflib.get_close_matches(pattern, names, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"{option}: {pattern!r} matches no layer of the model{hint}")
+                hint = f"did you mean {near[0]!r}?" if near else "a summary of it lists them"
+                raise ValueError(f"{option}: {pattern!r} matches no layer of the model; {hint}")

@@ -73,9 +73,11 @@ class PartReader:
         """What `read` returns; None, and a sentence, if it cannot."""
         try:
             return read()
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            self.note(str(error) if error.filename is None else f"{error.filename} cannot be read: {error.strerror}")
+        except ValueError as error:
             self.note(str(error))
-            return None
+        return None
 
     def json_object(self, path: Path) -> dict[str, Any]:
         """A JSON object; empty, and named, where it is missing or something else."""

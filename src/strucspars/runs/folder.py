@@ -3,7 +3,6 @@
 Everything that is read back is data; nothing in the folder is executed, so a folder from anywhere can be opened.
 """
 
-import difflib
 import errno
 import json
 import os
@@ -12,7 +11,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import numpy as np
 
@@ -26,9 +25,6 @@ from strucspars.runs.checkpoint import load_checkpoint, save_checkpoint
 from strucspars.runs.lock import LOCK_NAME, folder_lock, was_locked
 from strucspars.runs.metrics import append_row, keep_rows, read_rows
 from strucspars.runs.strict_json import parse, plain
-
-_SHOWN_LINES = 8
-_SHOWN_WIDTH = 100
 
 
 @final
@@ -133,14 +129,6 @@ class RunFolder:
     def write_recipe(self, text: str) -> None:
         """Store the resolved recipe."""
         write_text_atomic(self.recipe_path, text)
-
-    def refuse_recipe(self, text: str) -> NoReturn:
-        """Raise a `ValueError` that shows where a recipe differs from the one that is here."""
-        raise ValueError(
-            f"{self.path} holds a run with another recipe (- there, + now):\n"
-            f"{_difference(_text(self.recipe_path) or '', text)}\n"
-            "give the recipe of that run, use another folder, or delete this one"
-        )
 
     def remove_leftovers(self) -> None:
         """Remove what a killed process was writing; only while the folder is locked."""
@@ -264,12 +252,4 @@ def _text(path: Path) -> str | None:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged: it is not UTF-8 text ({error.reason})") from error
     except OSError as error:
-        raise reworded(error, f"cannot read {path}: {error.strerror}") from error
-
-
-def _difference(present: str, now: str) -> str:
-    """The lines that differ, '-' present and '+' now, shortened; empty where none does."""
-    lines = list(difflib.unified_diff(present.splitlines(), now.splitlines(), lineterm="", n=0))[2:]
-    changes = [f"  {line[:_SHOWN_WIDTH]}" for line in lines if not line.startswith("@@")]
-    hidden = len(changes) - _SHOWN_LINES
-    return "\n".join(changes[:_SHOWN_LINES] + ([f"  and {hidden} more lines"] if hidden > 0 else []))
+        raise reworded(error, f"cannot read {path}: {error.strerror}; make it a file that you may read") from error

@@ -1,5 +1,6 @@
 """Everything that a run begins with: whatever could refuse it is met here, before anything is written."""
 
+import textwrap
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from strucspars.training.stage_names import FINETUNE, TRAIN
 
 # Name of the checkpoint after the first stage.
 SPARSIFIED = "sparsified"
+# Of PyTorch's words about two networks that differ, which name every tensor.
+SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,10 +128,15 @@ def _load_first_stage_(model: nn.Module, source: str, setting: Setting) -> None:
     origin = RunFolder(Path(source).expanduser())
     saved = load_named(origin.checkpoints, SPARSIFIED)
     if saved is None:
-        raise ValueError(f"sparsify.from_run: {source} is no run that has finished its first stage")
+        raise ValueError(
+            f"sparsify.from_run: {source} is no run that has finished its first stage; finish it, or name another run"
+        )
     setting.check_classes_of(origin)
     try:
         model.load_state_dict(saved["model"])
     except (KeyError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"sparsify.from_run: {source} belongs to another network: {reason}") from error
+        reason = textwrap.shorten(str(error), SHOWN_CHARACTERS, placeholder=" ...")
+        raise ValueError(
+            f"sparsify.from_run: {source} belongs to another network: {reason}; give model.name as in its recipe.yaml, "
+            "or leave from_run out"
+        ) from error

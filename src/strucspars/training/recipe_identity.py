@@ -1,6 +1,7 @@
 """Whether two recipes describe the same run, or two runs of the same thing: where they happen does not count."""
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,7 +9,12 @@ from typing import Any
 
 from strucspars.runs.folder import RunFolder
 from strucspars.training.recipe import DataRecipe, EngineRecipe, Recipe, SlimmingRecipe, SparsifyRecipe
-from strucspars.training.recipe_reading import read_recipe, recipe_yaml
+from strucspars.training.recipe_reading import read_recipe
+
+# Of what differs between two recipes. As Python writes it: a folder from anywhere may hold signs that move the cursor.
+SHOWN_KEYS = 8
+SHORT = reprlib.Repr()
+SHORT.maxstring = SHORT.maxother = 100
 
 
 def without_place(recipe: Recipe) -> Recipe:
@@ -131,6 +137,16 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
     """
     if not folder.recipe_path.is_file() or not folder.is_begun:
         return
-    before, now = (_with_folder_names(each) for each in (read_recipe(folder.recipe_path), recipe))
-    if _without_unread(without_place(before)) != _without_unread(without_place(now)):
-        folder.refuse_recipe(recipe_yaml(recipe))
+    recipes = (without_place(_with_folder_names(each)) for each in (read_recipe(folder.recipe_path), recipe))
+    before, now = (dict(_options(asdict(_without_unread(each)), "")) for each in recipes)
+    differing = [key for key, value in now.items() if value != before[key]]
+    if differing:
+        shown = [
+            f"  {key}: {SHORT.repr(before[key])} there, {SHORT.repr(now[key])} now" for key in differing[:SHOWN_KEYS]
+        ]
+        if len(differing) > SHOWN_KEYS:
+            shown.append(f"  and {len(differing) - SHOWN_KEYS} more")
+        raise ValueError(
+            f"{folder.path} holds a run with another recipe:\n" + "\n".join(shown) + "\n"
+            "give the recipe of that run, use another folder, or delete this one"
+        )

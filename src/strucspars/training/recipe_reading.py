@@ -21,6 +21,7 @@ import yaml
 from strucspars.training.recipe import Recipe
 
 BASE = "base"
+YAML_SUFFIXES = (".yaml", ".yml")
 
 # Aliases can make a value that a few lines of YAML describe, but whose full text fills the memory.
 _SHORT = reprlib.Repr()
@@ -120,12 +121,20 @@ def _find(source: str | Path, *, folder: Path) -> _Document:
     if not path.exists():
         near = difflib.get_close_matches(Path(source).stem, recipe_names(), n=1, cutoff=0.4)
         names = f"did you mean {near[0]!r}?" if near else f"those of the package are {', '.join(recipe_names())}"
+        if path.suffix in YAML_SUFFIXES and not near:
+            names = "give the path of a YAML file, or the name of a recipe of the package, such as demo"
         raise ValueError(f"there is no recipe {str(source)!r}, neither as a file nor in the package; {names}")
+    if path.is_dir():
+        own = path / "recipe.yaml"
+        remedy = f"to go on with the run there, give {own}, and --out {path}" if own.is_file() else "give a YAML file"
+        raise ValueError(f"{path}: this is a folder, not a recipe; {remedy}")
     try:
         # Some editors begin a file with a byte order mark, which is no part of its first key.
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeError) as error:
-        raise ValueError(f"{path}: cannot be read as a recipe: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}; make it readable for you") from error
+    except UnicodeError as error:
+        raise ValueError(f"{path}: is no text ({error}); give a YAML file in UTF-8") from error
     return _Document(str(path), str(path.resolve()), path.stem, text, path.parent)
 
 

@@ -1,0 +1,142 @@
+"""What a user reads after a slip: the value, what is wrong with it, and what to do, in one line."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+NETWORKS = """
+from torch import nn
+
+value = 3
+
+
+def broken(num_classes: int) -> nn.Module:
+    raise KeyError("layers")
+"""
+SMALL = "tiny_networks:small"
+COMPRESS = ("--model", SMALL, "--target", "0.3", "--classes", "7", "--image-shape", "3x16x16")
+A_FILE = "give a .safetensors, .pt, .pth file of a state dict"
+AS_KEYS = "what a recipe decides is given as key=value, such as engine.device=cpu; --help tells more"
+MENDED = "mend it, or name another (on the command line, --debug shows where it fails)"
+A_RUN = "give one that strucspars run or compress --run has made"
+OF_BENCH = "bench takes the folder of a finished run, or a network by name"
+
+SLIPS = {
+    # Values that are read off the command line.
+    ("run", "demo", "--jobs", "-2"): "greater than or equal to 1, got '-2'; --help tells more",
+    ("run", "demo", "--jobs", "two"): "got 'two'; --help tells more",
+    ("summary", "resnet18", "--classes", "0"): "got '0'; --help tells more",
+    ("compress", "a.pt", "--model", SMALL, "--target", "half"): "got 'half'; --help tells more",
+    ("run", "demo", "--export", "tflite"): "for '--export': 'tflite' is not one of 'onnx', 'openvino', 'torch'; --help",
+    ("export", "runs/demo"): "Missing option '--format'. Choose from: onnx, openvino, torch; --help tells more",
+    ("reproduce",): "Choose from: table1, table2, table3, table5, variants; --help tells more",
+    ("reproduce", "table1", "--rows", ""): "--rows: table1 has no row ''; --list shows all",
+    # Options of other commands.
+    ("run", "demo", "--target", "0.5"): f"No such option: --target; {AS_KEYS}",
+    ("eval", "runs/demo", "--model", SMALL): AS_KEYS,
+    ("summary", "resnet18", "--target", "0.5"): "No such option: --target; --help tells more",
+    # Recipes.
+    ("run", "nowhere.yaml"): "give the path of a YAML file, or the name of a recipe of the package, such as demo",
+    ("run", "folder"): "folder: this is a folder, not a recipe; give a YAML file",
+    ("run", "run"): "to go on with the run there, give run/recipe.yaml, and --out run",
+    ("run", "binary.yaml"): "binary.yaml: is no text ('utf-8' codec can't decode byte 0xff",
+    ("run", "demo", "data.name=folder"): "needs a root: the folder with train/ and val/; give data.root=FOLDER",
+    ("run", "demo", "sparsify.from_run=nowhere"): "nowhere is no run that has finished its first stage; finish it, or",
+    ("run", "demo", "sparsify.include=['x*']"): "'x*' matches no layer of the model; a summary of it lists them",
+    # Networks that are somebody else's code.
+    ("summary", "slips:broken"): f"network 'slips:broken': building it fails: KeyError: 'layers'; {MENDED}",
+    ("bench", "slips:value"): "network 'slips:value': this is a int, not a function that builds a network; name one",
+    ("summary", "syntax:f"): f"'syntax' cannot be imported: SyntaxError: invalid syntax (syntax.py, line 1); {MENDED}",
+    ("run", "demo", "model.name=raising:f"): f"'raising' cannot be imported: RuntimeError: boom; {MENDED}",
+    ("summary", "resnet18", "--image-shape", "1x32x32"): "error: network 'resnet18' cannot take images of shape",
+    # Weights.
+    ("compress", "nowhere.pt", *COMPRESS): f"weights 'nowhere.pt': there is no such file; {A_FILE}",
+    ("compress", "folder.pt", *COMPRESS): f"weights 'folder.pt': this is a folder; {A_FILE}",
+    ("compress", "folder", *COMPRESS): "weights 'folder': this is a folder, and only networks of torchvision",
+    ("compress", "text.pt", *COMPRESS): f"of another kind than its name says (KeyError: 101); {A_FILE}",
+    ("compress", "other.pt", *COMPRESS): "belong to another network: the weights lack: 0.weight",
+    ("compress", "other.pt", *COMPRESS, "--out", "a.onnx"): "written as a .safetensors file; call it a.safetensors",
+    # Folders of runs.
+    ("eval", "nowhere"): f"nowhere is no run folder: there is no such folder; {A_RUN}",
+    ("summary", "folder"): f"folder is no run folder: it has no recipe.yaml; {A_RUN}",
+    ("bench", "text.pt"): f"text.pt is a file; {OF_BENCH}",
+    ("bench", "no/where"): f"there is no folder no/where; {OF_BENCH}",
+    ("bench", SMALL, "--model", "resnet18"): f"--model: it is for runs, and there is no folder '{SMALL}'; leave it out",
+}
+
+
+@pytest.fixture
+def slips(networks: Path) -> None:
+    """Files and folders to take for something else."""
+    for folder in ("folder", "folder.pt", "run"):
+        Path(folder).mkdir()
+    Path("run/recipe.yaml").write_text("base: demo\n")
+    Path("slips.py").write_text(NETWORKS)
+    Path("syntax.py").write_text("def f(:\n")
+    Path("raising.py").write_text("raise RuntimeError('boom')\n")
+    Path("binary.yaml").write_bytes(b"\xff\xfe")
+    Path("text.pt").write_text("hello")
+    torch.save({"weight": torch.zeros(2)}, "other.pt")
+
+
+@pytest.mark.usefixtures("slips")
+@pytest.mark.parametrize("arguments", SLIPS, ids=" ".join)
+def test_a_slip_is_told_with_its_value_its_reason_and_a_remedy(arguments: tuple[str, ...], call: Any) -> None:
+    said = call(*arguments)
+    assert said.status == 2
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert SLIPS[arguments] in said.err
+
+
+def test_code_that_fails_is_shown_where_it_does_for_the_asking(slips: None, call: Any) -> None:
+    said = call("summary", "slips:broken", "--debug")
+    assert said.status == 2
+    assert 'raise KeyError("layers")' in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "secret.yaml"),
+        ("compress", "secret.pt", *COMPRESS),
+        ("compress", "secret.safetensors", *COMPRESS),
+        ("summary", "secret.safetensors", "--model", SMALL),
+        ("export", "secret.safetensors", "--model", SMALL, "--format", "onnx"),
+    ],
+    ids=" ".join,
+)
+def test_an_unreadable_file_is_not_called_damaged(
+    arguments: tuple[str, ...], call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not by taking the right away: the administrator may read anything.
+    opened = Path.open
+
+    def refuse(path: Path, *options: Any, **more: Any) -> Any:
+        if path.name.startswith("secret"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *options, **more)
+
+    Path(arguments[1]).touch()
+    monkeypatch.setattr(Path, "open", refuse)
+    said = call(*arguments)
+    assert said.status == 2
+    assert said.err.startswith("error: ")
+    assert arguments[1] in said.err
+    assert "Permission denied; " in said.err
+    assert "Errno" not in said.err
+    assert "damaged" not in said.err
+
+
+def test_what_the_system_refuses_comes_with_a_remedy(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    said = call("summary", "sealed/run")
+    assert said.status == 2
+    assert said.err == "error: sealed/run: Permission denied; make it accessible for you, or give another path\n"
