@@ -21,6 +21,7 @@ from torch.nn.utils import prune
 from torch_warnings import COMPILER_WARNS
 
 import strucspars as ss
+from strucspars.core.budget import Budget
 from strucspars.core.importance import Norm
 
 
@@ -143,6 +144,37 @@ def test_modules_that_hold_no_layer_may_be_replaced() -> None:
     before = sparsifier.penalty()
     model.rest[-1], model.first[1] = nn.Linear(16, 7), nn.SiLU()
     assert torch.equal(sparsifier.penalty(), before)
+
+
+@pytest.mark.parametrize("budget", ["params", "macs"])
+def test_a_plan_meets_its_target_in_the_network_as_it_is_then(budget: Budget) -> None:
+    model, images = Nested(), torch.zeros(1, 3, 4, 4)
+    config = replace(CONFIG, target=0.4, budget=budget)
+    sparsifier = ss.Sparsifier(model, config, example_inputs=images)
+    model.rest[-1] = nn.Linear(16, 300)
+    assert sparsifier.end_epoch().removed_fraction == 0
+    plan, before = sparsifier.plan(), ss.count_macs(model, images)
+    ss.convert_(model, plan)
+    after = ss.count_macs(model, images)
+    assert plan.removed_param_fraction == pytest.approx(1 - after.params / before.params)
+    assert plan.removed_mac_fraction == pytest.approx(1 - after.macs / before.macs)
+
+
+def test_operations_are_counted_again_where_a_module_without_weights_changes_them() -> None:
+    model, images = Nested(), torch.zeros(1, 3, 4, 4)
+    sparsifier = ss.Sparsifier(model, replace(CONFIG, target=0.4, budget="macs"), example_inputs=images)
+    model.first[1] = nn.MaxPool2d(2)
+    plan, before = sparsifier.plan(), ss.count_macs(model, images)
+    ss.convert_(model, plan)
+    assert plan.removed_mac_fraction == pytest.approx(1 - ss.count_macs(model, images).macs / before.macs)
+
+
+def test_a_target_that_a_larger_network_rules_out_is_refused() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    model.rest[-1] = nn.Linear(16, 10_000)
+    with pytest.raises(ValueError, match=r"target .* cannot be reached"):
+        sparsifier.plan()
 
 
 @pytest.mark.parametrize("wrap", [lambda part: torch.compile(part, backend="eager"), nn.DataParallel])

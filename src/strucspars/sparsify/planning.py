@@ -51,6 +51,24 @@ def network_size(model: nn.Module, example_inputs: ExampleInputs | None, budget:
     return NetworkSize(params, count.macs, {name: layer.macs for name, layer in count.layers.items()})
 
 
+class PresentSize:
+    """A model's size, counted again where the model has changed: a classifier may be replaced while others train on."""
+
+    def __init__(self, model: nn.Module, example_inputs: ExampleInputs | None, budget: Budget) -> None:
+        self._model, self._example_inputs, self._budget = model, example_inputs, budget
+        self._modules = tuple(model.modules())
+        self._size = network_size(model, example_inputs, budget)
+
+    def counted(self) -> NetworkSize:
+        """The size as it is now. MACs take a forward pass, so only what may change them has them counted again."""
+        modules = tuple(self._model.modules())
+        params = sum(parameter.numel() for parameter in self._model.parameters())
+        if modules != self._modules or params != self._size.params:
+            self._size = network_size(self._model, self._example_inputs, self._budget)
+            self._modules = modules
+        return self._size
+
+
 def network_budget(
     layers: Sequence[SelectedLayer], states: Sequence[LayerState], size: NetworkSize
 ) -> list[LayerBudget]:

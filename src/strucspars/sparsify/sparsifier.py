@@ -25,7 +25,7 @@ from strucspars.sparsify.group_width import with_one_width
 from strucspars.sparsify.layer_places import LayerPlaces
 from strucspars.sparsify.layer_state import LayerState, check_values, churn, learned_states, penalty_strength
 from strucspars.sparsify.penalty import StructuredPenalty
-from strucspars.sparsify.planning import network_budget, network_size, plan_for_target, threshold_in_network
+from strucspars.sparsify.planning import PresentSize, network_budget, plan_for_target, threshold_in_network
 from strucspars.sparsify.report import EpochReport, LayerReport
 
 STATE_VERSION = 1
@@ -36,9 +36,9 @@ class Sparsifier:
 
     The model stays as it is: no module is replaced, no key of its `state_dict` changes. Weights that are replaced by
     others (`load_state_dict(assign=True)`) are followed from the next step on; a step captured in a CUDA graph must be
-    captured again, for the model's sake too. Modules that are replaced by others are an error, unless by a wrapper such
-    as `torch.compile`. Of several processes all make one, and all call `end_epoch` and `plan`: they agree on what is
-    learned.
+    captured again, for the model's sake too. Layers to group that are replaced by others are an error, unless by a
+    wrapper such as `torch.compile`; what else is replaced, such as a classifier, counts towards the target as it is
+    then. Of several processes all make one, and all call `end_epoch` and `plan`: they agree on what is learned.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -78,15 +78,15 @@ class Sparsifier:
         self.selection.check_not_empty()
         check_values(self.selection.layers)
         self._places = LayerPlaces(model, self.selection.layers)
-        self._size = network_size(model, example_inputs, config.budget)
+        self._size = PresentSize(model, example_inputs, config.budget)
         weights = self._present_weights()
         self._shapes = [weight.shape for weight in weights]
         self._penalty = StructuredPenalty(weights, config.norm)
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
         # A target out of reach fails here, not when the training is over.
-        budgets = network_budget(self.selection.layers, self._states, self._size)
-        threshold_in_network(budgets, self.selection, self._size, config)
+        size = self._size.counted()
+        threshold_in_network(network_budget(self.selection.layers, self._states, size), self.selection, size, config)
         self._set_strengths_()
 
     @property
@@ -145,7 +145,9 @@ class Sparsifier:
         self._check_layers()
 
         def decide() -> GroupingPlan:
-            return plan_for_target(self.selection.layers, self._learned_states(self._states), self._size, self.config)
+            states, size = self._learned_states(self._states), self._size.counted()
+            skipped = self.selection.skipped
+            return plan_for_target(self.selection.layers, states, size, self.config, skipped=skipped)
 
         return agreed(decide)
 
@@ -228,7 +230,7 @@ class Sparsifier:
         return learned_states(self.selection.layers, self.config, previous, self._executor)
 
     def _removed_fraction(self) -> float:
-        budgets = network_budget(self.selection.layers, self._states, self._size)
+        budgets = network_budget(self.selection.layers, self._states, self._size.counted())
         levels = {
             layer.name: state.group_level for layer, state in zip(self.selection.layers, self._states, strict=True)
         }
