@@ -138,6 +138,25 @@ def test_a_module_that_has_been_replaced_is_named(use: str, replace_: Callable[[
         getattr(sparsifier, use)()
 
 
+def tie_parameters_(model: Nested) -> None:
+    model.rest[0].weight = model.first[2].weight
+
+
+def tie_memory_(model: Nested) -> None:
+    model.rest[0].weight.data = model.first[2].weight.data
+
+
+@pytest.mark.parametrize("use", ["end_epoch", "plan"])
+@pytest.mark.parametrize("tie_", [tie_parameters_, tie_memory_])
+def test_weights_that_were_tied_later_are_named(use: str, tie_: Callable[[Nested], None]) -> None:
+    model = Nested()
+    model.rest[0] = nn.Conv2d(16, 32, 3, padding=1)
+    sparsifier = sparsifier_with_penalty(model)
+    tie_(model)
+    with pytest.raises(ValueError, match=r"layer 'first\.2': its weight has become one .*'rest\.0'.*new Sparsifier"):
+        getattr(sparsifier, use)()
+
+
 def test_modules_that_hold_no_layer_may_be_replaced() -> None:
     model = Nested()
     sparsifier = sparsifier_with_penalty(model)

@@ -16,7 +16,7 @@ class LayerPlaces:
     """The way from a model to each of its layers, cheap enough to be looked at before every training step."""
 
     def __init__(self, model: nn.Module, layers: Sequence[SelectedLayer]) -> None:
-        self._model, self._layers = model, tuple(layers)
+        self.model, self._layers = model, tuple(layers)
         self._places = _ways(model, {layer.module for layer in layers})
 
     def check(self) -> None:
@@ -28,19 +28,19 @@ class LayerPlaces:
 
     def are_called(self, names: Sequence[str]) -> bool:
         """Whether these are the layers in their order; names may have wrappers in them, as those of older states."""
-        modules = modules_by_name(self._model)
+        modules = modules_by_name(self.model)
         return [modules.get(name) for name in names] == [layer.module for layer in self._layers]
 
     def _follow(self) -> None:
         """A wrapper may have come between (compiled, or with activations recomputed): then the layers are the same."""
-        present = dict(bare_modules(self._model, remove_duplicate=False))
+        present = dict(bare_modules(self.model, remove_duplicate=False))
         for layer in self._layers:
             if layer.module not in _nearest(layer.name, present).modules():
                 raise ValueError(
                     f"layer {layer.name!r} has been replaced in the model, or taken out of it, and the Sparsifier "
                     "would go on with the old module; make a new Sparsifier"
                 )
-        self._places = _ways(self._model, {layer.module for layer in self._layers})
+        self._places = _ways(self.model, {layer.module for layer in self._layers})
 
 
 def _nearest(name: str, present: Mapping[str, nn.Module]) -> nn.Module:

@@ -17,7 +17,14 @@ from strucspars.core.hierarchy import checked_group_level
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.measure.counting import ExampleInputs
-from strucspars.nn.selection import FilterFn, LayerRules, Selection, select_layers
+from strucspars.nn.selection import (
+    FilterFn,
+    LayerRules,
+    Selection,
+    owners_of_parameters,
+    parameter_key,
+    select_layers,
+)
 from strucspars.nn.shuffled import is_grouped
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
@@ -212,8 +219,9 @@ class Sparsifier:
         return [layer.weight for layer in self.selection.layers]
 
     def _check_layers(self) -> None:
-        """Raise a `ValueError` where modules are others, or converted, or weights no longer have their shapes."""
+        """Raise a `ValueError` where modules are others, or converted, or weights no longer what they were."""
         self._places.check()
+        owners = owners_of_parameters(self._places.model)
         for layer, shape in zip(self.selection.layers, self._shapes, strict=True):
             if is_grouped(layer.module):
                 raise ValueError(
@@ -224,6 +232,11 @@ class Sparsifier:
                 raise ValueError(
                     f"layer {layer.name!r}: its weight had shape {tuple(shape)} when the Sparsifier was made, and has "
                     f"{tuple(layer.weight.shape)} now; make a new Sparsifier"
+                )
+            if len(holders := owners[parameter_key(layer.weight)]) > 1:
+                raise ValueError(
+                    f"layer {layer.name!r}: its weight has become one with that of another layer "
+                    f"({', '.join(map(repr, holders))}), so it cannot be grouped; make a new Sparsifier"
                 )
 
     def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
