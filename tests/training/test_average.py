@@ -43,3 +43,18 @@ def test_the_average_is_not_trained_and_stays_in_evaluation_mode() -> None:
     average = AveragedModel(network(), 0.9)
     assert not average.model.training
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
+
+
+def test_what_has_two_names_follows_as_slowly_as_the_rest() -> None:
+    model = network()
+    model.add_module("norm_again", model[1])
+    model.add_module("tied", nn.Conv2d(3, 4, 3, bias=False))
+    model.get_submodule("tied").weight = model[0].weight
+    average = AveragedModel(model, 0.7)
+    expected = {name: 0.7 * value + 0.3 * (value + 1) for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(1)
+    average.update_()
+    floating = {name: value for name, value in average.model.state_dict().items() if value.is_floating_point()}
+    torch.testing.assert_close(floating, {name: expected[name] for name in floating})

@@ -15,8 +15,8 @@ class AveragedModel:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copied(model).requires_grad_(False).eval()
         self._decay = decay
-        sources, averages = list(model.state_dict().values()), list(self.model.state_dict().values())
-        pairs = list(zip(averages, sources, strict=True))
+        # A tensor that has several names counts once: averaged under each of them, it would follow faster.
+        pairs = list(dict(zip(_tensors(self.model), _tensors(model), strict=True)).items())
         floating = [pair for pair in pairs if pair[0].is_floating_point()]
         self._averages, self._sources = [pair[0] for pair in floating], [pair[1] for pair in floating]
         self._counters = [pair for pair in pairs if not pair[0].is_floating_point()]
@@ -31,3 +31,8 @@ class AveragedModel:
         """Take over what cannot be averaged, once per epoch: captured steps do not count."""
         for average, source in self._counters:
             average.copy_(source)
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    """What a model's `state_dict` holds, as the model's own tensors: one with two names is the same object twice."""
+    return list(model.state_dict(keep_vars=True).values())
