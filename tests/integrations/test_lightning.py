@@ -1,7 +1,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -365,9 +365,33 @@ def test_another_schedule_than_the_trainers_is_reported(caplog: pytest.LogCaptur
     fit(Classifier(), SparsifyCallback(replace(CONFIG, lambda_step=None)), max_epochs=1)
     assert "planned for 5 epochs but the Trainer has max_epochs=1" in caplog.text
     assert "the Trainer makes 4 optimizer steps per epoch; set SparsifyConfig(steps_per_epoch=4)" in caplog.text
+    assert "derived from lr=0.1 but the layers are trained with lr=0.05; set SparsifyConfig(lr=0.05)" in caplog.text
     caplog.clear()
     fit(Classifier(), SparsifyCallback(CONFIG))
     assert not [record for record in caplog.records if record.name.startswith("strucspars")]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=100),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=5),
+    ],
+)
+def test_the_rate_to_compare_is_the_highest_of_the_schedule(
+    schedule: Callable[[torch.optim.Optimizer], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Scheduled(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = optimizer_of(self)
+            return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
+
+    config = replace(CONFIG, lambda_step=None, epochs=3, steps_per_epoch=BATCHES)
+    fit(Scheduled(), SparsifyCallback(replace(config, lr=0.05)), max_epochs=3)
+    assert "lr=" not in caplog.text
+    fit(Scheduled(), SparsifyCallback(replace(config, lr=0.0005)), max_epochs=3)
+    assert "derived from lr=0.0005 but the layers are trained with lr=0.05" in caplog.text
 
 
 def test_a_target_out_of_reach_fails_before_training() -> None:

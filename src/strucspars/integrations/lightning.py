@@ -116,6 +116,10 @@ class SparsifyCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Compare the schedule that lambda is planned for with the Trainer's."""
         _warn_of_another_schedule(self._config, trainer)
+        # Later on, a rate that was lowered by hand is not the one that training began with.
+        if trainer.global_step == 0 and trainer.optimizers:
+            layers = self.sparsifier.selection.layers
+            _warn_of_another_rate(self._config, trainer.optimizers[self._optimizer_index], layers)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Notice that another epoch has begun: the hook for that is left out in some resumed fits."""
@@ -237,3 +241,22 @@ def _warn_of_another_schedule(config: SparsifyConfig, trainer: Trainer) -> None:
                 steps,
                 steps,
             )
+
+
+def _warn_of_another_rate(
+    config: SparsifyConfig, optimizer: torch.optim.Optimizer, layers: Sequence[SelectedLayer]
+) -> None:
+    weights = {id(layer.weight) for layer in layers}
+    rates = [_highest_rate(group) for group in optimizer.param_groups if weights & set(map(id, group["params"]))]
+    if config.lambda_step is None and rates and not any(math.isclose(rate, config.lr, rel_tol=1e-3) for rate in rates):
+        logger.warning(
+            "lambda_step is derived from lr=%g but the layers are trained with lr=%g; set SparsifyConfig(lr=%g)",
+            config.lr,
+            max(rates),
+            max(rates),
+        )
+
+
+def _highest_rate(group: dict[str, Any]) -> float:
+    """The learning rate of a parameter group before its schedule lowers it; a warm-up may have done so already."""
+    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))
