@@ -1,5 +1,6 @@
 """Folders of images, such as ImageNet: `root/train/CLASS/*.jpg` and `root/val/CLASS/*.jpg`."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,7 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
         except FileNotFoundError as error:  # torchvision's word for "no classes" and for "a class without images"
             raise FileNotFoundError(f"{root} must hold a folder of images for every class: {error}") from error
         self.classes = tuple(folder.classes)
+        self._root = root
         # One array instead of a million strings: touching a string's reference count copies its page in every worker.
         self._paths = np.array([os.fsencode(path) for path, _ in folder.samples])
         self._labels = np.array(folder.targets)
@@ -54,6 +56,18 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    def names_digest(self) -> str:
+        """SHA-256 of the images' names and labels in their order, equal wherever the folder lies.
+
+        What the classes are called does not count: labels are numbers.
+        """
+        digest = hashlib.sha256()
+        before_class = len(os.fsencode(self._root / "_")) - 1
+        for label, path in zip(self._labels.tolist(), self._paths.tolist(), strict=True):
+            name = path[before_class:].partition(os.fsencode(os.sep))[2]
+            digest.update(b"%d/%s\0" % (label, name))
+        return digest.hexdigest()
 
     def __getitem__(self, key: SampleKey) -> tuple[torch.Tensor, int]:
         epoch, index = key
@@ -100,6 +114,14 @@ class FolderData:
     def classes(self) -> tuple[str, ...]:
         """Names of the class folders, in the order of the labels."""
         return self.train.classes
+
+    def listing(self) -> dict[str, int | str]:
+        """Which images there are, in few words: equal for the same names and labels in the same order."""
+        return {
+            "train_images": len(self.train),
+            "test_images": len(self.test),
+            "names": f"{self.train.names_digest()} {self.test.names_digest()}",
+        }
 
 
 def image_folder(

@@ -118,6 +118,7 @@ def _run(
             test=setting.test,
             observer=Several(*watchers),
             should_stop=should_stop,
+            images=setting.images if engine.is_first else None,
         )
         return _Run(setting, context, start).finished()
 
@@ -148,6 +149,8 @@ def _checkpoint(setting: Setting, folder: RunFolder) -> dict[str, Any] | None:
         check_checkpoint(checkpoint, folder.checkpoints)
     if folder.is_begun:
         setting.check_classes_of(folder)
+    if checkpoint is not None:
+        setting.check_images_of(checkpoint)
     return checkpoint
 
 

@@ -1,7 +1,9 @@
 """What a recipe names, made real: data, networks, and a teacher to learn from."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -67,6 +69,33 @@ class Setting:
             ValueError: names the first class that differs.
         """
         check_same_classes(folder, self.classes, data=f"data.root {self.recipe.data.root}")
+
+    @property
+    def images(self) -> dict[str, int | str] | None:
+        """Which images lie in an image folder, for checkpoints; None where they are fixed."""
+        return self._data.listing() if isinstance(self._data, FolderData) else None
+
+    def check_images_of(self, checkpoint: Mapping[str, Any]) -> None:
+        """Refuse to go on with other images than before: order, crops and steps of the epochs would be others.
+
+        Raises:
+            ValueError: names how many there were and are.
+        """
+        # Checkpoints of before know of none.
+        before, now = checkpoint.get("images"), self.images
+        if before is None or now is None or before == now:
+            return
+        counts = [
+            f"{listing.get('train_images')} to learn from and {listing.get('test_images')} to test on"
+            for listing in (before, now)
+        ]
+        change = (
+            f"{counts[0]}, now {counts[1]}" if counts[0] != counts[1] else f"{counts[0]}, of other names or classes"
+        )
+        raise ValueError(
+            f"data.root {self.recipe.data.root} holds other images than when the run began, so it would become another "
+            f"run: there were {change}; give the images of that run, or start another one in another folder"
+        )
 
     def fresh_model(self) -> nn.Module:
         """The recipe's network with fresh weights, on the device; the same ones every time."""

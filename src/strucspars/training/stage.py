@@ -43,7 +43,11 @@ class TrainingDiverged(RuntimeError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunContext:
-    """What all stages of a run share."""
+    """What all stages of a run share.
+
+    Attributes:
+        images: which ones an image folder holds, to be kept in checkpoints; None where they are fixed.
+    """
 
     name: str
     seed: int
@@ -53,6 +57,7 @@ class RunContext:
     test: Batches
     observer: Observer
     should_stop: Callable[[], bool]
+    images: Mapping[str, Any] | None
 
 
 class Stage:
@@ -235,6 +240,7 @@ class Stage:
                     "sums": processes.sums,
                     "precision": self._context.engine.precision_state(),
                     "random_states": processes.random_states,
+                    "images": self._context.images,
                 }
             )
 
@@ -268,6 +274,8 @@ def check_checkpoint(checkpoint: Mapping[str, Any], where: Path) -> None:
             checked_at_least(key, checkpoint.get(key, "nothing"), 0)
         except ValueError as error:
             raise ValueError(f"{where}: the checkpoint is no stage's: {error}; {CHECKPOINT_REMEDY}") from error
+    if not isinstance(checkpoint.get("images"), Mapping | None):
+        raise ValueError(f"{where}: the checkpoint does not say which images it is of; {CHECKPOINT_REMEDY}")
     if not isinstance(checkpoint.get("stage"), str):
         raise ValueError(f"{where}: the checkpoint names no stage; {CHECKPOINT_REMEDY}")
 
