@@ -27,9 +27,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     digests: list[str] = []
     train: Any = TrainingStep.__call__
 
-    def noted(self: TrainingStep, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def noted(self: TrainingStep, images: torch.Tensor, *others: torch.Tensor | None) -> None:
         digests.append(hashlib.sha256(images.numpy().tobytes()).hexdigest())
-        train(self, images, labels)
+        train(self, images, *others)
 
     monkeypatch.setattr(TrainingStep, "__call__", noted)
     return digests
