@@ -102,3 +102,15 @@ def test_the_divergence_of_half_precision_scores_is_computed_in_full(scores: tor
     loss = distilled(teacher)(coarse, LABELS)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, distilled(teacher.float())(coarse.float(), LABELS))
+
+
+def test_the_digest_of_a_teacher_is_that_of_its_weights_in_any_memory_format() -> None:
+    def digest(teacher: nn.Module) -> str:
+        return Distillation(teacher=teacher, weight=1.0, temperature=4.0).digest()
+
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    before = digest(teacher)
+    assert digest(teacher.to(memory_format=torch.channels_last)) == before
+    teacher.get_buffer("1.running_mean")[2] += 1
+    assert digest(teacher) != before

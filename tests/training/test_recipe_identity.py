@@ -102,6 +102,32 @@ def test_another_teacher_makes_another_run(small_recipe: Recipes, tmp_path: Path
         run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'other'}"), tmp_path / "run")
 
 
+def test_a_teacher_of_the_same_name_with_other_weights_makes_another_run(small_recipe: Recipes, tmp_path: Path) -> None:
+    for place, seed in (("here", 1), ("there", 2)):
+        run_pipeline(small_recipe(*SHORT, f"seed={seed}"), tmp_path / place / "teacher")
+    begun(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'here' / 'teacher'}"), tmp_path / "run")
+    before = RunFolder(tmp_path / "run").load_checkpoint()
+    with pytest.raises(ValueError, match=r"train began with a teacher of other weights than finetune\.teacher has"):
+        run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'there' / 'teacher'}"), tmp_path / "run")
+    after = RunFolder(tmp_path / "run").load_checkpoint()
+    assert before is not None
+    assert after is not None
+    assert before["teacher"] == after["teacher"]
+    run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'here' / 'teacher'}"), tmp_path / "run")
+
+
+def test_a_run_of_before_its_teacher_was_noted_goes_on(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*SHORT), tmp_path / "teacher")
+    recipe, folder = small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), RunFolder(tmp_path / "run")
+    begun(recipe, folder.path)
+    checkpoint = folder.load_checkpoint()
+    assert checkpoint is not None
+    del checkpoint["teacher"]
+    folder.save_checkpoint(checkpoint)
+    run_pipeline(recipe, folder.path)
+    assert folder.summary_json_path.is_file()
+
+
 def test_a_teacher_that_is_not_finished_is_refused(small_recipe: Recipes, tmp_path: Path) -> None:
     run_pipeline(small_recipe(*SHORT), tmp_path / "teacher")
     RunFolder(tmp_path / "teacher").summary_json_path.unlink()

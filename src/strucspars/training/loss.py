@@ -1,5 +1,6 @@
 """What a stage minimises: cross-entropy, and the distance from a teacher."""
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,14 @@ class Distillation:
         softened = functional.log_softmax(scores.float() / self.temperature, dim=1)
         divergence = functional.kl_div(softened, targets, reduction="batchmean", log_target=True)
         return divergence * self.temperature**2
+
+    def digest(self) -> str:
+        """SHA-256 of the teacher's weights: the same network has the same, wherever its folder lies."""
+        digest = hashlib.sha256()
+        for name, tensor in self.teacher.state_dict().items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

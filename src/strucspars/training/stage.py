@@ -90,7 +90,9 @@ class Stage:
         self._step = TrainingStep(context.engine, model, options, loss, rule)
         self._done_epochs, self._done_steps, self._data_epochs_before = 0, 0, data_epochs_before
         self._random_states: list[torch.Tensor] = []
+        self._teacher = None if loss.distillation is None else loss.distillation.digest()
         if checkpoint is not None:
+            self._check_teacher_of(checkpoint)
             try:
                 self._restore_(in_present_form(checkpoint, context.engine))
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -102,6 +104,15 @@ class Stage:
         # Captures hold on to tensors: nothing may be replaced from here on.
         self._epochs = epoch_runner(context.engine, self._step, context.train)
         self._evaluation = Evaluation(context.engine, self.trained_model, context.test)
+
+    def _check_teacher_of(self, checkpoint: Mapping[str, Any]) -> None:
+        # Checkpoints of before know of none.
+        if checkpoint.get("teacher", self._teacher) != self._teacher:
+            raise ValueError(
+                f"{self._context.folder.checkpoints}: {self._name} began with a teacher of other weights than "
+                "finetune.teacher has, so it would become another run; give that teacher, or start another run in "
+                "another folder"
+            )
 
     @property
     def trained_model(self) -> nn.Module:
@@ -241,6 +252,7 @@ class Stage:
                     "precision": self._context.engine.precision_state(),
                     "random_states": processes.random_states,
                     "images": self._context.images,
+                    "teacher": self._teacher,
                 }
             )
 
