@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn import functional
@@ -253,6 +253,29 @@ def test_every_fit_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     again = Classifier()
     fit(again, callback)
     assert_same_outcome(again, callback, module.net, callback.plan)
+
+
+@pytest.mark.parametrize("finder_first", [True, False])
+def test_a_fit_that_begins_with_a_search_for_its_learning_rate_starts_anew_too(
+    finder_first: bool, tmp_path: Path
+) -> None:
+    class Tunable(Classifier):
+        lr = 0.05
+
+    callback, finder = SparsifyCallback(CONFIG), LearningRateFinder(num_training_steps=2)
+    for _ in range(2):
+        trainer = Trainer(
+            accelerator="cpu",
+            max_epochs=EPOCHS,
+            callbacks=[finder, callback] if finder_first else [callback, finder],
+            default_root_dir=tmp_path,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(Tunable(), batches())
+        assert callback.sparsifier.state_dict()["controller"]["epoch"] == EPOCHS
 
 
 def test_a_converted_module_is_smaller_and_keeps_working(tmp_path: Path) -> None:

@@ -91,10 +91,12 @@ class SparsifyCallback(Callback):
         return self._plan
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot work before anything expensive happens; forget what an earlier run restored."""
+        """Refuse what cannot work before anything expensive happens; forget what earlier runs left and restored."""
         self._restored = {}
         if stage == "fit":
             _check_strategy(trainer)
+            # Who looks for a learning rate or a batch size saves all callbacks before a fit, and restores them.
+            self._sparsifier, self._plan = None, None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the channel orders from the initial weights, or take them over from a checkpoint."""
