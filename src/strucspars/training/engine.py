@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from torch import nn
 
 from strucspars.training.recipe import EngineRecipe, Precision
@@ -70,6 +71,8 @@ class Engine:
                 num_nodes=processes // local_processes,
                 strategy="ddp" if processes > 1 else "auto",
                 precision=FABRIC_PRECISION[recipe.precision],
+                # Alone, it is no part of what SLURM or MPI count: they may have started a script that runs several.
+                plugins=None if processes > 1 else LightningEnvironment(),
             )
             self._fabric.launch()
 
