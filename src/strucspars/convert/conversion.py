@@ -241,8 +241,8 @@ def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Modul
 
     change_optimizer_state_(optimizer, module.get_parameter("weight"), regroup)
     if module.bias is not None:
-        out_perm = torch.tensor(layer.out_perm)
         bias = module.get_parameter("bias")
+        out_perm = torch.tensor(layer.out_perm, device=bias.device)
         change_optimizer_state_(optimizer, bias, lambda momentum: momentum[out_perm.to(momentum.device)])
 
 

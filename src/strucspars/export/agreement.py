@@ -141,7 +141,7 @@ def clear_winners(expected: torch.Tensor) -> torch.Tensor:
     """Which rows of an output `(batch, classes)` have a largest entry that rounding cannot dethrone."""
     is_scores = expected.dim() == 2 and expected.shape[1] > 1 and expected.is_floating_point()
     if not is_scores or not len(expected) or not expected.isfinite().all():
-        return torch.zeros(expected.shape[:1], dtype=torch.bool)
+        return torch.zeros(expected.shape[:1], dtype=torch.bool, device=expected.device)
     values = expected.double()
     first, second = values.topk(2, dim=1).values.unbind(1)
     margin = tolerance(expected) * values.abs().amax()

@@ -72,7 +72,7 @@ def random_image(image_shape: tuple[int, ...]) -> torch.Tensor:
     >>> random_image((3, 8, 8)).shape
     torch.Size([1, 3, 8, 8])
     """
-    return torch.randn(1, *image_shape, generator=torch.Generator().manual_seed(0))
+    return torch.randn(1, *image_shape, generator=torch.Generator().manual_seed(0), device="cpu")
 
 
 def example_batch(example_inputs: ExampleInputs, *, dynamic_batch: bool) -> ExampleBatch:

@@ -12,6 +12,7 @@ from torch import nn
 
 from strucspars.export.agreement import Run
 from strucspars.export.checked_file import checked_path, write_checked
+from strucspars.export.default_device import new_tensors_on_cpu
 from strucspars.export.example_batch import Arguments
 from strucspars.export.export_report import ExportReport
 from strucspars.export.inference_program import InferenceProgram, inference_program
@@ -69,24 +70,25 @@ def export_onnx(
     (0, (2, 1), True)
     """
     path = checked_path(path, "onnx")
-    program = inference_program(
-        model,
-        example_inputs,
-        dynamic_batch=dynamic_batch,
-        widen_groups_below=widen_groups_below,
-        usual_group_width=WIDEN_GROUPS_BELOW,
-        input_names=input_names,
-        output_names=output_names,
-    )
-    proto = onnx_model(program)
-    return write_checked(
-        program,
-        path,
-        format="onnx",
-        runtime=_runtime(),
-        write=lambda unfinished: write_onnx(proto, unfinished),
-        runner=onnx_runner,
-    )
+    with new_tensors_on_cpu():
+        program = inference_program(
+            model,
+            example_inputs,
+            dynamic_batch=dynamic_batch,
+            widen_groups_below=widen_groups_below,
+            usual_group_width=WIDEN_GROUPS_BELOW,
+            input_names=input_names,
+            output_names=output_names,
+        )
+        proto = onnx_model(program)
+        return write_checked(
+            program,
+            path,
+            format="onnx",
+            runtime=_runtime(),
+            write=lambda unfinished: write_onnx(proto, unfinished),
+            runner=onnx_runner,
+        )
 
 
 def onnx_model(program: InferenceProgram) -> onnx.ModelProto:

@@ -13,6 +13,7 @@ from torch import nn
 
 from strucspars.export.agreement import Run
 from strucspars.export.checked_file import write_checked
+from strucspars.export.default_device import new_tensors_on_cpu
 from strucspars.export.example_batch import Arguments
 from strucspars.export.export_report import SUFFIXES, ExportReport
 from strucspars.export.inference_program import inference_program
@@ -77,27 +78,29 @@ def export_openvino(
     openvino = openvino_module()
     # Before the work, not after it.
     check_companion(followed(path), weights_path(followed(path)))
-    program = inference_program(
-        model,
-        example_inputs,
-        dynamic_batch=dynamic_batch,
-        widen_groups_below=widen_groups_below,
-        usual_group_width=WIDEN_GROUPS_BELOW,
-        input_names=input_names,
-        output_names=output_names,
-    )
-    proto = onnx_model(program)
-    # OpenVINO 2026.4 moves a constant Gather along axis 1 into the dense convolution after it, and gets the order of
-    # the channels wrong, the inverse instead. It does not look for axes counted from the end, which cost the same.
-    count_axes_from_the_end_(proto.graph)
-    return write_checked(
-        program,
-        path,
-        format="openvino",
-        runtime=f"OpenVINO {openvino.__version__.partition('-')[0]}",
-        write=lambda unfinished: _write(proto, unfinished),
-        runner=openvino_runner,
-    )
+    with new_tensors_on_cpu():
+        program = inference_program(
+            model,
+            example_inputs,
+            dynamic_batch=dynamic_batch,
+            widen_groups_below=widen_groups_below,
+            usual_group_width=WIDEN_GROUPS_BELOW,
+            input_names=input_names,
+            output_names=output_names,
+        )
+        proto = onnx_model(program)
+        # OpenVINO 2026.4 moves a constant Gather along axis 1 into the dense convolution after it, and gets the order
+        # of the channels wrong, the inverse instead. It does not look for axes counted from the end, which cost the
+        # same.
+        count_axes_from_the_end_(proto.graph)
+        return write_checked(
+            program,
+            path,
+            format="openvino",
+            runtime=f"OpenVINO {openvino.__version__.partition('-')[0]}",
+            write=lambda unfinished: _write(proto, unfinished),
+            runner=openvino_runner,
+        )
 
 
 def weights_path(path: Path) -> Path:

@@ -9,6 +9,7 @@ from torch import nn
 
 from strucspars.export.agreement import Run
 from strucspars.export.checked_file import checked_path, write_checked
+from strucspars.export.default_device import new_tensors_on_cpu
 from strucspars.export.example_batch import Arguments
 from strucspars.export.export_report import ExportReport
 from strucspars.export.inference_program import InferenceProgram, inference_program
@@ -53,17 +54,18 @@ def export_torch(
     True
     """
     path = checked_path(path, "torch")
-    program = inference_program(
-        model, example_inputs, dynamic_batch=dynamic_batch, widen_groups_below=widen_groups_below
-    )
-    return write_checked(
-        program,
-        path,
-        format="torch",
-        runtime=f"torch.export {torch.__version__}",
-        write=lambda unfinished: _write(program, unfinished),
-        runner=torch_runner,
-    )
+    with new_tensors_on_cpu():
+        program = inference_program(
+            model, example_inputs, dynamic_batch=dynamic_batch, widen_groups_below=widen_groups_below
+        )
+        return write_checked(
+            program,
+            path,
+            format="torch",
+            runtime=f"torch.export {torch.__version__}",
+            write=lambda unfinished: _write(program, unfinished),
+            runner=torch_runner,
+        )
 
 
 def _write(program: InferenceProgram, path: Path) -> None:

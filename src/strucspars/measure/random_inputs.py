@@ -13,15 +13,16 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
     tensor(True)
     """
     if tensor.is_complex():
-        return torch.randn(shape, generator=generator, dtype=torch.complex64).to(tensor.dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.complex64, device="cpu").to(tensor.dtype)
     if tensor.is_floating_point():
         values = tensor.double()
         mean, spread = values.mean().item(), values.std(correction=0).item()
         # A constant example, zeros for one, tells nothing about the inputs to come.
         mean, spread = (mean, spread) if spread > 0 else (0.0, 1.0)
-        return (torch.randn(shape, generator=generator, dtype=torch.float64) * spread + mean).to(tensor.dtype)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return (drawn * spread + mean).to(tensor.dtype)
     # Whole numbers are often places in a table: others than those of the example might be none.
-    places = torch.randint(tensor.numel(), shape, generator=generator)
+    places = torch.randint(tensor.numel(), shape, generator=generator, device="cpu")
     return tensor.detach().cpu().flatten()[places]
 
 

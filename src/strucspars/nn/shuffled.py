@@ -239,8 +239,9 @@ def check_plain_weights(model: nn.Module) -> None:
 
 
 def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
-    """The orders that a plan gives a layer, by name: how inputs are read, and how outputs are brought back."""
-    return {"in_perm": torch.tensor(layer.in_perm), "out_inverse": torch.tensor(inverse(layer.out_perm))}
+    """The orders that a plan gives a layer, by name, on the CPU: how inputs are read, how outputs come back."""
+    orders = {"in_perm": layer.in_perm, "out_inverse": inverse(layer.out_perm)}
+    return {name: torch.tensor(order, device="cpu") for name, order in orders.items()}
 
 
 def channel_orders(module: nn.Module) -> dict[str, torch.Tensor]:

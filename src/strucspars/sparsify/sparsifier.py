@@ -162,8 +162,8 @@ class Sparsifier:
         """Everything that decides the future, in plain numbers and tensors that `weights_only=True` loads."""
         layers = {
             layer.name: {
-                "out_perm": torch.tensor(state.out_perm),
-                "in_perm": torch.tensor(state.in_perm),
+                "out_perm": torch.tensor(state.out_perm, device="cpu"),
+                "in_perm": torch.tensor(state.in_perm, device="cpu"),
                 "group_level": state.group_level,
                 "largest_level": layer.largest_level,
                 "fixed_level": layer.fixed_level,
