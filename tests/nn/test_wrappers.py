@@ -1,15 +1,18 @@
-"""A layer has one name, whichever parts of its network `torch.compile` or `DataParallel` holds."""
+"""A layer has one name, whichever parts of its network `torch.compile`, `DataParallel` and their like hold."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 
 import strucspars as ss
-from strucspars.nn.wrappers import bare_modules, bare_state_names
+from strucspars.nn.wrappers import bare_modules, bare_state_names, unwrapped
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -18,8 +21,14 @@ def compiled(model: nn.Module) -> nn.Module:
     return cast(nn.Module, torch.compile(model, backend="eager"))
 
 
-WRAPPERS: list[Wrap] = [compiled, nn.DataParallel, lambda model: compiled(nn.DataParallel(model))]
-NAMES = ["compiled", "parallel", "compiled-parallel"]
+WRAPPERS: list[Wrap] = [
+    compiled,
+    nn.DataParallel,
+    lambda model: compiled(nn.DataParallel(model)),
+    checkpoint_wrapper,
+    lambda model: nn.DataParallel(checkpoint_wrapper(offload_wrapper(model))),
+]
+NAMES = ["compiled", "parallel", "compiled-parallel", "recomputed", "parallel-recomputed-offloaded"]
 IMAGES = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
@@ -129,3 +138,47 @@ def test_a_wrapped_layer_whose_weight_its_parent_reads_is_left_alone() -> None:
     selection = ss.select_layers(model, ss.LayerRules(layer_types=(nn.Linear,)))
     reasons = {layer.name: layer.reason for layer in selection.skipped}
     assert "TransformerEncoderLayer reads its weight itself" in reasons["linear1"]
+
+
+def set_up(model: nn.Module, precision: Any = "32-true") -> nn.Module:
+    """What Fabric trains with."""
+    return cast(nn.Module, Fabric(accelerator="cpu", devices=1, precision=precision).setup_module(model))
+
+
+@wrapped
+@in_each
+def test_files_of_wrapped_networks_are_the_bare_networks(
+    build: Callable[[Wrap], nn.Module], wrap: Wrap, tmp_path: Path
+) -> None:
+    check_files_fit_both(build(wrap), build(wrap), tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_files_of_networks_that_fabric_has_set_up_are_the_bare_networks(precision: str, tmp_path: Path) -> None:
+    check_files_fit_both(set_up(network(), precision), set_up(network(), precision), tmp_path)
+
+
+def check_files_fit_both(model: nn.Module, fresh: nn.Module, folder: Path) -> None:
+    plan = ss.one_shot_plan(model, target=0.3)
+    assert list(plan.layers) == ["0.0", "0.2.0", "2"]
+    ss.save(ss.convert_(model, plan), folder / "small.safetensors")
+    bare = ss.load(folder / "small.safetensors", network()).eval()
+    with torch.no_grad():
+        scores = model.eval()(IMAGES)
+        assert torch.equal(ss.load(folder / "small.safetensors", fresh).eval()(IMAGES), scores)
+        torch.testing.assert_close(bare(IMAGES), scores.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("precision", "is_taken_off"), [("32-true", True), ("bf16-true", False)])
+def test_what_fabric_has_set_up_is_taken_off_unless_it_changes_the_precision(
+    precision: str, is_taken_off: bool
+) -> None:
+    model = network().eval()
+    assert (unwrapped(set_up(model, precision)) is model) == is_taken_off
+
+
+def test_a_network_that_fabric_has_set_up_folds_as_the_bare_one() -> None:
+    model = network().eval()
+    ss.convert_(model, ss.one_shot_plan(model, target=0.3))
+    folded = ss.fold(set_up(model), IMAGES)
+    assert ss.fold_report(folded) == ss.fold_report(ss.fold(model, IMAGES))

@@ -42,8 +42,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     """Write a converted (or dense) model to one safetensors file, all or nothing.
 
     The file appears under its name only when it is complete; a file that was there before survives any failure. Names
-    in it are those of the network itself, also where `torch.compile` or `DistributedDataParallel` has wrapped it or
-    parts of it. Whether torchvision's GoogLeNet or Inception transforms its inputs is kept beside its tensors.
+    in it are those of the network itself, also where `torch.compile`, `DistributedDataParallel` or their like have wrapped
+    it or parts of it. Whether torchvision's GoogLeNet or Inception transforms its inputs is kept beside its tensors.
 
     Args:
         model: what to save.

@@ -1,4 +1,4 @@
-"""Modules that do nothing but call another: on several devices, in step with other processes, or compiled."""
+"""Modules that do nothing but call another: on several devices, in step with other processes, compiled, in parts."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,17 @@ _INNER_NAMES = {
     "torch._dynamo.eval_frame.OptimizedModule": COMPILED,
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    # They compute activations again in training, or move them to the CPU.
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.OffloadWrapper": "_checkpoint_wrapped_module",
+    # What `Fabric.setup` returns.
+    "lightning.fabric.wrappers._FabricModule": "_forward_module",
+    "lightning_fabric.wrappers._FabricModule": "_forward_module",
 }
+# Those that stay out of states.
+_NOT_IN_STATES = frozenset({"_checkpoint_wrapped_module", "_forward_module"})
+# The class of Fabric's that leaves inputs and operations in the precision they have.
+_SAME_PRECISION = "Precision"
 
 
 def inner_name(module: nn.Module) -> str | None:
@@ -25,19 +35,25 @@ def inner_name(module: nn.Module) -> str | None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside of `torch.compile`, `DataParallel` and `DistributedDataParallel`, in any order.
+    """The network inside of `torch.compile`, `DataParallel`, `DistributedDataParallel` and their like, in any order.
 
-    A wrapper with hooks of its own does more than call, and stays.
+    A wrapper with hooks of its own, or one that gives its inputs another precision, does more than call, and stays.
 
     >>> layer = nn.Conv2d(1, 1, 1)
     >>> unwrapped(nn.DataParallel(layer)) is layer
     True
     """
     while (name := inner_name(model)) is not None:
-        if model._forward_hooks or model._forward_pre_hooks:
+        if model._forward_hooks or model._forward_pre_hooks or _changes_precision(model):
             break
         model = model.get_submodule(name)
     return model
+
+
+def _changes_precision(wrapper: nn.Module) -> bool:
+    # Of all wrappers only Fabric's has a strategy.
+    strategy = vars(wrapper).get("_strategy")
+    return strategy is not None and type(strategy.precision).__name__ != _SAME_PRECISION
 
 
 def unwrap_children_(model: nn.Module) -> None:
@@ -83,11 +99,7 @@ def bare_state_names(model: nn.Module) -> dict[str, str]:
     >>> bare_state_names(nn.Sequential(nn.DataParallel(nn.Linear(1, 1))))
     {'0.module.weight': '0.weight', '0.module.bias': '0.bias'}
     """
-    wrappers = [
-        (f"{name}." if name else "", f"{inner}.")
-        for name, module in model.named_modules(remove_duplicate=False)
-        if (inner := inner_name(module)) is not None
-    ]
+    wrappers = list(_wrappers_in_state(model))
     names = {}
     for name in model.state_dict():
         bare = name
@@ -97,6 +109,21 @@ def bare_state_names(model: nn.Module) -> dict[str, str]:
                 bare = wrapper + bare.removeprefix(wrapper + inner)
         names[name] = bare
     return names
+
+
+def _wrappers_in_state(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """What names in the state begin with inside of each wrapper: the wrapper's own name, and the inner one."""
+    state_names: dict[str, str] = {}
+    left_out: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        parent, _, own_name = name.rpartition(".")
+        before = state_names.get(parent, "")
+        state_names[name] = before if name in left_out else _joined(before, own_name)
+        inner = inner_name(module)
+        if inner in _NOT_IN_STATES:
+            left_out.add(_joined(name, inner))
+        elif inner is not None:
+            yield (f"{state_names[name]}." if state_names[name] else "", f"{inner}.")
 
 
 def _joined(parent: str, name: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import strucspars as ss
@@ -67,7 +68,9 @@ def test_a_distributed_network_folds_as_the_bare_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrap", [nn.DataParallel, lambda part: torch.compile(part, backend="eager")], ids=["parallel", "compiled"]
+    "wrap",
+    [nn.DataParallel, lambda part: torch.compile(part, backend="eager"), checkpoint_wrapper],
+    ids=["parallel", "compiled", "recomputed"],
 )
 def test_a_network_with_a_wrapped_part_folds_as_the_bare_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
     model = network()

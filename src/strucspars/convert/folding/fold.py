@@ -42,9 +42,9 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
 
     Args:
         model: converted, masked or dense, in either mode; it stays as it is. Wrappers around it or parts of it
-            (`torch.compile`, `DataParallel`, `DistributedDataParallel`) are taken off, and out of the names. The graph
-            is always in eval mode, has tensors of its own, and takes any batch size if the model's code does. Of a
-            graph that is folded already, a copy comes back.
+            (`torch.compile`, `DataParallel`, `DistributedDataParallel`, activation checkpointing, Fabric) are taken
+            off, and out of the names. The graph is always in eval mode, has tensors of its own, and takes any batch
+            size if the model's code does. Of a graph that is folded already, a copy comes back.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`. What it takes by keyword only
             stays at its default in the graph.
         widen_groups_below: layers whose groups are narrower, on either side, run with fewer and wider groups:
