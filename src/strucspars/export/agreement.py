@@ -66,8 +66,9 @@ def checked_agreement(model: nn.Module, run: Run, batch: ExampleBatch, *, runtim
         if complaint:
             raise ExportMismatch(
                 f"{runtime} computes something else than the network at batch size {size}: {complaint}; {path} is not "
-                "written. Networks that draw random numbers in eval mode cannot be compared; otherwise try another "
-                "format or version of the runtime, and compare fold(model, example_inputs) with the network"
+                "written. Networks that draw random numbers in eval mode, or keep something from call to call, cannot "
+                "be compared; otherwise try another format or version of the runtime, and compare "
+                "fold(model, example_inputs) with the network"
             )
         errors += [relative_error(output, right) for output, right in zip(outputs, expected, strict=True)]
         tolerances += [tolerance(right) for right in expected]

@@ -26,12 +26,12 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
     return tensor.detach().cpu().flatten()[places]
 
 
-def random_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def random_arguments(arguments: tuple[Any, ...], *, seed: int = 0) -> tuple[Any, ...]:
     """Arguments in which floating-point tensors are random and of double precision; everything else stays.
 
     Tensors in lists and dictionaries are meant, too.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def drawn(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or not tensor.numel():

@@ -36,9 +36,10 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
 
     Shuffles go through whatever treats channels alike (activations, pooling, batch norm, additions, concatenation,
     flattening) into dense layers, or meet the shuffle of the next grouped layer; what remains is one `index_select`
-    each. The graph is compared with the model on the example inputs and, in double precision, on random ones. A
-    network that cannot be traced keeps its shuffles and batch norms, behind a graph of one call; `fold_report`
-    tells what remains and why. Saved with pickle or `torch.save`, the graph keeps its report.
+    each. The graph is compared with the model on the example inputs and, in double precision, on random ones, in two
+    calls. A network that cannot be traced, or keeps something from call to call, keeps its shuffles and batch norms,
+    behind a graph of one call; `fold_report` tells what remains and why. Saved with pickle or `torch.save`, the graph
+    keeps its report.
 
     Args:
         model: converted, masked or dense, in either mode; it stays as it is. Wrappers around it or parts of it
@@ -46,7 +47,8 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             off, and out of the names. The graph is always in eval mode, has tensors of its own, and takes any batch
             size if the model's code does. Of a graph that is folded already, a copy comes back.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`. What it takes by keyword only
-            stays at its default in the graph.
+            stays at its default in the graph. Axes may have other lengths later, where the model's code allows it, but
+            not several channels in place of one: a mask of one channel is the same for all, in whichever order.
         widen_groups_below: layers whose groups are narrower, on either side, run with fewer and wider groups:
             neighbours become one, with zeros between them. More multiply-accumulates, but faster in runtimes that lose
             their speed on narrow groups, as ONNX Runtime does below 16 channels. Depthwise convolutions of the network
@@ -72,19 +74,20 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     model = unwrapped(model)
     if is_folded(model):
         return _again(model, min_width)
-    untraced = _inference_copy(model)
-    with undisturbed(untraced):
-        expected = untraced(*fresh_arguments(arguments))
+    called = _inference_copy(model)
+    with undisturbed(called):
+        expected = called(*fresh_arguments(arguments))
         try:
             folded, report = _folded(_inference_copy(model), arguments, min_width)
             wrong = difference(folded(*fresh_arguments(arguments)), expected)
+            wrong = wrong or _wrong_in_another_call(folded, called, arguments)
             wrong = wrong or _wrong_in_double(model, arguments, min_width)
         # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
         except Exception as error:
             wrong = _first_line(error)
         if wrong:
             logger.warning("the network could not be traced, so that its shuffles stay: %s", wrong)
-            untraced, widened = _widened_copy(untraced, arguments, expected, min_width)
+            untraced, widened = _widened_copy(model, arguments, expected, min_width)
             folded, report = _unfolded(untraced, arguments, wrong, widened)
     folded.meta[REPORT_KEY], folded.meta[PLAN_KEY] = report, plan_of(model)
     return folded.requires_grad_(False)
@@ -110,7 +113,14 @@ def _wrong_in_double(model: nn.Module, arguments: tuple[Any, ...], min_width: in
     except Exception:
         return ""
     folded, _ = _folded(_inference_copy(model).double(), inputs, min_width)
-    return difference(folded(*fresh_arguments(inputs)), expected, with_whole_numbers=True)
+    wrong = difference(folded(*fresh_arguments(inputs)), expected, with_whole_numbers=True)
+    return wrong or _wrong_in_another_call(folded, exact, random_arguments(arguments, seed=1))
+
+
+def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments: tuple[Any, ...]) -> str:
+    """What is wrong with the graph where both were called before: it has no memory of that, the network may have."""
+    wrong = difference(folded(*fresh_arguments(arguments)), called(*fresh_arguments(arguments)))
+    return f"{wrong}, once both were called before: does the network keep something from call to call?" if wrong else ""
 
 
 def _inference_copy(model: nn.Module) -> nn.Module:
@@ -151,7 +161,8 @@ def _once_each(widened: tuple[WidenedLayer, ...], names: Mapping[str, str]) -> t
 def _unfolded(
     model: nn.Module, arguments: tuple[Any, ...], reason: str, widened: tuple[WidenedLayer, ...]
 ) -> tuple[fx.GraphModule, FoldReport]:
-    gathers = shuffles_in_pass(model, fresh_arguments(arguments))
+    # Of a copy: a network that keeps something from call to call must come back as it was.
+    gathers = shuffles_in_pass(copied(model), fresh_arguments(arguments))
     graph_module = graph_of_one_call(model, len(arguments))
     graph_module.eval()
     return graph_module, FoldReport(
@@ -162,18 +173,18 @@ def _unfolded(
 def _widened_copy(
     model: nn.Module, arguments: tuple[Any, ...], expected: object, min_width: int
 ) -> tuple[nn.Module, tuple[WidenedLayer, ...]]:
-    """A copy with wide groups and its widened layers; the model itself if it does not compute the same then."""
-    twin = copied(model)
+    """A copy with wide groups and its widened layers; one with its own groups if it does not compute the same then."""
+    twin = _inference_copy(model)
     try:
         names = [name for name, _ in twin.named_modules()]
         widened = widen_groups_(twin, names, widen_groups_below=min_width)
-        wrong = difference(twin(*fresh_arguments(arguments)), expected) if widened else ""
+        wrong = difference(copied(twin)(*fresh_arguments(arguments)), expected) if widened else ""
     # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
     except Exception as error:
         wrong = _first_line(error)
     if wrong:
         logger.warning("the groups stay as narrow as they are, since the network looks at them: %s", wrong)
-        return model, ()
+        return _inference_copy(model), ()
     return twin, widened
 
 
