@@ -42,8 +42,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     """Write a converted (or dense) model to one safetensors file, all or nothing.
 
     The file appears under its name only when it is complete; a file that was there before survives any failure. Names
-    in it are those of the network itself, also where `torch.compile`, `DistributedDataParallel` or their like have wrapped
-    it or parts of it. Whether torchvision's GoogLeNet or Inception transforms its inputs is kept beside its tensors.
+    in it are those of the network itself, also where `torch.compile`, `DistributedDataParallel` or their like have
+    wrapped it or parts of it. Whether torchvision's GoogLeNet or Inception transforms its inputs is kept beside its
+    tensors.
 
     Args:
         model: what to save.
@@ -63,6 +64,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     path = Path(path)
     check_plain_weights(model)
     tensors, present = _tensors_to_save(_network_inside(model)), model_plan(model)
+    _check_state_is_whole(tensors, present)
     plan = present if plan is None else under_first_names(model, plan)
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
         raise ValueError(
@@ -100,6 +102,16 @@ def _tensors_to_save(model: nn.Module) -> dict[str, torch.Tensor]:
                 "model.to_empty(device=...) and load the weights first"
             )
     return state
+
+
+def _check_state_is_whole(state: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
+    """Raise a `ValueError` where a model's own `state_dict` leaves out a grouped layer: no file could bring it back."""
+    for name, layer in plan.layers.items():
+        if layer.group_level > 1 and _key(name, "weight") not in state:
+            raise ValueError(
+                f"layer {name!r} is not in the model's state_dict(), which leaves it out or calls it otherwise, so "
+                "that it could not be loaded; give the network that this one holds, or a state_dict() that is whole"
+            )
 
 
 def _has_known_precision(tensor: torch.Tensor) -> bool:
@@ -168,6 +180,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
         saved.input_transforms.check_fit(network)
     except ValueError as error:
         raise ValueError(f"{path} belongs to another network: {error}") from error
+    _check_state_is_whole(_bare_state(network), under_first_names(network, saved.plan))
     _check_tensors(path, saved.tensors, expected=_expected_tensors(network, saved.plan))
     _check_orders(path, saved.tensors, saved.plan)
     convert_(network, saved.plan)
