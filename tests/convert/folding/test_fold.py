@@ -373,6 +373,21 @@ def test_a_layer_with_a_hook_keeps_its_shuffles_and_is_reported() -> None:
     assert sides == [("1", "input"), ("1", "output"), ("2", "input")]
 
 
+def test_a_layer_with_a_hook_after_one_that_gathers_keeps_its_shuffles_and_is_reported() -> None:
+    model = between_dense(shuffled(), shuffled(), shuffled())
+    model[2].register_forward_hook(lambda module, inputs, outputs: outputs.flip(1))
+    folded = ss.fold(randomised(model), IMAGES)
+    with torch.no_grad():
+        torch.testing.assert_close(folded(IMAGES), model(IMAGES))
+    report = ss.fold_report(folded)
+    sides = [(gather.layer, gather.side) for gather in report.gathers]
+    assert (report.untraced_reason, sides) == (
+        "",
+        [("1", "output"), ("2", "input"), ("2", "output"), ("3", "input")],
+    )
+    assert len({gather.nbytes for gather in report.gathers}) == 1
+
+
 def test_what_happens_before_a_layer_or_a_norm_happens_in_the_graph_too() -> None:
     def doubled_by_halves(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         first, second = inputs[0].chunk(2, dim=1)

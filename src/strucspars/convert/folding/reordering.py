@@ -57,6 +57,8 @@ def _place_(
     if placed.out_gather is not None:
         users = list(node.users)
         gathered = _gathered(graph_module, node, node, node.next, layer.outputs.axis - dimensions, placed.out_gather)
+        # A layer that stays as it is tells how much it reads.
+        gathered.meta["tensor_meta"] = node.meta["tensor_meta"]
         for user in users:
             user.replace_input_with(node, gathered)
         yield _described(name, "output", placed.out_gather, layer.out_bytes)
