@@ -281,6 +281,20 @@ def test_a_layer_with_an_attribute_named_mask_is_refused_before_anything_changes
     mask_(mask_(model, plan), plan)
 
 
+@pytest.mark.parametrize("attribute", ["in_perm", "out_inverse"])
+@pytest.mark.parametrize("value", [torch.ones(3), nn.Identity()], ids=["tensor", "module"])
+def test_a_layer_with_something_in_the_place_of_its_orders_is_refused_before_anything_changes(
+    attribute: str, value: object
+) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1))
+    plan = ss.one_shot_plan(model, 0.5)
+    setattr(model[1], attribute, value)
+    with pytest.raises(ValueError, match=f"layer '1' has an attribute '{attribute}' already"):
+        convert_(model, plan)
+    assert type(model[0]) is nn.Conv2d
+    assert getattr(model[1], attribute) is value
+
+
 def test_the_orders_of_a_converted_model_come_back_from_its_state_after_to_empty() -> None:
     model = random_network().eval()
     plan = random_plan(model)

@@ -21,6 +21,7 @@ from strucspars.nn.selection import (
 from strucspars.nn.shuffled import (
     GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
+    ORDERS,
     dense_shape,
     group_module_,
     is_grouped,
@@ -97,7 +98,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     """
     check_optimizer(optimizer, model)
     changes = _layers_to_change(model, plan)
-    _check_names_free(changes)
+    _check_names_free(changes, ("mask",))
     _check_not_left_behind(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
@@ -122,6 +123,7 @@ def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
 def _layers_to_convert(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
     """The layers to change, none of which has to keep its shape."""
     changes = _layers_to_change(model, plan)
+    _check_names_free(changes, ORDERS)
     owners = owners_of_parameters(model)
     for name, (module, _) in changes.items():
         reason = reason_in_the_bias(module, owners)
@@ -174,10 +176,16 @@ def _check_grouped_alike(name: str, module: nn.Module, layer: LayerPlan) -> None
         )
 
 
-def _check_names_free(changes: Mapping[str, tuple[nn.Module, LayerPlan]]) -> None:
+def _check_names_free(changes: Mapping[str, tuple[nn.Module, LayerPlan]], attributes: tuple[str, ...]) -> None:
+    """Refuse layers that have something else under the names of what they are to get."""
     for name, (module, _) in changes.items():
-        if type(module) not in DENSE_TYPES and hasattr(module, "mask"):
-            raise ValueError(f"layer {name!r} has an attribute 'mask' already, where its mask would lie; rename it")
+        for attribute in attributes:
+            is_ours = attribute == "mask" and type(module) in DENSE_TYPES
+            if hasattr(module, attribute) and not is_ours:
+                raise ValueError(
+                    f"layer {name!r} has an attribute {attribute!r} already, where strucspars would put its own; "
+                    "rename it"
+                )
 
 
 def _check_not_left_behind(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
