@@ -347,3 +347,40 @@ def test_a_converted_layer_takes_the_same_plan_again_and_no_other() -> None:
         with pytest.raises(ValueError, match="layer 'first' is grouped already, and otherwise than the plan has it"):
             convert_(model, ss.GroupingPlan({"first": other}))
     assert torch.equal(model(images), outputs)
+
+
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_network_that_is_changed_in_inference_mode_can_be_trained(change_: Callable[..., nn.Module]) -> None:
+    model = random_network()
+    plan, images = random_plan(model), torch.randn(2, 3, 8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    for _ in range(2):
+        model(images).sum().backward()
+        optimizer.step()
+        with torch.inference_mode():
+            change_(model, plan, optimizer)
+    assert model.get_parameter("expand.weight").grad is not None
+
+
+@pytest.mark.parametrize("is_inference", [True, False])
+@pytest.mark.parametrize("change_", [convert_, mask_])
+def test_a_network_that_was_made_in_inference_mode_can_be_changed(
+    change_: Callable[..., nn.Module], is_inference: bool
+) -> None:
+    with torch.inference_mode():
+        model = random_network().eval()
+        plan, images = random_plan(model), torch.randn(2, 3, 8, 8)
+    with torch.inference_mode(is_inference):
+        change_(model, plan)
+    with torch.inference_mode():
+        assert model(images).isfinite().all()
+
+
+def test_a_network_that_is_converted_inside_of_autocast_computes_with_its_new_weights() -> None:
+    model, images = random_network().eval(), torch.randn(2, 3, 8, 8)
+    plan = random_plan(model)
+    masked = mask_(copy.deepcopy(model), plan)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(images)
+        scores = convert_(model, plan)(images)
+        torch.testing.assert_close(scores, masked(images), rtol=0.05, atol=0.05 * scores.abs().max().item())

@@ -1,7 +1,8 @@
 """Compression: every planned layer becomes input shuffle, group convolution, output shuffle (Sec. 3.1, 3.5)."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -65,9 +66,12 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     _check_not_left_behind(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
-        if optimizer is not None:
-            _regroup_optimizer_state_(optimizer, module, layer)
-        group_module_(module, layer)
+        with _tensors_like_the_weight(module):
+            if optimizer is not None:
+                _regroup_optimizer_state_(optimizer, module, layer)
+            group_module_(module, layer)
+    # Inside of autocast it holds the weights of before, by parameters that stay the same.
+    torch.clear_autocast_cache()
     if changes and any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         logger.warning(
             "DistributedDataParallel knows the shapes of before, and would not average all gradients: wrap the network "
@@ -102,10 +106,18 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     _check_not_left_behind(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
-        mask_module_(module, layer)
-        if optimizer is not None:
-            _mask_optimizer_state_(optimizer, module)
+        with _tensors_like_the_weight(module):
+            mask_module_(module, layer)
+            if optimizer is not None:
+                _mask_optimizer_state_(optimizer, module)
     return model
+
+
+@contextmanager
+def _tensors_like_the_weight(module: nn.Module) -> Iterator[None]:
+    """Make inference tensors if the weight is one, and no others: what is changed in inference mode may be trained."""
+    with torch.inference_mode(module.get_parameter("weight").is_inference()), torch.no_grad():
+        yield
 
 
 def unmask_(model: nn.Module) -> None:

@@ -420,3 +420,12 @@ def test_tensors_from_outside_of_the_network_are_copied_into_the_graph() -> None
     for tensor in (by_default, everywhere, of_somebody.data):
         tensor.zero_()
     torch.testing.assert_close(folded(images), before, rtol=0, atol=0)
+
+
+def test_networks_fold_inside_of_autocast() -> None:
+    network = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1), nn.BatchNorm2d(CHANNELS), nn.ReLU(), shuffled()).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        folded = ss.fold(network, IMAGES)
+        assert torch.is_autocast_cache_enabled()
+    assert not ss.fold_report(folded).untraced_reason
+    torch.testing.assert_close(folded(IMAGES), network(IMAGES), rtol=1e-4, atol=1e-5)

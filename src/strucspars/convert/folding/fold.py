@@ -2,10 +2,12 @@
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from strucspars.convert.conversion import unmask_
@@ -75,7 +77,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     if is_folded(model):
         return _again(model, min_width)
     called = _inference_copy(model)
-    with undisturbed(called):
+    with undisturbed(called), _no_cached_casts():
         expected = called(*fresh_arguments(arguments))
         try:
             folded, report = _folded(_inference_copy(model), arguments, min_width)
@@ -91,6 +93,17 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             folded, report = _unfolded(untraced, arguments, wrong, widened)
     folded.meta[REPORT_KEY], folded.meta[PLAN_KEY] = report, plan_of(model)
     return folded.requires_grad_(False)
+
+
+@contextmanager
+def _no_cached_casts() -> Iterator[None]:
+    """Let autocast cast weights for every call: folding changes them under the parameters that it knows them by."""
+    is_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(is_enabled)
 
 
 def _again(folded: fx.GraphModule, min_width: int) -> fx.GraphModule:
