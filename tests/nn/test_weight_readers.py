@@ -78,6 +78,84 @@ class ReadsTheBias(Network):
         return (output - self.layer.bias) * 2 + self.layer.bias
 
 
+class ReadsInAMethod(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.encoded(input)
+
+    def encoded(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.transposed)
+
+    @property
+    def transposed(self) -> torch.Tensor:
+        return self.layer.weight.T
+
+
+class ReadsInAnOverriddenMethod(ReadsInAMethod):
+    def encoded(self, input: torch.Tensor) -> torch.Tensor:
+        return super().encoded(input) * 2
+
+    @property
+    def transposed(self) -> torch.Tensor:
+        return self.block.inner.weight
+
+
+class ReadsInAMethodOfOthers(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.layer(input)
+        return output
+
+    def norm(self) -> torch.Tensor:
+        return torch.linalg.vector_norm(self.layer.weight)
+
+
+class ReadsByALocalName(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        block, inputs = self.block, input
+        inner = block.inner if inputs.dim() > 1 else self.layer
+        return linear(inputs, inner.weight)
+
+
+class ReadsInALoop(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        for layer in self.listed:
+            input = linear(input, layer.weight)
+        return input
+
+
+class ReadsInAnotherLoop(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        for place, (layer, scale) in enumerate(zip(self.listed[1:], (2, 3), strict=False)):
+            input = linear(input, layer.weight) * scale + place
+        return input
+
+
+class ReadsInAComprehension(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input @ torch.stack([layer.weight for _, layer in self.listed.named_children()]).sum(0)
+
+
+class ReadsByAPlace(Network):
+    def forward(self, input: torch.Tensor, place: int = 1) -> torch.Tensor:
+        return linear(input, self.listed[place].weight)
+
+
+class FailsToTell(Network):
+    @property
+    def built(self) -> nn.Module:
+        raise RuntimeError("call the network first")
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.built.weight)  # type: ignore[arg-type]  # never computed
+
+
+class CallsInALoop(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        layer = self.layer
+        for each in [layer, *self.listed]:
+            input = each(input.to(layer.weight.device))
+        return input
+
+
 class Asks(Network):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Not self.layer.weight itself."""
@@ -99,6 +177,16 @@ class Asks(Network):
         (ReadsByInheritance, ["layer"]),
         (ReadsByAnotherName, ["layer"]),
         (ReadsTheBias, ["layer"]),
+        (ReadsInAMethod, ["layer"]),
+        (ReadsInAnOverriddenMethod, ["layer", "block.inner"]),
+        (ReadsInAMethodOfOthers, []),
+        (ReadsByALocalName, ["layer", "block.inner"]),
+        (ReadsInALoop, ["listed.0", "listed.1"]),
+        (ReadsInAnotherLoop, ["listed.0", "listed.1"]),
+        (ReadsInAComprehension, ["listed.0", "listed.1"]),
+        (ReadsByAPlace, ["listed.0", "listed.1"]),
+        (FailsToTell, []),
+        (CallsInALoop, []),
         (ReadsOfAnother, []),
         (ReadsWhatIsMissing, []),
         (Asks, []),

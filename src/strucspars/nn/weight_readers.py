@@ -1,14 +1,15 @@
-"""Layers whose tensors another module reads past their own forward: known by the source of that module's forward."""
+"""Layers whose tensors another module reads past their own forward: known by the source of that module's methods."""
 
 import ast
+import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
 from torch import nn
 
+from strucspars.nn.source_paths import ANY, SourcePaths, first_argument
 from strucspars.nn.wrappers import unwrapped
 
 # A bias read past its layer would come in the order of the groups.
@@ -25,44 +26,108 @@ def readers_of_weights(model: nn.Module) -> Mapping[nn.Module, str]:
     neither change their shape and order nor hide what is pruned.
     """
     readers: dict[nn.Module, str] = {}
+    reads_of_types: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {}
     for parent in model.modules():
-        for path, tensor in _tensors_read_by(type(parent)):
-            # What the source names may be no module, or be missing in this one.
-            with suppress(AttributeError):
-                layer = unwrapped(parent.get_submodule(path))
-                if not _is_left_out(layer, tensor):
+        if type(parent) not in reads_of_types:
+            reads_of_types[type(parent)] = _tensors_read_by(type(parent))
+        for path, tensor in reads_of_types[type(parent)]:
+            for layer in _modules_at(parent, path):
+                if _may_have(layer, tensor):
                     readers.setdefault(layer, f"{type(parent).__name__} reads its {tensor}")
     return readers
 
 
-def _is_left_out(layer: nn.Module, tensor: str) -> bool:
-    """Whether a layer was made without this tensor: its place is there, and empty."""
-    return tensor in layer._parameters and layer._parameters[tensor] is None
+def _modules_at(parent: nn.Module, path: str) -> list[nn.Module]:
+    """The modules that a path leads to; none if what the source names is no module, or missing in this one."""
+    found = [parent]
+    for part in path.split("."):
+        inside = (module.children() if part == ANY else [_attribute(module, part)] for module in found)
+        found = [unwrapped(child) for children in inside for child in children if isinstance(child, nn.Module)]
+    return found
+
+
+def _attribute(module: nn.Module, name: str) -> object:
+    try:
+        return getattr(module, name, None)
+    # It may be a property, which fails as it likes where nobody has called the network.
+    except Exception:
+        return None
+
+
+def _may_have(layer: nn.Module, tensor: str) -> bool:
+    """Whether there is such a tensor to read: a layer that was made without it has its place, and that is empty."""
+    return layer._parameters.get(tensor, tensor) is not None
 
 
 def _tensors_read_by(parent_type: type[nn.Module]) -> tuple[tuple[str, str], ...]:
-    """Paths of the layers whose tensors a type's forward reads, or that of a type it is derived from, and which tensor.
+    """Paths of the layers whose tensors a type's forward reads, or a method that it uses, and which tensor.
 
     >>> _tensors_read_by(nn.MultiheadAttention), _tensors_read_by(nn.Conv2d)
     ((('out_proj', 'weight'), ('out_proj', 'bias')), ())
     """
-    forwards = [vars(base)["forward"] for base in parent_type.__mro__ if "forward" in vars(base)]
-    return tuple(dict.fromkeys(read for forward in forwards for read in _tensors_read_in(forward)))
+    methods = _methods_of_a_call(parent_type)
+    return tuple(dict.fromkeys(read for method in methods for read in _tensors_read_in(method)))
 
 
-@lru_cache(maxsize=1024)
-def _tensors_read_in(forward: Callable[..., object]) -> tuple[tuple[str, str], ...]:
+def _methods_of_a_call(parent_type: type[nn.Module]) -> Iterator[Callable[..., object]]:
+    """`forward`, and all methods and properties that it uses by their names, with those that they override."""
+    names = ["forward"]
+    # Grows as it is gone through.
+    for name in names:
+        for base in parent_type.__mro__:
+            method = None if base is nn.Module else _function(vars(base).get(name))
+            if method is not None:
+                yield method
+                names += [used for used in _own_names_in(method) if used not in names]
+
+
+def _function(attribute: object) -> Callable[..., object] | None:
+    """The function that an attribute of a class is made of; None if it is none."""
+    if isinstance(attribute, property):
+        return attribute.fget
+    if isinstance(attribute, functools.cached_property):
+        return attribute.func
+    return attribute if inspect.isroutine(attribute) else None
+
+
+@lru_cache(maxsize=4096)
+def _source(method: Callable[..., object]) -> ast.Module | None:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+        return ast.parse(textwrap.dedent(inspect.getsource(method)))
     except (OSError, SyntaxError, TypeError):
         # Made by a program, typed in, or a piece of a line.
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _own_names_in(method: Callable[..., object]) -> tuple[str, ...]:
+    """What a method uses of the object itself, or of the class it is derived from."""
+    tree = _source(method)
+    if tree is None:
+        return ()
+    own_name = first_argument(tree)
+    used = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=start), attr=name) if start == own_name:
+                used.append(name)
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
+                used.append(name)
+    return tuple(dict.fromkeys(used))
+
+
+@lru_cache(maxsize=4096)
+def _tensors_read_in(method: Callable[..., object]) -> tuple[tuple[str, str], ...]:
+    tree = _source(method)
+    if tree is None:
         return ()
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    own_name = _first_argument(tree)
+    paths = SourcePaths(tree)
     reads = [
-        (_path_from(own_name, node.value), node.attr)
+        (path, node.attr)
         for node in parents
         if isinstance(node, ast.Attribute) and node.attr in _TENSORS and not _is_asked_only(node, parents[node])
+        for path in sorted(paths.of(node.value))
     ]
     return tuple((".".join(path), tensor) for path, tensor in reads if path)
 
@@ -76,23 +141,3 @@ def _is_asked_only(tensor: ast.Attribute, parent: ast.AST) -> bool:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments):
             return tensor in arguments and name in _ASKING
     return False
-
-
-def _first_argument(tree: ast.Module) -> str:
-    """What a method calls the object itself, usually self."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and (arguments := [*node.args.posonlyargs, *node.args.args]):
-            return arguments[0].arg
-    return "self"
-
-
-def _path_from(own_name: str, node: ast.expr) -> tuple[str, ...]:
-    """The names that lead to a module, such as `self.layers[0].conv`; none if it is reached in another way."""
-    match node:
-        case ast.Attribute(value=ast.Name(id=start), attr=name) if start == own_name:
-            return (name,)
-        case ast.Attribute(value=inner, attr=name) if path := _path_from(own_name, inner):
-            return (*path, name)
-        case ast.Subscript(value=inner, slice=ast.Constant(value=int(index))) if path := _path_from(own_name, inner):
-            return (*path, str(index))
-    return ()
