@@ -30,10 +30,11 @@ def readers_of_weights(model: nn.Module) -> Mapping[nn.Module, str]:
     for parent in model.modules():
         if type(parent) not in reads_of_types:
             reads_of_types[type(parent)] = _tensors_read_by(type(parent))
-        for path, tensor in reads_of_types[type(parent)]:
+        # The weight is told of before the bias, and the module nearest to the layer, which comes last, before others.
+        for path, tensor in reversed(reads_of_types[type(parent)]):
             for layer in _modules_at(parent, path):
                 if _may_have(layer, tensor):
-                    readers.setdefault(layer, f"{type(parent).__name__} reads its {tensor}")
+                    readers[layer] = f"{type(parent).__name__} reads its {tensor}"
     return readers
 
 
