@@ -64,6 +64,7 @@ def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimi
     check_optimizer(optimizer, model)
     changes = _layers_to_convert(model, plan)
     _check_not_left_behind(optimizer, model, plan)
+    _warn_of_gradient_hooks(changes)
     unmask_(model)
     for module, layer in changes.values():
         with _tensors_like_the_weight(module):
@@ -197,6 +198,18 @@ def _check_names_free(changes: Mapping[str, tuple[nn.Module, LayerPlan]], attrib
                 raise ValueError(
                     f"layer {name!r} has an attribute {attribute!r} already, where strucspars would put its own; "
                     "rename it"
+                )
+
+
+def _warn_of_gradient_hooks(changes: Mapping[str, tuple[nn.Module, LayerPlan]]) -> None:
+    """Many hooks, such as one that clips, do not care what they see; one that masks some channels would mask others."""
+    for name, (module, _) in changes.items():
+        for tensor, parameter in module.named_parameters(recurse=False):
+            if parameter._backward_hooks:
+                logger.warning(
+                    "layer %r: the hook on the gradient of its %s sees the channels by groups from now on, in another "
+                    "order and number than before; where that matters to it, register another",
+                    *(name, tensor),
                 )
 
 
