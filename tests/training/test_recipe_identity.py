@@ -135,6 +135,14 @@ def test_a_teacher_that_is_not_finished_is_refused(small_recipe: Recipes, tmp_pa
         run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), tmp_path / "run")
 
 
+def test_a_teacher_of_other_data_is_refused(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*SHORT), tmp_path / "teacher")
+    recipe = tmp_path / "teacher" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("name: digits", "name: cifar10"))
+    with pytest.raises(ValueError, match="teacher was trained on cifar10, this run learns from digits"):
+        run_pipeline(small_recipe(*SHORT, f"finetune.teacher={tmp_path / 'teacher'}"), tmp_path / "run")
+
+
 def test_a_slimmed_network_is_no_teacher(small_recipe: Recipes, tmp_path: Path) -> None:
     run_pipeline(small_recipe(*SHORT), tmp_path / "teacher")
     recipe = tmp_path / "teacher" / "recipe.yaml"

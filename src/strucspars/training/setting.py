@@ -133,6 +133,11 @@ class Setting:
         recipe = read_recipe(folder.recipe_path)
         if recipe.kind == "slimming":
             raise ValueError(f"finetune.teacher: {folder.path} is a run of kind slimming; name a dense one")
+        if _labels_of(recipe.data.name) != _labels_of(self.recipe.data.name):
+            raise ValueError(
+                f"finetune.teacher: {folder.path} was trained on {recipe.data.name}, this run learns from "
+                f"{self.recipe.data.name}: what its outputs mean is something else; name a teacher of the same data"
+            )
         if names_a_function(recipe.model.name) and recipe.model.name != self.recipe.model.name:
             raise ValueError(
                 f"finetune.teacher: {folder.path} names {recipe.model.name!r} as its network; code that a folder names "
@@ -151,6 +156,11 @@ class Setting:
                 recipe.model.name, num_classes=self._data.num_classes, image_shape=self._data.image_shape
             )
         return self.engine.placed(model)
+
+
+def _labels_of(data: str) -> str:
+    """What the labels of a data set are: those of image folders, by whatever name, are the classes that they store."""
+    return "classes" if data in ("imagenet", "folder") else data
 
 
 def default_readers() -> int:
