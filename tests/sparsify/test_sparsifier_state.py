@@ -65,6 +65,13 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         assert sparsifier.penalty().item() == before
 
 
+def test_a_state_with_an_option_that_is_not_known_here_names_it() -> None:
+    sparsifier = ss.Sparsifier(network(), CONFIG)
+    state = sparsifier.state_dict()
+    with pytest.raises(ValueError, match="saved with other options: later_option; use the same config"):
+        sparsifier.load_state_dict(state | {"config": state["config"] | {"later_option": 1}})
+
+
 def test_a_state_saved_with_other_rules_is_refused() -> None:
     state = ss.Sparsifier(network(), CONFIG).state_dict()
     limited = ss.Sparsifier(network(), CONFIG, rules=ss.LayerRules(largest_levels={"2": 3}))

@@ -187,10 +187,10 @@ class Sparsifier:
         missing = sorted({"config", "controller", "layers"} - set(state))
         if missing:
             raise ValueError(f"the sparsifier state lacks {', '.join(missing)}; give what state_dict() returned")
-        if state["config"] != asdict(self.config):
-            different = sorted(
-                name for name, value in asdict(self.config).items() if state["config"].get(name) != value
-            )
+        before, now = state["config"], asdict(self.config)
+        if before != now:
+            # Either may have options that the other does not know.
+            different = sorted(name for name in {*before, *now} if before.get(name, ...) != now.get(name, ...))
             raise ValueError(f"the state was saved with other options: {', '.join(different)}; use the same config")
         names, saved = [layer.name for layer in self.selection.layers], dict(state["layers"])
         if names != list(saved) and not self._places.are_called(list(saved)):
