@@ -188,6 +188,14 @@ def test_operations_are_counted_again_where_a_module_without_weights_changes_the
     assert plan.removed_mac_fraction == pytest.approx(1 - ss.count_macs(model, images).macs / before.macs)
 
 
+def test_operations_of_layers_that_a_wrapper_of_later_renames_still_count() -> None:
+    model, images = Nested(), torch.zeros(1, 3, 4, 4)
+    sparsifier = ss.Sparsifier(model, replace(CONFIG, target=0.4, budget="macs"), example_inputs=images)
+    before = sparsifier.plan()
+    model.add_module("first", checkpoint_wrapper(model.first))
+    assert sparsifier.plan() == before
+
+
 def test_a_target_that_a_larger_network_rules_out_is_refused() -> None:
     model = Nested()
     sparsifier = sparsifier_with_penalty(model)

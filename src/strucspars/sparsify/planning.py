@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -17,6 +17,7 @@ from strucspars.measure.layers import refuse_lazy_modules
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.masked import dense_type
 from strucspars.nn.selection import SelectedLayer, Selection, SkippedLayer, rules_for_types
+from strucspars.nn.wrappers import bare_modules
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.group_width import threshold_for_target
 from strucspars.sparsify.layer_state import LayerState, layer_budget
@@ -54,8 +55,16 @@ def network_size(model: nn.Module, example_inputs: ExampleInputs | None, budget:
 class PresentSize:
     """A model's size, counted again where the model has changed: a classifier may be replaced while others train on."""
 
-    def __init__(self, model: nn.Module, example_inputs: ExampleInputs | None, budget: Budget) -> None:
-        self._model, self._example_inputs, self._budget = model, example_inputs, budget
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[SelectedLayer],
+        *,
+        example_inputs: ExampleInputs | None,
+        budget: Budget,
+    ) -> None:
+        self._model, self._layers = model, tuple(layers)
+        self._example_inputs, self._budget = example_inputs, budget
         self._modules = tuple(model.modules())
         self._size = network_size(model, example_inputs, budget)
 
@@ -64,9 +73,15 @@ class PresentSize:
         modules = tuple(self._model.modules())
         params = sum(parameter.numel() for parameter in self._model.parameters())
         if modules != self._modules or params != self._size.params:
-            self._size = network_size(self._model, self._example_inputs, self._budget)
+            self._size = self._under_former_names(network_size(self._model, self._example_inputs, self._budget))
             self._modules = modules
         return self._size
+
+    def _under_former_names(self, size: NetworkSize) -> NetworkSize:
+        """A wrapper that came later, such as one that recomputes activations, gives layers other names."""
+        names = {module: name for name, module in bare_modules(self._model)}
+        macs = {layer.name: size.layer_macs.get(names[layer.module], 0) for layer in self._layers}
+        return replace(size, layer_macs={**size.layer_macs, **macs})
 
 
 def network_budget(

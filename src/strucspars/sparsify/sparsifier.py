@@ -85,7 +85,7 @@ class Sparsifier:
         self.selection.check_not_empty()
         check_values(self.selection.layers)
         self._places = LayerPlaces(model, self.selection.layers)
-        self._size = PresentSize(model, example_inputs, config.budget)
+        self._size = PresentSize(model, self.selection.layers, example_inputs=example_inputs, budget=config.budget)
         weights = self._present_weights()
         self._shapes = [weight.shape for weight in weights]
         self._penalty = StructuredPenalty(weights, config.norm)
