@@ -29,6 +29,7 @@ LARGEST_MESSAGE = 2**31 - 2**20
 WIDEN_GROUPS_BELOW = 16
 
 
+@new_tensors_on_cpu()
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -70,25 +71,24 @@ def export_onnx(
     (0, (2, 1), True)
     """
     path = checked_path(path, "onnx")
-    with new_tensors_on_cpu():
-        program = inference_program(
-            model,
-            example_inputs,
-            dynamic_batch=dynamic_batch,
-            widen_groups_below=widen_groups_below,
-            usual_group_width=WIDEN_GROUPS_BELOW,
-            input_names=input_names,
-            output_names=output_names,
-        )
-        proto = onnx_model(program)
-        return write_checked(
-            program,
-            path,
-            format="onnx",
-            runtime=_runtime(),
-            write=lambda unfinished: write_onnx(proto, unfinished),
-            runner=onnx_runner,
-        )
+    program = inference_program(
+        model,
+        example_inputs,
+        dynamic_batch=dynamic_batch,
+        widen_groups_below=widen_groups_below,
+        usual_group_width=WIDEN_GROUPS_BELOW,
+        input_names=input_names,
+        output_names=output_names,
+    )
+    proto = onnx_model(program)
+    return write_checked(
+        program,
+        path,
+        format="onnx",
+        runtime=_runtime(),
+        write=lambda unfinished: write_onnx(proto, unfinished),
+        runner=onnx_runner,
+    )
 
 
 def onnx_model(program: InferenceProgram) -> onnx.ModelProto:

@@ -33,6 +33,7 @@ WIDEN_GROUPS_BELOW = 16
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
 
 
+@new_tensors_on_cpu()
 def export_openvino(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -78,29 +79,27 @@ def export_openvino(
     openvino = openvino_module()
     # Before the work, not after it.
     check_companion(followed(path), weights_path(followed(path)))
-    with new_tensors_on_cpu():
-        program = inference_program(
-            model,
-            example_inputs,
-            dynamic_batch=dynamic_batch,
-            widen_groups_below=widen_groups_below,
-            usual_group_width=WIDEN_GROUPS_BELOW,
-            input_names=input_names,
-            output_names=output_names,
-        )
-        proto = onnx_model(program)
-        # OpenVINO 2026.4 moves a constant Gather along axis 1 into the dense convolution after it, and gets the order
-        # of the channels wrong, the inverse instead. It does not look for axes counted from the end, which cost the
-        # same.
-        count_axes_from_the_end_(proto.graph)
-        return write_checked(
-            program,
-            path,
-            format="openvino",
-            runtime=f"OpenVINO {openvino.__version__.partition('-')[0]}",
-            write=lambda unfinished: _write(proto, unfinished),
-            runner=openvino_runner,
-        )
+    program = inference_program(
+        model,
+        example_inputs,
+        dynamic_batch=dynamic_batch,
+        widen_groups_below=widen_groups_below,
+        usual_group_width=WIDEN_GROUPS_BELOW,
+        input_names=input_names,
+        output_names=output_names,
+    )
+    proto = onnx_model(program)
+    # OpenVINO 2026.4 moves a constant Gather along axis 1 into the dense convolution after it, and gets the order of
+    # the channels wrong, the inverse instead. It does not look for axes counted from the end, which cost the same.
+    count_axes_from_the_end_(proto.graph)
+    return write_checked(
+        program,
+        path,
+        format="openvino",
+        runtime=f"OpenVINO {openvino.__version__.partition('-')[0]}",
+        write=lambda unfinished: _write(proto, unfinished),
+        runner=openvino_runner,
+    )
 
 
 def weights_path(path: Path) -> Path:

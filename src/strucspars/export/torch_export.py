@@ -18,6 +18,7 @@ from strucspars.export.value_names import output_tensors
 from strucspars.measure.counting import ExampleInputs
 
 
+@new_tensors_on_cpu()
 def export_torch(
     model: nn.Module,
     path: str | os.PathLike[str],
@@ -54,18 +55,17 @@ def export_torch(
     True
     """
     path = checked_path(path, "torch")
-    with new_tensors_on_cpu():
-        program = inference_program(
-            model, example_inputs, dynamic_batch=dynamic_batch, widen_groups_below=widen_groups_below
-        )
-        return write_checked(
-            program,
-            path,
-            format="torch",
-            runtime=f"torch.export {torch.__version__}",
-            write=lambda unfinished: _write(program, unfinished),
-            runner=torch_runner,
-        )
+    program = inference_program(
+        model, example_inputs, dynamic_batch=dynamic_batch, widen_groups_below=widen_groups_below
+    )
+    return write_checked(
+        program,
+        path,
+        format="torch",
+        runtime=f"torch.export {torch.__version__}",
+        write=lambda unfinished: _write(program, unfinished),
+        runner=torch_runner,
+    )
 
 
 def _write(program: InferenceProgram, path: Path) -> None:
