@@ -139,6 +139,14 @@ class ReadsByAPlace(Network):
         return linear(input, self.listed[place].weight)
 
 
+class GoesDown(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        part: nn.Module = self.listed
+        while isinstance(part, nn.ModuleList):
+            part = part[0] if input.dim() > 1 else part[1]
+        return linear(input, part.weight)  # type: ignore[arg-type]  # a module's attribute may be anything
+
+
 class FailsToTell(Network):
     @property
     def built(self) -> nn.Module:
@@ -185,6 +193,7 @@ class Asks(Network):
         (ReadsInAnotherLoop, ["listed.0", "listed.1"]),
         (ReadsInAComprehension, ["listed.0", "listed.1"]),
         (ReadsByAPlace, ["listed.0", "listed.1"]),
+        (GoesDown, ["listed", "listed.0", "listed.1"]),
         (FailsToTell, []),
         (CallsInALoop, []),
         (ReadsOfAnother, []),

@@ -11,6 +11,8 @@ ANY = "*"
 # Whoever goes through these goes through the children; the last ones come with their names.
 _OF_CHILDREN = {"children", "values"}
 _OF_NAMED_CHILDREN = {"named_children", "items"}
+# A local name that goes down step by step (`block = block.next`) would have ever longer paths.
+_LONGEST_OF_LOCALS = 5
 
 
 class SourcePaths:
@@ -56,7 +58,8 @@ class SourcePaths:
                 for each, its_value in zip(targets, values, strict=True):
                     self._bind(each, its_value, is_inside)
             case ast.Name(id=name), _:
-                self._locals[name] |= {(*path, ANY) for path in self.of(value)} if is_inside else self.of(value)
+                found = {(*path, ANY) for path in self.of(value)} if is_inside else self.of(value)
+                self._locals[name] |= {path for path in found if len(path) <= _LONGEST_OF_LOCALS}
 
 
 def first_argument(tree: ast.AST) -> str:
