@@ -395,7 +395,7 @@ def test_a_hook_on_a_gradient_that_will_see_another_order_is_said(
     plan = plan_for(model, "expand", "reduce")
     seen = []
     model.reduce.get_parameter(tensor).register_hook(lambda gradient: seen.append(gradient.shape))  # type: ignore[no-untyped-call]  # untyped in torch
-    model.stem.weight.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]
+    model.stem.weight.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]  # untyped in torch
     with caplog.at_level(logging.WARNING):
         convert_(model, plan)
     (message,) = caplog.messages
