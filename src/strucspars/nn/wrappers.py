@@ -1,6 +1,6 @@
 """Modules that do nothing but call another: on several devices, in step with other processes, compiled, in parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from torch import nn
 
@@ -74,18 +74,9 @@ def bare_modules(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator
     >>> [name for name, _ in bare_modules(model)]
     ['', '0', '0.0']
     """
-    bare_names: dict[str, str] = {}
-    inside: set[str] = set()
-    for name, module in model.named_modules(remove_duplicate=remove_duplicate):
-        parent, _, own_name = name.rpartition(".")
-        # Inside of a wrapper stands what the wrapper is called.
-        before = bare_names.get(parent, "")
-        bare_names[name] = before if name in inside else _joined(before, own_name)
-        inner = inner_name(module)
-        if inner is None:
-            yield bare_names[name], module
-        else:
-            inside.add(_joined(name, inner))
+    for name, module in _names_without(model, set(_INNER_NAMES.values()), remove_duplicate=remove_duplicate):
+        if inner_name(module) is None:
+            yield name, module
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
@@ -113,17 +104,25 @@ def bare_state_names(model: nn.Module) -> dict[str, str]:
 
 def _wrappers_in_state(model: nn.Module) -> Iterator[tuple[str, str]]:
     """What names in the state begin with inside of each wrapper: the wrapper's own name, and the inner one."""
-    state_names: dict[str, str] = {}
-    left_out: set[str] = set()
-    for name, module in model.named_modules(remove_duplicate=False):
-        parent, _, own_name = name.rpartition(".")
-        before = state_names.get(parent, "")
-        state_names[name] = before if name in left_out else _joined(before, own_name)
+    for name, module in _names_without(model, _NOT_IN_STATES, remove_duplicate=False):
         inner = inner_name(module)
-        if inner in _NOT_IN_STATES:
-            left_out.add(_joined(name, inner))
-        elif inner is not None:
-            yield (f"{state_names[name]}." if state_names[name] else "", f"{inner}.")
+        if inner is not None and inner not in _NOT_IN_STATES:
+            yield (f"{name}." if name else "", f"{inner}.")
+
+
+def _names_without(model: nn.Module, left_out: Set[str], *, remove_duplicate: bool) -> Iterator[tuple[str, nn.Module]]:
+    """All modules as `named_modules` lists them, by names without what some wrappers call the module inside."""
+    names: dict[str, str] = {}
+    inside: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=remove_duplicate):
+        parent, _, own_name = name.rpartition(".")
+        # Inside of a wrapper stands what the wrapper is called.
+        before = names.get(parent, "")
+        names[name] = before if name in inside else _joined(before, own_name)
+        inner = inner_name(module)
+        if inner is not None and inner in left_out:
+            inside.add(_joined(name, inner))
+        yield names[name], module
 
 
 def _joined(parent: str, name: str) -> str:
