@@ -270,8 +270,9 @@ def test_failed_rows_are_named_and_the_others_shown(call: Any, tiny_digits: tupl
     assert "1 of 2 runs failed: runs/cifar10-resnet20-40: " in said.err
 
 
-def test_data_that_all_rows_miss_are_one_error(call: Any) -> None:
-    said = call("reproduce", "table1", "--rows", "cifar10-resnet20-*", "--quiet")
+@pytest.mark.parametrize("table", ["table1", "variants"])
+def test_data_that_all_rows_miss_are_one_error(call: Any, table: str) -> None:
+    said = call("reproduce", table, "--rows", "cifar10-resnet20-*", "--quiet")
     assert said.status == 2
     assert said.err.count("\n") == 1
     assert "needs a root" in said.err
@@ -281,20 +282,45 @@ def test_every_table_has_its_measures() -> None:
     assert set(MEASURES) == {table.value for table in Table}
 
 
-def test_what_others_build_on_is_run_before_them_however_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[set[str]] = []
+def test_what_others_build_on_comes_before_them_and_else_the_order_is_that_of_the_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[list[str]] = []
 
     def run_all(recipes: Mapping[Path, object], *, jobs: int, output: Output) -> dict[Path, Exception]:
-        calls.append({path.name for path in recipes})
+        calls.append([path.name for path in recipes])
         return {path: ValueError(path.name) for path in recipes}
 
     monkeypatch.setattr("strucspars.cli.reproduction.run_all", run_all)
     rows = ["cifar10-resnet20-40-distilled", "cifar10-resnet20-40-slimming"]
     planned = planned_rows("variants", patterns=rows, seeds=[0], overrides=[], out=Path("there"))
     outcomes = reproduced(planned, jobs=4, output=Output(as_json=False, quiet=True))
-    first = {"cifar10-resnet20-40", "cifar10-resnet20-dense", "cifar10-resnet20-40-slimming"}
-    assert calls == [first, {"cifar10-resnet20-40-distilled"}]
-    assert {path.name for path in outcomes} == first | calls[1]
+    first = ["cifar10-resnet20-40", "cifar10-resnet20-dense", "cifar10-resnet20-40-slimming"]
+    assert calls == [[*first, "cifar10-resnet20-40-distilled"]]
+    assert [path.name for path in outcomes] == calls[0]
+
+
+def test_rows_that_build_on_others_are_run_beside_them(call: Any, tiny_digits: tuple[str, ...]) -> None:
+    said = call("reproduce", "variants", "--rows", "*20-40-distilled,*20-40-modern", *tiny_digits, "--jobs", "3")
+    assert said.status == 0
+    assert said.out.count("  sparsify  ") == 1
+    assert not [line for line in said.out.splitlines() if line.startswith("not finished")]
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_rows_whose_base_fails_say_so_and_others_are_shown(call: Any, tiny_digits: tuple[str, ...], jobs: str) -> None:
+    Path("runs/cifar10-resnet20-40").mkdir(parents=True)
+    Path("runs/cifar10-resnet20-40/holiday.jpg").touch()
+    rows = "cifar10-resnet20-40-modern,cifar10-resnet20-40-paper-solver"
+    said = call("reproduce", "variants", "--rows", rows, *tiny_digits, "--jobs", jobs)
+    assert said.status == 1
+    failure = "runs/cifar10-resnet20-40 holds holiday.jpg"
+    needed = f"not begun: it needs the first stage of runs/cifar10-resnet20-40, but that run failed: {failure}"
+    assert f"not finished: runs/cifar10-resnet20-40 ({failure}" in said.out
+    assert f"not finished: runs/cifar10-resnet20-40-modern ({needed}" in said.out
+    assert "cifar10-resnet20-40-paper-solver  1" in said.out
+    assert f"2 of 3 runs failed: runs/cifar10-resnet20-40: {failure}" in said.err
+    assert f"; runs/cifar10-resnet20-40-modern: {needed}" in said.err
 
 
 def test_table_5_holds_every_stage_against_the_papers() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from strucspars.training.engine import Engine
-from strucspars.training.observer import Silence
+from strucspars.training.observer import Observer, Silence
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import EngineRecipe, Recipe
@@ -80,32 +80,39 @@ def test_runs_get_what_they_share_and_no_more_than_asked_for_go_on_at_once(
     jobs: int, small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[dict[str, object]] = []
+    heard: list[str] = []
     threads: set[threading.Thread] = set()
     active, most = 0, 0
     lock = threading.Lock()
 
-    def noted(recipe: Recipe, path: Path, **options: object) -> None:
+    class Listener(Silence):
+        def run_started(self, run: str) -> None:
+            heard.append(run)
+
+    def noted(recipe: Recipe, path: Path, *, observer: Observer, **options: object) -> None:
         nonlocal active, most
         with lock:
             active += 1
             most = max(most, active)
         given.append(options)
+        observer.run_started(path.name)
         threads.add(threading.current_thread())
         time.sleep(0.05)
         with lock:
             active -= 1
         raise RunInterrupted("noted")
 
-    observer, executor = Silence(), ThreadPoolExecutor(1)
+    executor = ThreadPoolExecutor(1)
 
     def should_stop() -> bool:
         return False
 
     monkeypatch.setattr("strucspars.training.side_by_side.run_pipeline", noted)
     recipes = {tmp_path / str(number): small_recipe() for number in range(4)}
-    outcomes = run_side_by_side(recipes, jobs=jobs, observer=observer, should_stop=should_stop, executor=executor)
+    outcomes = run_side_by_side(recipes, jobs=jobs, observer=Listener(), should_stop=should_stop, executor=executor)
     assert [str(outcome) for outcome in outcomes.values()] == ["noted"] * 4
-    assert given == [{"observer": observer, "should_stop": should_stop, "executor": executor}] * 4
+    assert given == [{"should_stop": should_stop, "executor": executor}] * 4
+    assert sorted(heard) == ["0", "1", "2", "3"]
     assert most <= jobs
     # One at a time in the main thread, which some libraries insist on.
     assert (threads == {threading.main_thread()}) == (jobs == 1)

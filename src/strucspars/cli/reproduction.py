@@ -107,14 +107,13 @@ def check_planned(planned: Sequence[PlannedRow], out: Path) -> None:
 
 
 def reproduced(planned: Sequence[PlannedRow], *, jobs: int, output: Output) -> Outcomes:
-    """Run what is not finished: first what others build on."""
+    """Run what is not finished: first what others build on, these as soon as they can begin."""
     first: dict[Path, Recipe] = {}
     then: dict[Path, Recipe] = {}
     for row in planned:
         first |= row.first
         (then if row.first else first).update(row.recipes)
-    outcomes = dict(run_all(first, jobs=jobs, output=output))
-    return outcomes | dict(run_all(then, jobs=jobs, output=output))
+    return run_all(first | then, jobs=jobs, output=output)
 
 
 def reproduced_table(

@@ -15,6 +15,7 @@ from strucspars.cli.progress import RunProgress
 from strucspars.cli.run_state import run_state
 from strucspars.cli.shared_failure import failures_shared
 from strucspars.runs.folder import RunFolder
+from strucspars.training.base_runs import BaseRunFailed
 from strucspars.training.outcome import RunSummary
 from strucspars.training.recipe import EngineRecipe, Recipe
 from strucspars.training.recipe_reading import read_recipe
@@ -52,7 +53,7 @@ def seeded_recipes(source: str, overrides: Sequence[str], seeds: Sequence[int] |
 
 
 def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Outcomes:
-    """Run recipes in their folders, or go on there. One that fails does not stop the others.
+    """Run recipes in their folders, or go on there. One that fails stops none but those that need it.
 
     Returns:
         For every folder the summary, or what went wrong.
@@ -112,10 +113,13 @@ def raise_failures(outcomes: Outcomes, *, of_export: Exception | None = None) ->
         if of_export is not None:
             raise of_export
         return
-    if len(errors) == len(outcomes) and len(reasons) == 1:
-        if isinstance(errors[0], TrainingDiverged):
-            raise RunFailed(str(errors[0])) from errors[0]
-        raise errors[0]
+    # Those that could not begin because of another run failed of the same as that one.
+    causes = {why(error): error for error in errors if not isinstance(error, BaseRunFailed)}
+    if len(errors) == len(outcomes) and len(causes) == 1:
+        (cause,) = causes.values()
+        if isinstance(cause, TrainingDiverged):
+            raise RunFailed(str(cause)) from cause
+        raise cause
     who = "; ".join(f"{', '.join(map(str, paths))}: {reason}" for reason, paths in reasons.items())
     also = "" if of_export is None else f"; and not all others could be exported: {why(of_export)}"
     raise RunFailed(f"{len(errors)} of {len(outcomes)} runs failed: {who}{also}") from errors[0]
@@ -126,7 +130,9 @@ def why(error: Exception) -> str:
     explanation = explained(error)
     if explanation is not None:
         return explanation.text
-    return str(error) if isinstance(error, TrainingDiverged) else f"{type(error).__name__}: {error}"
+    if isinstance(error, BaseRunFailed | TrainingDiverged):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def runs_document(outcomes: Outcomes) -> dict[str, Any]:

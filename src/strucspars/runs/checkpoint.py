@@ -105,6 +105,11 @@ def load_named(folder: Path, name: str) -> dict[str, Any] | None:
         raise ValueError(f"{error}; {_REMEDY}") from error
 
 
+def has_named(folder: Path, name: str) -> bool:
+    """Whether `save_named` has written a checkpoint under the name; it is not read."""
+    return _named(folder, name).is_file()
+
+
 def _named(folder: Path, name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or f"{name}.pt" in (LAST, PREVIOUS):
         raise ValueError(

@@ -122,6 +122,11 @@ class RunFolder:
         return any(path.exists() for path in outcomes) or any(self.checkpoints.glob("*.pt"))
 
     @property
+    def is_finished(self) -> bool:
+        """Whether a run has come to its end here, and its network is there."""
+        return all(path.is_file() for path in (self.model_path, self.recipe_path, self.summary_json_path))
+
+    @property
     def is_one_shot(self) -> bool:
         """Whether the network that lies here was compressed as it was: there was no run, and none can go on."""
         return self.one_shot_path.exists() and not self.summary_json_path.exists()

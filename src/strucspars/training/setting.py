@@ -125,7 +125,7 @@ class Setting:
         if options.teacher is None:
             return None
         folder = RunFolder(Path(options.teacher).expanduser())
-        if not all(path.is_file() for path in (folder.model_path, folder.recipe_path, folder.summary_json_path)):
+        if not folder.is_finished:
             raise ValueError(
                 f"finetune.teacher: {folder.path} is not the folder of a finished run; train the teacher first, "
                 "or name the folder of one"

@@ -5,17 +5,19 @@ excepted), so its outcome does not depend on its neighbours.
 """
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
 
+from strucspars.training.base_runs import BaseRun, base_runs
 from strucspars.training.engine import is_one_of_several_processes
-from strucspars.training.observer import Observer
+from strucspars.training.observer import Observer, Several, Silence
 from strucspars.training.outcome import RunSummary
 from strucspars.training.pipeline import run_pipeline
 from strucspars.training.recipe import Recipe
 from strucspars.training.stage import RunInterrupted, TrainingDiverged
+from strucspars.training.stage_names import FINETUNE
 
 SECONDS_BETWEEN_SIGNAL_CHECKS = 0.5
 
@@ -32,15 +34,76 @@ def run_side_by_side(
 
     In several processes it does, unless all of them have failed of it together: its error is raised.
 
-    Returns:
-        For every folder its summary, or what went wrong; a `RunInterrupted` too where the stop came before the run.
-    """
+    They begin in the order of `recipes`, but one that builds on earlier ones lets others go first until these have come
+    far enough: to the end of the first stage that it takes over, to the very end as its teacher.
 
-    def outcome(path: Path) -> RunSummary | Exception:
-        if _stops_before_run(should_stop):
+    Returns:
+        For every folder its summary, or what went wrong; a `RunInterrupted` too where the stop came before the run, a
+        `BaseRunFailed` where it could not begin because of another one.
+    """
+    runs = _Runs(recipes, observer or Silence(), should_stop, executor)
+    if jobs == 1:
+        # In the main thread, which some libraries that a network may use insist on.
+        for path in recipes:
+            runs.run(path)
+    else:
+        _run_in_threads(runs, list(recipes), jobs)
+    return {path: runs.outcomes[path] for path in recipes}
+
+
+def _run_in_threads(runs: "_Runs", waiting: list[Path], jobs: int) -> None:
+    running: set[Future[None]] = set()
+    with ThreadPoolExecutor(jobs) as threads:
+        while waiting or running:
+            ready = [path for path in waiting if runs.is_ready(path)]
+            for path in ready[: jobs - len(running)]:
+                waiting.remove(path)
+                running.add(threads.submit(runs.run, path))
+            # Python handles signals in the main thread only, and one that the system gave to another thread does not
+            # wake it: it wakes by itself. Then it also sees which first stages are over.
+            done, running = wait(running, timeout=SECONDS_BETWEEN_SIGNAL_CHECKS, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+
+
+class _Runs:
+    """Runs, and what has become of them: others may wait for it."""
+
+    def __init__(
+        self,
+        recipes: Mapping[Path, Recipe],
+        observer: Observer,
+        should_stop: Callable[[], bool],
+        executor: Executor | None,
+    ) -> None:
+        self._recipes, self._observer, self._should_stop, self._executor = recipes, observer, should_stop, executor
+        self._bases = _earlier_bases(recipes)
+        self._past_first_stage: set[Path] = set()
+        self.outcomes: dict[Path, RunSummary | Exception] = {}
+
+    def is_ready(self, path: Path) -> bool:
+        """Whether there is nothing left to wait for, be it that what the run builds on will never come."""
+        return all(
+            base.path in self.outcomes or (base.path in self._past_first_stage and not base.is_teacher)
+            for base in self._bases[path]
+        )
+
+    def run(self, path: Path) -> None:
+        """Run one that is ready."""
+        self.outcomes[path] = self._outcome(path)
+
+    def _outcome(self, path: Path) -> RunSummary | Exception:
+        if _stops_before_run(self._should_stop):
             return RunInterrupted("not begun")
         try:
-            return run_pipeline(recipes[path], path, observer=observer, should_stop=should_stop, executor=executor)
+            self._check_bases(path)
+            return run_pipeline(
+                self._recipes[path],
+                path,
+                observer=Several(_FirstStageWatch(lambda: self._past_first_stage.add(path)), self._observer),
+                should_stop=self._should_stop,
+                executor=self._executor,
+            )
         except (RunInterrupted, TrainingDiverged) as error:
             # Processes decide on these together, so they are in step still.
             return error
@@ -50,16 +113,39 @@ def run_side_by_side(
                 raise
             return error
 
-    if jobs == 1:
-        # In the main thread, which some libraries that a network may use insist on.
-        return {path: outcome(path) for path in recipes}
-    with ThreadPoolExecutor(jobs) as threads:
-        futures = {path: threads.submit(outcome, path) for path in recipes}
-        # Python handles signals in the main thread only, and one that the system gave to another thread does not wake
-        # it: it wakes by itself.
-        while wait(futures.values(), timeout=SECONDS_BETWEEN_SIGNAL_CHECKS).not_done:
-            pass
-    return {path: future.result() for path, future in futures.items()}
+    def _check_bases(self, path: Path) -> None:
+        if is_one_of_several_processes():
+            # They may see different files for a moment; what the run itself refuses, they refuse together.
+            return
+        for base in self._bases[path]:
+            outcome = self.outcomes.get(base.path)
+            # One that cannot go on, or only its finetuning, may still have what is needed of it.
+            if isinstance(outcome, Exception) and not base.is_there:
+                raise base.failed(outcome) from outcome
+
+
+class _FirstStageWatch(Silence):
+    """Tells when a run has come to its finetuning, now or in an earlier process: what the first stage leaves is there.
+
+    Only the run knows: of the files, one may be of before, and the other new.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """Tell, if it is the finetuning."""
+        if stage == FINETUNE:
+            self._tell()
+
+
+def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[BaseRun]]:
+    """For every run those before it that it builds on. So there is always one that waits for nobody."""
+    order = {path: place for place, path in enumerate(recipes)}
+    return {
+        path: [base for base in base_runs(recipe, path) if order.get(base.path, place) < place]
+        for place, (path, recipe) in enumerate(recipes.items())
+    }
 
 
 def _stops_before_run(should_stop: Callable[[], bool]) -> bool:
