@@ -85,8 +85,8 @@ mixed precision instead of full precision. "top-1" is the accuracy on the 10,000
 percent, as mean and deviation of n runs, and it is what counts here. "best epoch" is chosen on the test images, which
 flatters; the authors' code reports it, so the paper's accuracies are best compared with that column. A difference is
 called noise where t-tests at 5 % do not reject it, with deviations pooled and with each side's own, by the same rule as
-in `strucspars report`; a single run is taken to be no surer than the test images allow, about half a point. ResNet-56
-and the other ways to train were run with `engine.compile=true` besides."""
+in `strucspars report`; a single run is taken to be no surer than the test images allow, about half a point. ResNet-56,
+ResNet-110 and the other ways to train were run with `engine.compile=true` besides."""
 
 
 def recorded() -> Collection:
