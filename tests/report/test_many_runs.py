@@ -437,6 +437,23 @@ def test_labels_have_the_colour_of_their_network(template: RunData) -> None:
     assert (colours["20%"], colours["50%"]) == PALETTE[:2]
 
 
+def test_networks_stand_in_the_legend_by_size_whatever_their_names_and_order(template: RunData) -> None:
+    names = ("cifar10-resnet110-60", "cifar10-resnet20-40", "cifar10-resnet56-50")
+    points = points_of(experiments_of([finished(template, name, 0.9) for name in names]))
+    (legend,) = trade_off_figure(points, data="any").figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts[:3] == ["cifar10-resnet20", "cifar10-resnet56", "cifar10-resnet110"]
+
+
+def test_costs_that_are_far_apart_have_a_logarithmic_axis(template: RunData) -> None:
+    small, large = finished(template, "cifar10-resnet20-40", 0.9), finished(template, "cifar10-resnet110-60", 0.94)
+    scales = [
+        trade_off_figure(points_of(experiments_of(runs)), data="any").figure.axes[0].get_xscale()
+        for runs in ([small], [small, large])
+    ]
+    assert scales == ["linear", "log"]
+
+
 def test_the_caption_says_what_the_papers_percentages_of_slimming_are(template: RunData) -> None:
     papers = points_of(experiments_of([finished(template, "cifar10-resnet20-40", 0.9)]))
     ours = points_of(experiments_of([finished(template, "demo", 0.9)]))

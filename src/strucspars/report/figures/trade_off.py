@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from strucspars.measure.short_count import short_count
 from strucspars.report.colours import FAINT, INK, PALETTE, house_style
@@ -33,6 +33,8 @@ AXES: dict[Cost, str] = {
     "latency_ms": "latency_ms",
 }
 MOST_LABELS = 14
+# Of costs, largest over smallest: beyond it, small networks would be crowded together at the edge.
+LARGEST_LINEAR_SPAN = 6.0
 
 
 def plotted_costs(points: Sequence[Point]) -> tuple[Cost, ...]:
@@ -55,7 +57,7 @@ def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> N
         note: a sentence for the caption, on how latencies were measured.
     """
     costs = plotted_costs(points)
-    networks = list(dict.fromkeys(point.network for point in points))
+    networks = _by_size(points)
     with house_style():
         figure = Figure(figsize=(8.0, 3.1 * len(costs) + 0.7), layout="constrained")
         axes = figure.subplots(len(costs), 1, squeeze=False)[:, 0]
@@ -80,6 +82,15 @@ def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> N
         alt=_alt(points),
         figure=figure,
     )
+
+
+def _by_size(points: Sequence[Point]) -> list[str]:
+    """The networks, small ones first: by name ResNet-110 would come before ResNet-20."""
+    largest: dict[str, float] = {}
+    for point in points:
+        # The paper does not tell the parameters of some methods.
+        largest[point.network] = max(largest.get(point.network, 0.0), point.costs.get("params", 0.0))
+    return sorted(largest, key=largest.__getitem__)
 
 
 def _colour(network: str, networks: Sequence[str]) -> str:
@@ -107,9 +118,19 @@ def _draw(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[st
     _connect(axis, points, cost, networks)
     axis.set_xlabel(AXES[cost])
     axis.set_ylabel("top-1 accuracy, %")
-    axis.xaxis.set_major_locator(MaxNLocator(7))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    _scale(axis, [point.costs[cost] for point in points])
     axis.margins(x=0.07, y=0.14)
+
+
+def _scale(axis: Axes, costs: Sequence[float]) -> None:
+    """Linear, or logarithmic where the costs are far apart."""
+    if costs and max(costs) > LARGEST_LINEAR_SPAN * min(costs) > 0:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(7))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
 
 
 def _connect(axis: Axes, points: Sequence[Point], cost: Cost, networks: Sequence[str]) -> None:
