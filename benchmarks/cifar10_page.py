@@ -4,7 +4,8 @@ python benchmarks/cifar10_page.py
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from environment import ROOT
@@ -13,7 +14,7 @@ from over_runs import measured_rows
 from strucspars.cli.paper_comparison import MEASURES, Comparison
 from strucspars.cli.row_measures import ACCURACY, BEST, PARAMS
 from strucspars.cli.run_collection import Collection, FinishedRun, collected
-from strucspars.cli.table_rows import DISTILLED, base_row, table_rows
+from strucspars.cli.table_rows import DISTILLED, base_row, dense_row, table_rows
 from strucspars.measure.text_table import Column, markdown_table
 from strucspars.report.measured import sample_of
 from strucspars.runs.folder import RunFolder
@@ -55,6 +56,13 @@ PLANNED = {
     "cifar10-resnet110-dense": 1,
     "cifar10-resnet110-60": 1,
     "cifar10-resnet110-60-distilled": 1,
+}
+
+# Rows of Table 1 that stand for it in the README, by what they are called there.
+SHOWN = {
+    "ResNet-20": "cifar10-resnet20-40",
+    "ResNet-56": "cifar10-resnet56-60",
+    "ResNet-110": "cifar10-resnet110-60",
 }
 
 # Where recorded runs differ from the recipes; the page says so.
@@ -210,7 +218,36 @@ def missing_text(collection: Collection) -> str:
 
 
 def headline() -> str:
-    """What the README shows: Table 1 without the counts of operations, our way of finetuning below the paper's."""
+    """What the README shows: a row for every depth, in accuracies of the last epoch."""
+    collection = recorded()
+
+    def cells(names: Iterable[str]) -> list[str]:
+        return [_accuracy(collection.comparable(name)) for name in names]
+
+    removed = [
+        fmean(run.summary.removed_param_fraction for run in collection.comparable(name)) for name in SHOWN.values()
+    ]
+    return markdown_table(
+        [
+            Column("network", list(SHOWN), is_text=True),
+            Column("dense", cells(dense_row(name) for name in SHOWN.values())),
+            Column("parameters removed", [f"{fraction:.0%}" for fraction in removed]),
+            Column("compressed", cells(SHOWN.values())),
+            Column("and with a teacher", cells(f"{name}-{DISTILLED}" for name in SHOWN.values())),
+            Column("the paper's, compressed", [ACCURACY.text(ACCURACY.paper(name)) for name in SHOWN.values()]),
+        ]
+    )
+
+
+def _accuracy(runs: Sequence[FinishedRun]) -> str:
+    """Mean and deviation over the runs, and their number."""
+    if not runs:
+        return ""
+    return f"{ACCURACY.text(sample_of([100 * run.summary.finetuned.last_top1 for run in runs]))} ({len(runs)})"
+
+
+def with_teachers() -> str:
+    """Table 1 without the counts of operations, our way of finetuning below the paper's."""
     collection = recorded()
     names = [each for name in table_rows("table1") for each in (name, f"{name}-{DISTILLED}")]
     rows = {name: collection.comparable(name) for name in names}

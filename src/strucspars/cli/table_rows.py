@@ -89,8 +89,15 @@ def teacher_row(name: str) -> str | None:
     >>> teacher_row("cifar10-resnet20-40-distilled"), teacher_row("cifar10-resnet20-40")
     ('cifar10-resnet20-dense', None)
     """
-    if not name.endswith(f"-{DISTILLED}"):
-        return None
+    return dense_row(name) if name.endswith(f"-{DISTILLED}") else None
+
+
+def dense_row(name: str) -> str:
+    """The row of the same network as it is.
+
+    >>> dense_row("cifar10-resnet20-40")
+    'cifar10-resnet20-dense'
+    """
     data, network, *_ = name.split("-")
     return f"{data}-{network}-dense"
 
