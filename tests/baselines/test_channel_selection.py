@@ -42,6 +42,12 @@ def test_a_selection_equals_nothing_but_selections() -> None:
     assert selection() != ChannelSelection({**selection().kept, "b": np.array([0])}, selection().widths)
 
 
+def test_the_digest_is_that_of_the_channels_that_stay() -> None:
+    digest = selection().digest()
+    assert ChannelSelection.from_json(selection(threshold=0.25).to_json()).digest() == digest
+    assert ChannelSelection({**selection().kept, "b": np.array([0])}, selection().widths).digest() != digest
+
+
 def test_figures_are_floating_point_numbers() -> None:
     figures = selection(threshold=1, removed_param_fraction=0, removed_mac_fraction=1)
     assert '"threshold": 1.0, "removed_param_fraction": 0.0, "removed_mac_fraction": 1.0' in figures.to_json()

@@ -56,6 +56,11 @@ def refusal(small_recipe: Recipes, run: RunFolder, *overrides: str) -> str:
     return str(caught.value)
 
 
+def contents(place: Path) -> dict[Path, bytes]:
+    """All files; but for the lock, whose number of a process nobody minds."""
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
 def write_raw_checkpoint(path: Path, payload: bytes) -> None:
     """With a right mark and checksum, whatever the payload."""
     path.write_bytes(b"sspckpt1" + hashlib.sha256(payload).digest() + payload)
@@ -173,18 +178,100 @@ def test_a_selection_that_is_none_is_refused(
         run_pipeline(small_recipe(*options), tmp_path / "run")
 
 
+def without_decision(run: RunFolder) -> None:
+    """Make its checkpoint one of before decisions were noted there."""
+    state = run.load_checkpoint()
+    assert state is not None
+    del state["decision"]
+    run.save_checkpoint(state)
+
+
+def stopped_in_finetuning(recipe: Recipe, path: Path) -> RunFolder:
+    questions = iter(range(100))
+    with pytest.raises(RunInterrupted, match="after epoch 1 of finetune"):
+        run_pipeline(recipe, path, should_stop=lambda: next(questions) >= 13)
+    return RunFolder(path)
+
+
 @pytest.mark.parametrize("form", ["masked", "grouped"])
 def test_a_plan_of_another_network_is_refused_by_the_name_of_its_layer(
     form: str, small_recipe: Recipes, tmp_path: Path
 ) -> None:
     recipe = small_recipe(*EPOCHS, f"finetune.form={form}")
-    questions = iter(range(100))
-    with pytest.raises(RunInterrupted):
-        run_pipeline(recipe, tmp_path / "run", should_stop=lambda: next(questions) >= 13)
-    path = tmp_path / "run" / "plan.json"
-    path.write_text(path.read_text().replace('"3":', '"elsewhere":'))
+    run = stopped_in_finetuning(recipe, tmp_path / "run")
+    without_decision(run)
+    run.plan_path.write_text(run.plan_path.read_text().replace('"3":', '"elsewhere":'))
     with pytest.raises(ValueError, match="'elsewhere'"):
-        run_pipeline(recipe, tmp_path / "run")
+        run_pipeline(recipe, run.path)
+
+
+def with_other_orders(layer: dict[str, Any]) -> dict[str, Any]:
+    return layer | {"in_perm": layer["in_perm"][::2] + layer["in_perm"][1::2]}
+
+
+def with_another_level(layer: dict[str, Any]) -> dict[str, Any]:
+    return layer | {"group_level": 2 if layer["group_level"] == 3 else 3}
+
+
+def change_plan(run: RunFolder, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    plan = json.loads(run.plan_path.read_text())
+    plan["layers"] = {name: change(layer) for name, layer in plan["layers"].items()}
+    run.plan_path.write_text(json.dumps(plan))
+
+
+@pytest.mark.parametrize("change", [with_other_orders, with_another_level])
+@pytest.mark.parametrize("form", ["masked", "grouped"])
+def test_finetuning_does_not_go_on_with_another_plan_and_leaves_the_folder_as_it_was(
+    form: str, change: Callable[[dict[str, Any]], dict[str, Any]], small_recipe: Recipes, tmp_path: Path
+) -> None:
+    recipe = small_recipe(*EPOCHS, f"finetune.form={form}")
+    run = stopped_in_finetuning(recipe, tmp_path / "run")
+    plan = run.plan_path.read_text()
+    change_plan(run, change)
+    before = contents(run.path)
+    words = f"finetune began with other contents of {run.plan_path}, so it would become another run; restore them, or"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        run_pipeline(recipe, run.path)
+    assert contents(run.path) == before
+    run.plan_path.write_text(plan)
+    run_pipeline(recipe, run.path)
+
+
+def test_finetuning_goes_on_with_the_same_plan_as_another_version_writes_it(
+    small_recipe: Recipes, run: RunFolder
+) -> None:
+    plan = json.loads(run.plan_path.read_text())
+    run.plan_path.write_text(json.dumps(plan | {"strucspars_version": "99.0"}, indent=2))
+    run_pipeline(small_recipe(*EPOCHS), run.path)
+
+
+def test_finetuning_of_before_its_plan_was_noted_goes_on(small_recipe: Recipes, run: RunFolder) -> None:
+    without_decision(run)
+    run_pipeline(small_recipe(*EPOCHS), run.path)
+
+
+def test_a_lost_network_beside_another_plan_does_not_cost_the_summary(small_recipe: Recipes, run: RunFolder) -> None:
+    run_pipeline(small_recipe(*EPOCHS), run.path)
+    run.model_path.unlink()
+    change_plan(run, with_other_orders)
+    assert "began with other contents of" in refusal(small_recipe, run)
+    assert run.summary_json_path.is_file()
+
+
+def test_finetuning_does_not_go_on_with_other_channels_than_slimming_kept(
+    small_recipe: Recipes, tmp_path: Path
+) -> None:
+    recipe = small_recipe("model.name=cifar-resnet8", "kind=slimming", "slimming.target=0.5", *EPOCHS)
+    run = stopped_in_finetuning(recipe, tmp_path / "run")
+    path = run.path / "selection.json"
+    selection = json.loads(path.read_text())
+    # As many as before, so that all weights have their shapes.
+    norm = next(norm for norm in selection["norms"].values() if len(norm["kept"]) < norm["width"])
+    others = [channel for channel in range(norm["width"]) if channel not in norm["kept"]]
+    norm["kept"] = sorted([*norm["kept"][1:], others[0]])
+    path.write_text(json.dumps(selection))
+    with pytest.raises(ValueError, match=re.escape(f"finetune began with other contents of {path}, so")):
+        run_pipeline(recipe, run.path)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The outcome of Network Slimming, and all that narrowing needs: which channels of which batch norm stay."""
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -85,6 +86,10 @@ class ChannelSelection:
         """The fields as JSON values."""
         norms = {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
         return {**{name: getattr(self, name) for name in FIGURES}, "norms": norms}
+
+    def digest(self) -> str:
+        """SHA-256 of which channels stay, as hexadecimal text; threshold and fractions do not count."""
+        return hashlib.sha256(json.dumps(self._plain()["norms"], sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
         """The selection as JSON text."""

@@ -16,6 +16,7 @@ from strucspars.baselines.slimmed_file import load_slimmed, save_slimmed
 from strucspars.baselines.slimming import select_channels
 from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
+from strucspars.export.plan_hash import plan_hash
 from strucspars.export.storage import load, save
 from strucspars.nn.importance import importance_matrix
 from strucspars.runs.arrays import save_arrays
@@ -57,9 +58,18 @@ class Workshop:
 
 
 class Deployment(Protocol):
-    """How a network is trained last, saved, and read back."""
+    """How a network is trained last, saved, and read back.
+
+    Attributes:
+        plan: of the groups; None where there are none.
+        decision_path: where it is written what stays of the network; None where all of it does.
+    """
 
     plan: GroupingPlan | None
+    decision_path: Path | None
+
+    def decision_digest(self) -> str | None:
+        """SHA-256 of what stays, by which a stage knows the decision that it began with; None where all of it does."""
 
     def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
         """The network as the last stage trains it."""
@@ -105,6 +115,7 @@ class StructuredSparsification:
         self._sparsifier: Sparsifier | None = None
         self._plan_of_another_run: GroupingPlan | None = None
         self.plan: GroupingPlan | None = None
+        self.decision_path: Path | None = workshop.folder.plan_path
 
     def first_rule(self, model: nn.Module) -> TrainingRule | None:
         """The structured penalty; learns the first channel orders, unless another run has."""
@@ -150,6 +161,10 @@ class StructuredSparsification:
         self.plan = self._workshop.folder.load_plan()
         if self.plan is None:
             raise ValueError(f"{self._workshop.folder.plan_path} is missing, but the finetuning has begun; restore it")
+
+    def decision_digest(self) -> str:
+        """Of groups and orders."""
+        return plan_hash(self._decided())
 
     def cut_(self, model: nn.Module) -> nn.Module:
         """Zero what the plan prunes."""
@@ -218,6 +233,7 @@ class NetworkSlimming:
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
         self._path = workshop.folder.path / "selection.json"
+        self.decision_path: Path | None = self._path
         self.selection: ChannelSelection | None = None
 
     def first_rule(self, model: nn.Module) -> TrainingRule:
@@ -249,6 +265,10 @@ class NetworkSlimming:
         except ValueError as error:
             raise ValueError(f"{self._path}: {error}") from error
 
+    def decision_digest(self) -> str:
+        """Of the channels that stay."""
+        return self._decided().digest()
+
     def cut_(self, model: nn.Module) -> nn.Module:
         """Drop the channels."""
         return slim_(model, self._decided())
@@ -276,9 +296,13 @@ class DenseTraining:
     """No compression: the network that the others are compared with."""
 
     plan: GroupingPlan | None = None
+    decision_path: Path | None = None
 
     def __init__(self, workshop: Workshop) -> None:
         self._workshop = workshop
+
+    def decision_digest(self) -> None:
+        """Nothing was decided."""
 
     def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
         """The network as it is."""

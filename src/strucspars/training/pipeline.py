@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
@@ -192,7 +192,14 @@ class _Run:
             model = self._compressed(start.compression, self._after_first_stage(start.compression))
         form = self._form(model)
         trainable = self._deployment.trainable(model, form)
-        stage = self._stage(start.last_stage, self._recipe.stage2, trainable.model, trainable.rule, start.last_loss)
+        stage = self._stage(
+            start.last_stage,
+            self._recipe.stage2,
+            trainable.model,
+            trainable.rule,
+            start.last_loss,
+            digests=start.last_digests(),
+        )
         self._deployment.finish(stage.run())
         self._engine.wait()
         return self._summed_up(form)
@@ -204,14 +211,24 @@ class _Run:
             return model
         method.note_start()
         if options.epochs:
-            trained = self._stage(method.first_stage, options, model, rule, self._setting.loss(options)).run()
+            loss = self._setting.loss(options)
+            trained = self._stage(method.first_stage, options, model, rule, loss, digests={}).run()
             if trained is not model:
                 model.load_state_dict(trained.state_dict())
         if self._engine.is_first:
             save_named(self._folder.checkpoints, SPARSIFIED, {"model": model.state_dict()})
         return model
 
-    def _stage(self, name: str, options: StageRecipe, model: nn.Module, rule: TrainingRule, loss: StageLoss) -> Stage:
+    def _stage(
+        self,
+        name: str,
+        options: StageRecipe,
+        model: nn.Module,
+        rule: TrainingRule,
+        loss: StageLoss,
+        *,
+        digests: Mapping[str, str | None],
+    ) -> Stage:
         return Stage(
             self._context,
             name,
@@ -222,6 +239,7 @@ class _Run:
             checkpoint=self._start.checkpoint if self._start.has_begun(name) else None,
             # Also where another run trained the first stage: variants of one seed see the same batches.
             data_epochs_before=self._recipe.stage1.epochs if name == FINETUNE else 0,
+            digests=digests,
         )
 
     def _compressed(self, method: CompressionMethod, model: nn.Module) -> nn.Module:

@@ -52,6 +52,14 @@ class Preparation:
         """Whether the checkpoint is one of this stage."""
         return _is_of(self.checkpoint, stage)
 
+    def last_digests(self) -> dict[str, str | None]:
+        """Of what the last stage builds on beside its checkpoints, once that is decided: it goes on with no other."""
+        distillation = self.last_loss.distillation
+        return {
+            "teacher": None if distillation is None else distillation.digest(),
+            "decision": self.deployment.decision_digest(),
+        }
+
 
 def prepared(
     setting: Setting, folder: RunFolder, checkpoint: Mapping[str, Any] | None, executor: Executor | None
@@ -87,7 +95,7 @@ def prepared(
     if compression is not None and not _is_of(checkpoint, FINETUNE):
         # Not `together`: processes agree on the channel orders on their way.
         first_rule = compression.first_rule(model)
-    return Preparation(
+    start = Preparation(
         checkpoint=checkpoint,
         compression=compression,
         deployment=compression or DenseTraining(workshop),
@@ -95,6 +103,8 @@ def prepared(
         model=model,
         first_rule=first_rule,
     )
+    setting.engine.together(lambda: _check_unchanged(start, folder))
+    return start
 
 
 def _is_of(checkpoint: Mapping[str, Any] | None, stage: str) -> bool:
@@ -110,6 +120,24 @@ def _check_stage(
             f"{folder.checkpoints}: the checkpoint is of a stage {checkpoint['stage']!r}, but a run of kind "
             f"{setting.recipe.kind} has {' and '.join(stages)}; restore the right one, or use another folder"
         )
+
+
+def _check_unchanged(start: Preparation, folder: RunFolder) -> None:
+    """Refuse to go on where the last stage began with something else than is there now."""
+    if start.checkpoint is None or not start.has_begun(start.last_stage):
+        return
+    other = {
+        "teacher": ("a teacher of other weights than finetune.teacher has", "give that teacher"),
+        "decision": (f"other contents of {start.deployment.decision_path}", "restore them"),
+    }
+    for key, digest in start.last_digests().items():
+        # Checkpoints of before know of none.
+        if start.checkpoint.get(key, digest) != digest:
+            thing, remedy = other[key]
+            raise ValueError(
+                f"{folder.checkpoints}: {start.last_stage} began with {thing}, so it would become another run; "
+                f"{remedy}, or start another run in another folder"
+            )
 
 
 def _model(setting: Setting, compression: CompressionMethod | None, checkpoint: Mapping[str, Any] | None) -> nn.Module:

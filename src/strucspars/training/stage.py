@@ -72,6 +72,7 @@ class Stage:
         rule: what happens beside the loss.
         checkpoint: of this stage, if it was begun before.
         data_epochs_before: epochs of the data that earlier stages have seen; this one goes on with the next.
+        digests: of what it builds on beside its checkpoints, which keep them by these names.
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class Stage:
         rule: TrainingRule,
         checkpoint: Mapping[str, Any] | None,
         data_epochs_before: int,
+        digests: Mapping[str, str | None],
     ) -> None:
         self._context, self._name, self._options, self._model, self._rule = context, name, options, model, rule
         self._step = TrainingStep(context.engine, model, options, loss, rule)
         self._done_epochs, self._done_steps, self._data_epochs_before = 0, 0, data_epochs_before
         self._random_states: list[torch.Tensor] = []
-        self._teacher = None if loss.distillation is None else loss.distillation.digest()
+        self._digests = digests
         if checkpoint is not None:
-            self._check_teacher_of(checkpoint)
             try:
                 self._restore_(in_present_form(checkpoint, context.engine))
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -104,15 +105,6 @@ class Stage:
         # Captures hold on to tensors: nothing may be replaced from here on.
         self._epochs = epoch_runner(context.engine, self._step, context.train)
         self._evaluation = Evaluation(context.engine, self.trained_model, context.test)
-
-    def _check_teacher_of(self, checkpoint: Mapping[str, Any]) -> None:
-        # Checkpoints of before know of none.
-        if checkpoint.get("teacher", self._teacher) != self._teacher:
-            raise ValueError(
-                f"{self._context.folder.checkpoints}: {self._name} began with a teacher of other weights than "
-                "finetune.teacher has, so it would become another run; give that teacher, or start another run in "
-                "another folder"
-            )
 
     @property
     def trained_model(self) -> nn.Module:
@@ -252,7 +244,7 @@ class Stage:
                     "precision": self._context.engine.precision_state(),
                     "random_states": processes.random_states,
                     "images": self._context.images,
-                    "teacher": self._teacher,
+                    **self._digests,
                 }
             )
 
