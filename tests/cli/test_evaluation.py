@@ -37,6 +37,10 @@ def test_eval_of_a_run_of_before_classes_were_kept_compares_none(call: Any, fini
     assert "the same" in call("eval", str(finished), SMALL).out
 
 
+def test_eval_takes_a_batch_size_beyond_the_images_and_all_memory(call: Any, finished: Path) -> None:
+    assert "the same" in call("eval", str(finished), SMALL, "data.batch_size=1000000000000").out
+
+
 def test_the_text_tells_by_how_many_points_the_accuracy_is_another_now() -> None:
     run = EvaluatedRun(Path("runs/demo"), "digits", Accuracy(top1=0.9, top5=0.99, loss=0.5), recorded_top1=0.925)
     assert [line.split() for line in run.text().splitlines()[1:]] == [

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,17 @@ def test_a_folder_without_test_images_is_refused_before_anything_is_trained(
     assert RunFolder(tmp_path / "run").metrics() == []
 
 
+def test_a_batch_of_more_images_than_there_are_to_learn_from_is_refused(
+    small_recipe: Recipes, images: Path, tmp_path: Path
+) -> None:
+    recipe = folder_recipe(small_recipe, images, workers=0)
+    larger = replace(recipe, data=replace(recipe.data, batch_size=10_000_000))
+    words = "data.batch_size 10000000 is more than the 14 images to learn from; give at most 14, or more images"
+    with pytest.raises(ValueError, match=words):
+        run_pipeline(larger, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("cores", "readers"), [(1, 1), (3, 3), (16, 4)])
 def test_unless_told_images_are_read_by_no_more_processes_than_there_are_cores(
     cores: int, readers: int, small_recipe: Recipes, images: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,9 +178,10 @@ def test_unless_told_images_are_read_by_no_more_processes_than_there_are_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     assert default_readers() == readers
     # PyTorch asks the same, and warns of more, which is an error here.
-    recipe = small_recipe("data.name=folder", f"data.root={images}", f"data.image_size={IMAGE_SIZE}")
+    options = ("data.name=folder", f"data.root={images}", f"data.image_size={IMAGE_SIZE}", "data.batch_size=2")
+    recipe = small_recipe(*options)
     assert recipe.data.workers is None
-    Setting(recipe, Engine(EngineRecipe(device="cpu")))
+    assert Setting(recipe, Engine(EngineRecipe(device="cpu"))).train.steps == 7
 
 
 def test_processes_of_torchrun_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +192,10 @@ def test_processes_of_torchrun_share_the_cores(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_seed_gives_other_crops(small_recipe: Recipes, tmp_path: Path) -> None:
-    # Of one image alone, so that nothing but the crop can differ.
+    # Of one image alone, twice, so that nothing but the crops can differ.
     write_image_folder(tmp_path, num_classes=1)
+    (image,) = (tmp_path / "train").rglob("*.png")
+    shutil.copy(image, image.with_stem("again"))
     engine = Engine(EngineRecipe(device="cpu"))
     options = ("data.name=folder", f"data.root={tmp_path}", f"data.image_size={IMAGE_SIZE}", "data.workers=0")
     settings = [Setting(small_recipe(*options, "data.batch_size=2", f"seed={seed}"), engine) for seed in (1, 1, 2)]

@@ -22,6 +22,8 @@ from strucspars.training.stage import RunInterrupted
 Recipes = Callable[..., Recipe]
 REFUSED = {
     "data": ("data.name=cifar10", "data.root=/nowhere"),
+    "batch": ("data.batch_size=1348",),
+    "batch beyond all memory": ("data.batch_size=1000000000000",),
     "network": ("model.name=no-such-network",),
     "weights": ("model.weights=/nowhere.pt",),
     "teacher": ("finetune.teacher=/nowhere",),

@@ -82,7 +82,7 @@ def prepared(
         build=setting.fresh_model,
         build_other=setting.other_fresh_model,
         example=setting.example,
-        steps_per_epoch=setting.train.steps,
+        steps_per_epoch=setting.engine.together(lambda: setting.train.steps),
         executor=executor,
         is_first=setting.engine.is_first,
         is_resumed=checkpoint is not None,

@@ -28,7 +28,7 @@ class DataRecipe:
         name: `digits` (embedded), `cifar10`, `cifar100`, `imagenet` or `folder`.
         root: folder that holds them; not needed for the digits.
         download: fetch CIFAR where it is missing.
-        batch_size: images per step, over all processes together.
+        batch_size: images per step, over all processes together; at most as many as there are to learn from.
         image_size: side of the crops of image folders.
         workers: processes that read image folders; None for one per core, but no more than four.
     """

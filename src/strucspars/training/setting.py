@@ -1,13 +1,16 @@
 """What a recipe names, made real: data, networks, and a teacher to learn from."""
 
+import math
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from strucspars.data.batches import Batches
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.data.folder import FolderData
 from strucspars.export.storage import load
@@ -37,19 +40,37 @@ class Setting:
         )
         if options.batch_size % engine.world_size:
             raise ValueError(f"data.batch_size {options.batch_size} cannot be shared by {engine.world_size} processes")
-        self.train, self.test = (
-            batches_of(
-                self._data,
-                training=training,
-                batch_size=options.batch_size // engine.world_size,
-                device=engine.device,
-                seed=recipe.seed,
-                workers=default_readers() if options.workers is None else options.workers,
-                rank=engine.rank,
-                world_size=engine.world_size,
-                memory_format=engine.memory_format,
+        self.test = self._batches(training=False)
+
+    @cached_property
+    def train(self) -> Batches:
+        """Batches to learn from; an evaluation asks for none.
+
+        Raises:
+            ValueError: there are fewer images than a batch has.
+        """
+        batch_size, count = self.recipe.data.batch_size, len(self._data.train)
+        if batch_size > count:
+            raise ValueError(
+                f"data.batch_size {batch_size} is more than the {count} images to learn from; give at most {count}, or "
+                "more images"
             )
-            for training in (True, False)
+        return self._batches(training=True)
+
+    def _batches(self, *, training: bool) -> Batches:
+        options, engine = self.recipe.data, self.engine
+        count = len(self._data.train if training else self._data.test)
+        return batches_of(
+            self._data,
+            training=training,
+            # No more than there are: an evaluation takes memory for what fills up a batch, and does not count it.
+            batch_size=math.ceil(min(options.batch_size, count) / engine.world_size),
+            device=engine.device,
+            seed=self.recipe.seed,
+            workers=default_readers() if options.workers is None else options.workers,
+            rank=engine.rank,
+            world_size=engine.world_size,
+            memory_format=engine.memory_format,
         )
 
     @property
