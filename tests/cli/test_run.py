@@ -190,6 +190,16 @@ def test_jobs_are_refused_under_torchrun(call: Any, tiny: tuple[str, ...], monke
     assert "--jobs 2 is for one process" in said.err
 
 
+def test_a_world_size_without_torchrun_ends_at_once(
+    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = call("run", "demo", *tiny)
+    assert said.status == 2
+    assert said.err.startswith("error: WORLD_SIZE is 2, but this process was not started with others")
+    assert not Path("runs").exists()
+
+
 def test_a_run_can_end_in_an_export(call: Any, tiny: tuple[str, ...]) -> None:
     said = call("run", "demo", *tiny, "--export", "torch", "--quiet")
     assert said.status == 0

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.strategies.parallel import ParallelStrategy
+from lightning.fabric.strategies.strategy import Strategy
 from torch import nn
 
 from strucspars.training.recipe import EngineRecipe, Precision
@@ -20,6 +22,10 @@ FABRIC_PRECISION: dict[Precision, Literal["32-true", "bf16-mixed", "16-mixed"]] 
     "bf16": "bf16-mixed",
     "16": "16-mixed",
 }
+
+# What Fabric's own environment reads.
+MEETING_PLACE = {"MASTER_ADDR", "MASTER_PORT"}
+PLACE_AMONG_OTHERS = {"LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
 
 # In mixed precision Fabric insists on beginning every backward pass, and notes for all threads at once whether it has.
 BACKWARD_LOCK = threading.Lock()
@@ -49,6 +55,21 @@ def is_one_of_several_processes() -> bool:
     return int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
+def _check_others_are_started(strategy: Strategy, processes: int) -> None:
+    """Refuse a `WORLD_SIZE` that was left in a shell: the others would be waited for, and nothing would end that."""
+    assert isinstance(strategy, ParallelStrategy), "several processes have a strategy for several"
+    # Fabric's own environment is what it takes where it sees neither torchrun nor SLURM nor MPI.
+    if not isinstance(strategy.cluster_environment, LightningEnvironment):
+        return
+    names = os.environ.keys()
+    # Without torchrun, too, processes can be told where to meet and which of them they are.
+    if not (names >= MEETING_PLACE and names & PLACE_AMONG_OTHERS):
+        raise ValueError(
+            f"WORLD_SIZE is {processes}, but this process was not started with others, for which it would wait for "
+            "ever; start all with torchrun, or unset WORLD_SIZE to compute in one process"
+        )
+
+
 class Engine:
     """Where and how a run computes: one process, or one of many that torchrun has started."""
 
@@ -74,6 +95,8 @@ class Engine:
                 # Alone, it is no part of what SLURM or MPI count: they may have started a script that runs several.
                 plugins=None if processes > 1 else LightningEnvironment(),
             )
+            if processes > 1:
+                _check_others_are_started(self._fabric.strategy, processes)
             self._fabric.launch()
 
     @property
