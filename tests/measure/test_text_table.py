@@ -1,17 +1,20 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strucspars.measure.text_table import Column, markdown_table, shortened, text_table
 
 
 @given(st.text(max_size=60), st.integers(3, 60))
+@example(".00000", 5)  # has a dot where its own dots end
 def test_a_shortened_text_fits_and_keeps_its_ends(text: str, width: int) -> None:
     short = shortened(text, width)
     assert len(short) == min(len(text), width)
     if len(text) > width:
-        head, _, tail = short.partition("...")
+        kept = width - len("...")
+        head, dots, tail = short[: kept // 2], short[kept // 2 : kept // 2 + 3], short[kept // 2 + 3 :]
         assert text.startswith(head)
+        assert dots == "..."
         assert text.endswith(tail)
 
 
