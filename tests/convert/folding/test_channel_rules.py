@@ -118,6 +118,7 @@ NATURAL_FUNCTIONS: dict[str, Function] = {
     "squeeze of whatever is one": lambda features: features[:, :, :1].squeeze().unsqueeze(2),
     "parts as a list": lambda features: torch.cat(features.chunk(2, dim=1), dim=1),
     "list of parts reversed": lambda features: torch.cat(features.chunk(2, dim=1)[::-1], dim=1),
+    "another precision": lambda features: features.type(torch.float32),
     "channels cut off": lambda features: functional.pad(features, (0, 0, 0, 0, -2, 2)),
     "channels reflected": lambda features: functional.pad(features, (1, 1, 1, 1, 0, 0), mode="reflect").flip(1),
 }

@@ -85,8 +85,8 @@ SPLIT_FUNCTIONS = frozenset({torch.chunk, torch.split})
 SPLIT_METHODS = frozenset({"chunk", "split"})
 PAD_FUNCTIONS = frozenset({functional.pad})
 
-# Questions about a tensor that its order does not answer.
-SHAPE_METHODS = frozenset({"size", "dim", "numel", "type", "is_floating_point"})
+# Questions about a tensor that its order does not answer. Not "type", which with an argument gives another tensor.
+SHAPE_METHODS = frozenset({"size", "dim", "numel", "is_floating_point"})
 SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
 
 
