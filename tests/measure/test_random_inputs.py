@@ -20,6 +20,12 @@ def test_only_floating_point_numbers_are_drawn_and_in_double_precision() -> None
     assert others[2:] == ["mode", None]
 
 
+def test_numbers_are_drawn_in_their_own_precision_where_asked() -> None:
+    images, halves = random_arguments((torch.zeros(2, 3), torch.zeros(4, dtype=torch.float16)), in_double=False)
+    assert (images.dtype, halves.dtype) == (torch.float32, torch.float16)
+    assert min(images.std(), halves.float().std()) > 0.1
+
+
 def test_numbers_in_lists_and_dictionaries_are_drawn_too() -> None:
     places = torch.tensor([3, 4])
     batch, pair = random_arguments(({"images": torch.zeros(2, 3), "places": places}, [torch.zeros(4), "mode"]))

@@ -26,8 +26,8 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
     return tensor.detach().cpu().flatten()[places]
 
 
-def random_arguments(arguments: tuple[Any, ...], *, seed: int = 0) -> tuple[Any, ...]:
-    """Arguments in which floating-point tensors are random and of double precision; everything else stays.
+def random_arguments(arguments: tuple[Any, ...], *, in_double: bool = True, seed: int = 0) -> tuple[Any, ...]:
+    """Arguments in which floating-point tensors are random, in double precision or their own; everything else stays.
 
     Tensors in lists and dictionaries are meant, too.
     """
@@ -36,7 +36,8 @@ def random_arguments(arguments: tuple[Any, ...], *, seed: int = 0) -> tuple[Any,
     def drawn(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or not tensor.numel():
             return tensor
-        return random_like(tensor.double(), tuple(tensor.shape), generator).to(tensor.device)
+        like = tensor.double() if in_double else tensor
+        return random_like(like, tuple(tensor.shape), generator).to(tensor.device)
 
     random: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, drawn, arguments)
     return random

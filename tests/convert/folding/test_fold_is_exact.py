@@ -76,12 +76,12 @@ def test_in_place_operators_change_what_other_names_stand_for(
 class Branching(nn.Module):
     """Computes something else when it is traced."""
 
-    def __init__(self, scale: float, *, whole: bool = False) -> None:
+    def __init__(self, scale: float, *, whole: bool = False, single: bool = False) -> None:
         super().__init__()
-        self.layer, self.scale, self.whole = shuffled(), scale, whole
+        self.layer, self.scale, self.whole, self.single = shuffled(), scale, whole, single
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.layer(images)
+        features: torch.Tensor = self.layer(images.float() if self.single else images)
         if isinstance(images, torch.fx.Proxy):
             features = features + self.scale * images
         return features.argmax(1) if self.whole else features
@@ -91,12 +91,13 @@ class Branching(nn.Module):
     ("model", "example"),
     [
         (lambda: Branching(0.5), torch.zeros_like(IMAGES)),
+        (lambda: Branching(0.5, single=True), torch.zeros_like(IMAGES)),
         (lambda: Branching(0.03).half(), IMAGES.half()),
         (lambda: Branching(0.03).bfloat16(), IMAGES.bfloat16()),
         (lambda: Branching(3e-5), IMAGES),
         (lambda: Branching(2.0, whole=True), IMAGES),
     ],
-    ids=["zeros", "half", "bfloat16", "small", "whole numbers"],
+    ids=["zeros", "zeros in single precision only", "half", "bfloat16", "small", "whole numbers"],
 )
 def test_a_graph_that_is_wrong_by_little_is_not_used(
     model: Callable[[], nn.Module], example: torch.Tensor, caplog: pytest.LogCaptureFixture

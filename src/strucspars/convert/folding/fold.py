@@ -38,10 +38,10 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
 
     Shuffles go through whatever treats channels alike (activations, pooling, batch norm, additions, concatenation,
     flattening) into dense layers, or meet the shuffle of the next grouped layer; what remains is one `index_select`
-    each. The graph is compared with the model on the example inputs and, in double precision, on random ones, in two
-    calls. A network that cannot be traced, or keeps something from call to call, keeps its shuffles and batch norms,
-    behind a graph of one call; `fold_report` tells what remains and why. Saved with pickle or `torch.save`, the graph
-    keeps its report.
+    each. The graph is compared with the model on the example inputs and on random ones, these in double precision if
+    the model can be computed in it, in two calls each. A network that cannot be traced, or keeps something from call to
+    call, keeps its shuffles and batch norms, behind a graph of one call; `fold_report` tells what remains and why.
+    Saved with pickle or `torch.save`, the graph keeps its report.
 
     Args:
         model: converted, masked or dense, in either mode; it stays as it is. Wrappers around it or parts of it
@@ -83,7 +83,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             folded, report = _folded(_inference_copy(model), arguments, min_width)
             wrong = difference(folded(*fresh_arguments(arguments)), expected)
             wrong = wrong or _wrong_in_another_call(folded, called, arguments)
-            wrong = wrong or _wrong_in_double(model, arguments, min_width)
+            wrong = wrong or _wrong_on_random_inputs(model, arguments, min_width)
         # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
         except Exception as error:
             wrong = _first_line(error)
@@ -114,20 +114,29 @@ def _again(folded: fx.GraphModule, min_width: int) -> fx.GraphModule:
     return copy.deepcopy(folded)
 
 
-def _wrong_in_double(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
-    """What is wrong with the graph in double precision, on random inputs: nothing hides behind rounding or zeros.
+def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
+    """What is wrong with the graph on random inputs: nothing hides behind zeros, nor, in double precision, rounding.
 
-    Empty if nothing is, and where the network itself cannot be computed in double precision.
+    In the network's own precision where it cannot be computed in double. Empty if nothing is wrong, and where it cannot
+    be computed on random inputs at all.
     """
-    exact, inputs = _inference_copy(model).double(), random_arguments(arguments)
-    try:
-        expected = exact(*fresh_arguments(inputs))
-    # Code that insists on another precision fails as it likes.
-    except Exception:
-        return ""
-    folded, _ = _folded(_inference_copy(model).double(), inputs, min_width)
-    wrong = difference(folded(*fresh_arguments(inputs)), expected, with_whole_numbers=True)
-    return wrong or _wrong_in_another_call(folded, exact, random_arguments(arguments, seed=1))
+    for in_double in (True, False):
+        called, inputs = _twin(model, in_double=in_double), random_arguments(arguments, in_double=in_double)
+        try:
+            expected = called(*fresh_arguments(inputs))
+        # Code that insists on another precision, or on other values, fails as it likes.
+        except Exception:
+            continue
+        folded, _ = _folded(_twin(model, in_double=in_double), inputs, min_width)
+        wrong = difference(folded(*fresh_arguments(inputs)), expected, with_whole_numbers=in_double)
+        others = random_arguments(arguments, in_double=in_double, seed=1)
+        return wrong or _wrong_in_another_call(folded, called, others)
+    return ""
+
+
+def _twin(model: nn.Module, *, in_double: bool) -> nn.Module:
+    twin = _inference_copy(model)
+    return twin.double() if in_double else twin
 
 
 def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments: tuple[Any, ...]) -> str:
