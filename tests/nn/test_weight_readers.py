@@ -1,5 +1,6 @@
 """Tensors that are read past their layer are found in the source; whoever only asks about one does not read it."""
 
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,15 @@ def test_layers_are_found_by_the_source_of_their_reader(kind: type[Network], nam
     assert {name: readers[module] for name, module in model.named_modules() if module in readers} == {
         f"0.{name}": f"{kind.__name__} reads its {'bias' if kind is ReadsTheBias else 'weight'}" for name in names
     }
+
+
+def test_layers_that_a_forward_of_the_objects_own_reads_are_found() -> None:
+    def forward(self: Network, input: torch.Tensor) -> torch.Tensor:
+        return linear(input, self.layer.weight)
+
+    replaced, other = CallsInALoop(), CallsInALoop()
+    replaced.forward = MethodType(forward, replaced)  # type: ignore[method-assign]  # that is the point
+    assert readers_of_weights(nn.ModuleList([replaced, other])) == {replaced.layer: "CallsInALoop reads its weight"}
 
 
 def test_layers_that_are_read_are_skipped_with_the_reason() -> None:

@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from types import MethodType
 
 from torch import nn
 
@@ -26,12 +27,13 @@ def readers_of_weights(model: nn.Module) -> Mapping[nn.Module, str]:
     neither change their shape and order nor hide what is pruned.
     """
     readers: dict[nn.Module, str] = {}
-    reads_of_types: dict[type[nn.Module], tuple[tuple[str, str], ...]] = {}
+    reads_of_kinds: dict[tuple[type[nn.Module], Callable[..., object] | None], tuple[tuple[str, str], ...]] = {}
     for parent in model.modules():
-        if type(parent) not in reads_of_types:
-            reads_of_types[type(parent)] = _tensors_read_by(type(parent))
+        kind = type(parent), _forward_of_its_own(parent)
+        if kind not in reads_of_kinds:
+            reads_of_kinds[kind] = _tensors_read_by(*kind)
         # The weight is told of before the bias, and the module nearest to the layer, which comes last, before others.
-        for path, tensor in reversed(reads_of_types[type(parent)]):
+        for path, tensor in reversed(reads_of_kinds[kind]):
             for layer in _modules_at(parent, path):
                 if _may_have(layer, tensor):
                     readers[layer] = f"{type(parent).__name__} reads its {tensor}"
@@ -60,19 +62,32 @@ def _may_have(layer: nn.Module, tensor: str) -> bool:
     return layer._parameters.get(tensor, tensor) is not None
 
 
-def _tensors_read_by(parent_type: type[nn.Module]) -> tuple[tuple[str, str], ...]:
-    """Paths of the layers whose tensors a type's forward reads, or a method that it uses, and which tensor.
+def _forward_of_its_own(module: nn.Module) -> Callable[..., object] | None:
+    """The function that was made the `forward` of this very object; None if that is its type's."""
+    forward = vars(module).get("forward")
+    return forward.__func__ if isinstance(forward, MethodType) and forward.__self__ is module else None
+
+
+def _tensors_read_by(
+    parent_type: type[nn.Module], own_forward: Callable[..., object] | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Paths of the layers whose tensors a type's forward reads, or an object's own, or a method used, and which tensor.
 
     >>> _tensors_read_by(nn.MultiheadAttention), _tensors_read_by(nn.Conv2d)
     ((('out_proj', 'weight'), ('out_proj', 'bias')), ())
     """
-    methods = _methods_of_a_call(parent_type)
+    methods = _methods_of_a_call(parent_type, own_forward)
     return tuple(dict.fromkeys(read for method in methods for read in _tensors_read_in(method)))
 
 
-def _methods_of_a_call(parent_type: type[nn.Module]) -> Iterator[Callable[..., object]]:
+def _methods_of_a_call(
+    parent_type: type[nn.Module], own_forward: Callable[..., object] | None
+) -> Iterator[Callable[..., object]]:
     """`forward`, and all methods and properties that it uses by their names, with those that they override."""
     names = ["forward"]
+    if own_forward is not None:
+        yield own_forward
+        names += [used for used in _own_names_in(own_forward) if used not in names]
     # Grows as it is gone through.
     for name in names:
         for base in parent_type.__mro__:
