@@ -116,6 +116,12 @@ class ReadsByALocalName(Network):
         return linear(inputs, inner.weight)
 
 
+class ReadsWhatItUnpacks(Network):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        _, second = self.listed
+        return linear(input, second.weight)
+
+
 class ReadsInALoop(Network):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         for layer in self.listed:
@@ -190,6 +196,7 @@ class Asks(Network):
         (ReadsInAnOverriddenMethod, ["layer", "block.inner"]),
         (ReadsInAMethodOfOthers, []),
         (ReadsByALocalName, ["layer", "block.inner"]),
+        (ReadsWhatItUnpacks, ["listed.0", "listed.1"]),
         (ReadsInALoop, ["listed.0", "listed.1"]),
         (ReadsInAnotherLoop, ["listed.0", "listed.1"]),
         (ReadsInAComprehension, ["listed.0", "listed.1"]),

@@ -18,8 +18,8 @@ _LONGEST_OF_LOCALS = 5
 class SourcePaths:
     """The modules that expressions in one method may stand for.
 
-    Local names are followed: `conv = self.conv`, `for conv in self.convs`. What comes as an argument, or out of a call,
-    is not known.
+    Local names are followed: `conv = self.conv`, `one, other = self.convs`, `for conv in self.convs`. What comes as an
+    argument, or out of a call, is not known.
     """
 
     def __init__(self, tree: ast.AST) -> None:
@@ -57,6 +57,11 @@ class SourcePaths:
             case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
                 for each, its_value in zip(targets, values, strict=True):
                     self._bind(each, its_value, is_inside)
+            case ast.Tuple(elts=targets), _:
+                # Any of them: a list among the targets (`first, *others = self.convs`) shifts the places.
+                part = ast.Subscript(value=value, slice=ast.Name(id="any"), ctx=ast.Load())
+                for each in targets:
+                    self._bind(each, part, is_inside)
             case ast.Name(id=name), _:
                 found = {(*path, ANY) for path in self.of(value)} if is_inside else self.of(value)
                 self._locals[name] |= {path for path in found if len(path) <= _LONGEST_OF_LOCALS}
