@@ -26,6 +26,7 @@ from strucspars.export.os_errors import check_readable
 from strucspars.export.whole_files import written_whole
 from strucspars.nn.first_names import under_first_names
 from strucspars.nn.masked import DENSE_TYPES
+from strucspars.nn.selection import parameter_key
 from strucspars.nn.shuffled import check_plain_weights, is_grouped, planned_orders
 from strucspars.nn.wrappers import bare_modules, bare_state_names, inner_name, modules_by_name
 
@@ -182,6 +183,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
         raise ValueError(f"{path} belongs to another network: {error}") from error
     _check_state_is_whole(_bare_state(network), under_first_names(network, saved.plan))
     _check_tensors(path, saved.tensors, expected=_expected_tensors(network, saved.plan))
+    _check_tied(path, saved.tensors, _bare_state(network))
     _check_orders(path, saved.tensors, saved.plan)
     convert_(network, saved.plan)
     network.load_state_dict({name: saved.tensors[bare] for name, bare in bare_state_names(network).items()})
@@ -259,6 +261,23 @@ def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Ma
         kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (tensors[name], model_tensor)]
         if kinds[0] != kinds[1]:
             raise ValueError(f"{path}: {name!r} holds {tensors[name].dtype}, the model needs {model_tensor.dtype}")
+
+
+def _check_tied(path: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+    """What is one tensor in the model must be so in the file: of two, the last one would stay."""
+    first_names: dict[object, str] = {}
+    for name, tensor in state.items():
+        first = first_names.setdefault((parameter_key(tensor), tensor.shape, tensor.stride(), tensor.dtype), name)
+        if first != name and not _is_same(tensors[first], tensors[name]):
+            raise ValueError(
+                f"{path}: {first!r} and {name!r} differ, and are one tensor in the model; load into one in which they "
+                "are not tied"
+            )
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    # By their bytes: NaN is the same as itself.
+    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def _check_orders(path: Path, tensors: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
