@@ -130,6 +130,19 @@ def test_a_first_stage_that_was_over_before_is_not_waited_for(
     assert diary.has_in_order("dependent begins", "base ends")
 
 
+@pytest.mark.parametrize(("here", "named"), [("base", "{}/base"), ("nowhere/../base", "base"), ("link", "base")])
+def test_a_base_is_waited_for_however_its_folder_is_named(
+    here: str, named: str, small_recipe: Recipes, base: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("base", "nowhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("base")
+    dependent = small_recipe(*SHORT, "name=dependent", f"sparsify.from_run={named.format(tmp_path)}")
+    outcomes = run_side_by_side({Path(here): base, Path("dependent"): dependent}, jobs=2)
+    assert all(isinstance(outcome, RunSummary) for outcome in outcomes.values()), outcomes
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_runs_whose_base_fails_are_not_begun_and_name_it(
     jobs: int, small_recipe: Recipes, dependent: Recipe, tmp_path: Path

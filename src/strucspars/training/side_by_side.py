@@ -6,6 +6,7 @@ excepted), so its outcome does not depend on its neighbours.
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -141,11 +142,14 @@ class _FirstStageWatch(Silence):
 
 def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[BaseRun]]:
     """For every run those before it that it builds on. So there is always one that waits for nobody."""
-    order = {path: place for place, path in enumerate(recipes)}
-    return {
-        path: [base for base in base_runs(recipe, path) if order.get(base.path, place) < place]
-        for place, (path, recipe) in enumerate(recipes.items())
-    }
+    bases: dict[Path, list[BaseRun]] = {}
+    # Recipes may name a folder otherwise than it is named here, such as by its whole path.
+    earlier: dict[Path, Path] = {}
+    for path, recipe in recipes.items():
+        named = [(base, earlier.get(base.path.resolve())) for base in base_runs(recipe, path)]
+        bases[path] = [replace(base, path=here) for base, here in named if here is not None]
+        earlier[path.resolve()] = path
+    return bases
 
 
 def _stops_before_run(should_stop: Callable[[], bool]) -> bool:
