@@ -307,6 +307,17 @@ def test_rows_that_build_on_others_are_run_beside_them(call: Any, tiny_digits: t
     assert not [line for line in said.out.splitlines() if line.startswith("not finished")]
 
 
+def test_the_folder_of_the_runs_may_be_named_from_home(
+    call: Any, tiny_digits: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    said = call("reproduce", "variants", "--rows", "*20-40-modern", "--out=~/runs", *tiny_digits)
+    assert said.status == 0
+    assert (tmp_path / "home" / "runs" / "cifar10-resnet20-40-modern" / "summary.json").is_file()
+    assert "finished" in call("reproduce", "variants", "--rows", "*20-40-modern", "--out=~/runs", "--list").out
+    assert not Path("~").exists()
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_rows_whose_base_fails_say_so_and_others_are_shown(call: Any, tiny_digits: tuple[str, ...], jobs: str) -> None:
     Path("runs/cifar10-resnet20-40").mkdir(parents=True)

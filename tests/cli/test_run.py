@@ -190,6 +190,16 @@ def test_jobs_are_refused_under_torchrun(call: Any, tiny: tuple[str, ...], monke
     assert "--jobs 2 is for one process" in said.err
 
 
+@pytest.mark.parametrize(("seeds", "folders"), [("0", ["summary.json"]), ("0,1", ["demo", "demo-seed1"])])
+def test_the_run_folder_may_be_named_from_home(
+    seeds: str, folders: list[str], call: Any, tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert call("run", "demo", *tiny, "--out=~/there", "--seeds", seeds, "--quiet").status == 0
+    assert all((tmp_path / "home" / "there" / name).exists() for name in folders)
+    assert not Path("~").exists()
+
+
 def test_a_world_size_without_torchrun_ends_at_once(
     call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

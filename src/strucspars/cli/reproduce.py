@@ -70,6 +70,8 @@ def reproduce(
         raise ValueError("--markdown is for a table of results: leave out --list")
     # To see what there is, everything; to run, the usual ones.
     usual = ["*"] if only_list or collect else None
+    # Shells leave the ~ of --out=~/runs as it is.
+    out = out.expanduser()
     patterns = [pattern.strip() for pattern in rows.split(",")] if rows is not None else usual
     if collect:
         output.outcome(*collected_table(table.value, patterns or ["*"], out, as_markdown=markdown))

@@ -73,10 +73,9 @@ def run(
     if export is not None:
         check_runtime(export.value)
     wanted = seeded_recipes(recipe, overrides or [], None if seeds is None else parsed_seeds(seeds))
-    if out is not None and len(wanted) == 1:
-        recipes = {out: wanted[0]}
-    else:
-        recipes = {(out or Path("runs")) / run_name(each): each for each in wanted}
+    # Shells leave the ~ of --out=~/runs as it is.
+    place = Path("runs") if out is None else out.expanduser()
+    recipes = {place if out is not None and len(wanted) == 1 else place / run_name(each): each for each in wanted}
     outcomes = run_all(recipes, jobs=jobs, output=output)
     finished = finished_runs(outcomes)
     texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
