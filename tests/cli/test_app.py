@@ -6,16 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from strucspars._version import __version__
 from strucspars.cli.app import app, main
 from strucspars.cli.errors import BY_SIGNAL, FAILED, WRONG_USE, OtherProcessFailed, RunFailed, explained, reported
 from strucspars.cli.interrupt import Interrupted
+from strucspars.cli.options import from_home
 from strucspars.runs.lock import RunFolderBusy
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
@@ -35,6 +37,20 @@ def test_every_command_has_help_with_examples(command: str) -> None:
     assert f"strucspars {command} " in outcome.stdout
     assert "--debug" in outcome.stdout
     assert "\x1b" not in outcome.stdout
+
+
+def test_every_option_that_is_a_path_may_begin_at_home() -> None:
+    functions = {command.name: command.callback for command in app.registered_commands if command.callback}
+    callbacks = [
+        (name, part.callback)
+        for name, function in functions.items()
+        for hint in get_type_hints(function, include_extras=True).values()
+        for part in get_args(hint)
+        if isinstance(part, OptionInfo) and Path in (get_args(hint)[0], *get_args(get_args(hint)[0]))
+    ]
+    assert {name for name, _ in callbacks} == set(COMMANDS) - {"eval", "summary"}
+    assert [name for name, callback in callbacks if callback is not from_home] == []
+    assert from_home(Path("~/there")) == Path.home() / "there"
 
 
 def test_the_help_of_eval_names_only_what_eval_can_change() -> None:

@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, Quiet, examples, parsed_image_shape
+from strucspars.cli.options import (
+    Classes,
+    Debug,
+    Force,
+    ImageShape,
+    Json,
+    Quiet,
+    examples,
+    from_home,
+    parsed_image_shape,
+)
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -53,7 +63,7 @@ Seconds = Annotated[float, typer.Option(help="Timing of each network at each bat
 Full = Annotated[
     bool, typer.Option("--full", help="More batches, threads and runtimes; resnet101 and densenet201 too. Takes long.")
 ]
-Out = Annotated[Path | None, typer.Option(help="A JSON file to write as well.", show_default=False)]
+Out = Annotated[Path | None, typer.Option(help="A JSON file to write as well.", show_default=False, callback=from_home)]
 Model = Annotated[
     str | None, typer.Option(help="For a run whose network is a function: its name again.", show_default=False)
 ]

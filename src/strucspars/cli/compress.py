@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, examples, parsed_image_shape
+from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, examples, from_home, parsed_image_shape
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -52,10 +52,19 @@ LayerType = Annotated[
         show_default="Conv2d",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors", callback=from_home),
+]
 Run = Annotated[
     Path | None,
-    typer.Option("--run", metavar="FOLDER", help="Also make a run folder, for strucspars report.", show_default=False),
+    typer.Option(
+        "--run",
+        metavar="FOLDER",
+        help="Also make a run folder, for strucspars report.",
+        show_default=False,
+        callback=from_home,
+    ),
 ]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Debug, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
+from strucspars.cli.options import Debug, Json, Overrides, Quiet, Seeds, examples, from_home, parsed_seeds
 from strucspars.cli.output import Output
 
 EXAMPLES = examples("strucspars demo", "strucspars demo --seeds 0,1,2 --out demo-runs")
@@ -13,7 +13,7 @@ EXAMPLES = examples("strucspars demo", "strucspars demo --seeds 0,1,2 --out demo
 
 def demo(
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="The folder to put the run folders in.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The folder to put the run folders in.", callback=from_home)] = Path("runs"),
     seeds: Seeds = None,
     quiet: Quiet = False,
     as_json: Json = False,

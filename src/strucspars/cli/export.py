@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, examples, parsed_image_shape
+from strucspars.cli.options import Classes, Debug, Force, ImageShape, Json, examples, from_home, parsed_image_shape
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -39,7 +39,10 @@ def export(
     classes: Classes = None,
     image_shape: ImageShape = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write.", show_default="RUN/model.onnx or MODEL.onnx, .xml, .pt2")
+        Path | None,
+        typer.Option(
+            help="The file to write.", show_default="RUN/model.onnx or MODEL.onnx, .xml, .pt2", callback=from_home
+        ),
     ] = None,
     widen_groups_below: Annotated[
         int | None,

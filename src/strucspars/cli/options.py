@@ -1,6 +1,7 @@
 """Options that several commands share, and the values that are written in a form of their own."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +28,11 @@ ImageShape = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 # Read by `main`, before anything is parsed: what fails may be the parsing.
 Debug = Annotated[bool, typer.Option("--debug", help="Show where in the code an error comes from.")]
+
+
+def from_home(path: Path | None) -> Path | None:
+    """A path, its `~` resolved: shells leave that of `--out=~/runs` as it is."""
+    return None if path is None else path.expanduser()
 
 
 def examples(*commands: str) -> str:

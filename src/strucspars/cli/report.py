@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Debug, Json, examples
+from strucspars.cli.options import Debug, Json, examples, from_home
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -21,7 +21,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder to write.", show_default="RUN/report for one run, report for several"),
+        typer.Option(
+            help="The folder to write.", show_default="RUN/report for one run, report for several", callback=from_home
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,

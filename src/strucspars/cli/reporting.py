@@ -41,7 +41,7 @@ def reported_runs(paths: Sequence[Path], *, out: Path | None = None) -> Reported
     folders = [path.expanduser() for path in paths]
     runs = tuple(read_run(folder) for folder in folders)
     default = folders[0] / "report" if len(folders) == 1 else Path("report")
-    return Reported(runs=runs, written=write_report(runs, out.expanduser() if out else default))
+    return Reported(runs=runs, written=write_report(runs, out or default))
 
 
 def document(outcome: Reported) -> dict[str, Any]:

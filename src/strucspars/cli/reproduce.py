@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
+from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, from_home, parsed_seeds
 from strucspars.cli.output import Output
 
 EXAMPLES = examples(
@@ -42,7 +42,7 @@ def reproduce(
     ] = None,
     seeds: Seeds = None,
     jobs: Jobs = 1,
-    out: Annotated[Path, typer.Option(help="The folder of the run folders.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="The folder of the run folders.", callback=from_home)] = Path("runs"),
     only_list: Annotated[bool, typer.Option("--list", help="List the rows and how far they are; run nothing.")] = False,
     collect: Annotated[
         bool, typer.Option("--collect", help="Show the finished runs of all seeds in the folder; run nothing.")
@@ -70,8 +70,6 @@ def reproduce(
         raise ValueError("--markdown is for a table of results: leave out --list")
     # To see what there is, everything; to run, the usual ones.
     usual = ["*"] if only_list or collect else None
-    # Shells leave the ~ of --out=~/runs as it is.
-    out = out.expanduser()
     patterns = [pattern.strip() for pattern in rows.split(",")] if rows is not None else usual
     if collect:
         output.outcome(*collected_table(table.value, patterns or ["*"], out, as_markdown=markdown))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from strucspars.cli.export import FileFormat
-from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, parsed_seeds
+from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, from_home, parsed_seeds
 from strucspars.cli.output import Output, is_first_process
 
 EXAMPLES = examples(
@@ -44,6 +44,7 @@ def run(
         typer.Option(
             help="The run folder; for several seeds, the folder to put theirs in.",
             show_default="runs/NAME, with -seedS for a seed that is not 0",
+            callback=from_home,
         ),
     ] = None,
     seeds: Seeds = None,
@@ -73,9 +74,10 @@ def run(
     if export is not None:
         check_runtime(export.value)
     wanted = seeded_recipes(recipe, overrides or [], None if seeds is None else parsed_seeds(seeds))
-    # Shells leave the ~ of --out=~/runs as it is.
-    place = Path("runs") if out is None else out.expanduser()
-    recipes = {place if out is not None and len(wanted) == 1 else place / run_name(each): each for each in wanted}
+    if out is not None and len(wanted) == 1:
+        recipes = {out: wanted[0]}
+    else:
+        recipes = {(out or Path("runs")) / run_name(each): each for each in wanted}
     outcomes = run_all(recipes, jobs=jobs, output=output)
     finished = finished_runs(outcomes)
     texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
