@@ -11,15 +11,14 @@ from typing import Any
 from environment import ROOT
 from over_runs import measured_rows
 
-from strucspars.cli.paper_comparison import MEASURES, Comparison
-from strucspars.cli.row_measures import ACCURACY, BEST, PARAMS
+from strucspars.cli.paper_comparison import ACCURACY, BEST, MEASURES, PARAMS, Comparison
 from strucspars.cli.run_collection import Collection, FinishedRun, collected
 from strucspars.cli.table_rows import DISTILLED, base_row, dense_row, table_rows
-from strucspars.measure.text_table import Column, markdown_table
-from strucspars.report.measured import sample_of
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe_identity import changes_from_recipe
-from strucspars.training.recipe_reading import recipe_names
+from strucspars.cost.text_table import Column, markdown_table
+from strucspars.paper.measured import sample_of
+from strucspars.train.recipe_identity import changes_from_recipe
+from strucspars.train.recipe_reading import recipe_names
+from strucspars.train.run_folder import RunFolder
 
 RESULTS = ROOT / "results"
 FOLDER = RESULTS / "cifar10"

@@ -27,9 +27,9 @@ from environment import ROOT, describe
 from torch import nn
 
 import strucspars as ss
-from strucspars.nn.selection import Selection, SkippedLayer
+from strucspars.nn.groupable import Selection, SkippedLayer
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.layer_state import LayerState, learned_states
+from strucspars.sparsify.layers import LayerState, learned_states
 from strucspars.sparsify.planning import network_size, plan_for_target
 
 TARGETS = (0.3, 0.6)

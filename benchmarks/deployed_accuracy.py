@@ -19,14 +19,14 @@ from over_runs import measure_runs
 from torch import nn
 
 import strucspars as ss
-from strucspars.core.arrays import IntArray
-from strucspars.nn.grouped_weights import dense_weight
-from strucspars.runs.folder import RunFolder
-from strucspars.training.engine import Engine
-from strucspars.training.outcome import read_summary
-from strucspars.training.recipe import EngineRecipe
-from strucspars.training.recipe_reading import read_recipe
-from strucspars.training.setting import Setting
+from strucspars.core.checks import IntArray
+from strucspars.nn.layers import dense_weight
+from strucspars.train.engine import Engine
+from strucspars.train.outcome import read_summary
+from strucspars.train.recipe import EngineRecipe
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
+from strucspars.train.setting import Setting
 
 BATCH = 250
 

@@ -16,13 +16,13 @@ from torch import nn
 from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.measure.layers import BeforeAfter
+from strucspars.cost.layers import BeforeAfter
 from strucspars.models.catalogue import build_model
-from strucspars.nn.selection import select_layers
-from strucspars.runs.folder import RunFolder
-from strucspars.training.outcome import RunSummary, StageAccuracy
-from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_reading import recipe_yaml
+from strucspars.nn.groupable import select_layers
+from strucspars.train.outcome import RunSummary, StageAccuracy
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_reading import recipe_yaml
+from strucspars.train.run_folder import RunFolder
 
 FloatMatrix = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -20,10 +20,9 @@ import onnxruntime
 import torch
 from environment import ROOT, describe
 
-from strucspars.bench.group_counts import PAPER_GROUPS
-from strucspars.bench.networks import random_networks
-from strucspars.export.onnx_export import export_onnx
-from strucspars.measure.counting import count_macs
+from strucspars.bench.networks import PAPER_GROUPS, random_networks
+from strucspars.cost.counting import count_macs
+from strucspars.export.onnx import export_onnx
 
 IMAGE_SHAPE = (3, 224, 224)
 KINDS = {

@@ -14,8 +14,8 @@ from typing import Any
 from environment import ROOT
 
 from strucspars.bench.paper_times import PAPER_TIMES
-from strucspars.bench.report_text import report_text
 from strucspars.bench.results import BenchReport, report_from_json
+from strucspars.bench.text import report_text
 
 FOLDER = ROOT / "results" / "inference"
 PAGE = ROOT / "results" / "inference.md"

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.models.preactivation_resnet import PreactivationResNet
+from strucspars.models.cifar import PreactivationResNet
 
 BATCH = 64
 VARIANTS = ("without", "regularize_", "penalty")

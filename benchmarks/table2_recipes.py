@@ -26,13 +26,13 @@ from environment import ROOT, describe
 from PIL import Image
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.measure.counting import NetworkCount, count_macs
+from strucspars.cost.counting import NetworkCount, count_macs
 from strucspars.models.catalogue import build_model
-from strucspars.runs.folder import RunFolder
-from strucspars.training.paper_rows import PAPER_ROWS
-from strucspars.training.pipeline import run_pipeline
-from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.paper_rows import PAPER_ROWS
+from strucspars.train.pipeline import run_pipeline
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
 
 NUM_CLASSES = 1000
 SMALL_SIZE = 32

@@ -28,12 +28,12 @@ from environment import ROOT, describe
 import strucspars as ss
 from strucspars.data.batches import ResidentBatches
 from strucspars.data.image_set import Augmentation, ImageSet
-from strucspars.models.preactivation_resnet import PreactivationResNet
-from strucspars.training.engine import Engine
-from strucspars.training.loss import StageLoss
-from strucspars.training.recipe import EngineRecipe, StageRecipe
-from strucspars.training.rules import SparsifyRule
-from strucspars.training.steps import EpochRunner, TrainingStep, epoch_runner
+from strucspars.models.cifar import PreactivationResNet
+from strucspars.train.engine import Engine
+from strucspars.train.loss import StageLoss
+from strucspars.train.recipe import EngineRecipe, StageRecipe
+from strucspars.train.rules import SparsifyRule
+from strucspars.train.steps import EpochRunner, TrainingStep, epoch_runner
 
 BATCH = 64
 STEPS = 300

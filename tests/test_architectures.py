@@ -11,8 +11,8 @@ import torchvision
 from torch import nn
 
 import strucspars as ss
-from strucspars.nn.grouped_weights import dense_weight
-from strucspars.nn.selection import SelectedLayer
+from strucspars.nn.groupable import SelectedLayer
+from strucspars.nn.layers import dense_weight
 
 TARGET = 0.3
 # Double precision leaves no room for errors that hide behind rounding.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import recipe_options_page
 
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.recipe_reading import read_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

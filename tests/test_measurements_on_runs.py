@@ -13,13 +13,13 @@ import torch
 from inference_layers import kind
 from over_runs import measure_runs, measured_rows, read_sittings
 
-from strucspars.nn.shuffled import is_grouped
-from strucspars.runs.folder import RunFolder
-from strucspars.training.engine import Engine
-from strucspars.training.outcome import RunSummary, read_summary
-from strucspars.training.pipeline import run_pipeline
-from strucspars.training.recipe_reading import read_recipe
-from strucspars.training.setting import Setting
+from strucspars.nn.layers import is_grouped
+from strucspars.train.engine import Engine
+from strucspars.train.outcome import RunSummary, read_summary
+from strucspars.train.pipeline import run_pipeline
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
+from strucspars.train.setting import Setting
 
 OVERRIDES = (
     "model.name=cifar-resnet8",

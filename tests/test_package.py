@@ -48,7 +48,7 @@ def check_that_it_renders(packages: Path, out: Path) -> None:
     """Templates, style and script of the page are read from the installed package, with the dependencies from here."""
     run = ROOT / "results/cifar10/cifar10-resnet20-dense"
     program = (
-        "import sys, strucspars; from strucspars.cli.app import main; print(strucspars.__file__); "
+        "import sys, strucspars; from strucspars.cli.main import main; print(strucspars.__file__); "
         "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, "report", str(run), "--out", str(out)]

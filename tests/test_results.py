@@ -19,22 +19,22 @@ import torch
 import training_step
 from permutations import markdown, summary_table
 
-from strucspars.baselines.channel_selection import ChannelSelection
-from strucspars.baselines.narrowing import slim_
 from strucspars.bench.results import report_from_json
 from strucspars.cli.running import run_name
 from strucspars.cli.table_rows import table_rows
 from strucspars.convert.conversion import convert_
-from strucspars.measure.counting import count_macs
+from strucspars.cost.counting import count_macs
 from strucspars.models.catalogue import build_model
-from strucspars.report.measured import Sample
-from strucspars.report.noise import noise_limit
-from strucspars.runs.folder import RunFolder
-from strucspars.training.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
-from strucspars.training.paper_rows import PAPER_ROWS
-from strucspars.training.recipe import DataRecipe, EngineRecipe, FinetuneRecipe, Recipe, SparsifyRecipe
-from strucspars.training.recipe_identity import without_place
-from strucspars.training.recipe_reading import read_recipe, recipe_yaml
+from strucspars.paper.measured import Sample
+from strucspars.paper.noise import noise_limit
+from strucspars.prune.channel_selection import ChannelSelection
+from strucspars.prune.narrowing import slim_
+from strucspars.train.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
+from strucspars.train.paper_rows import PAPER_ROWS
+from strucspars.train.recipe import DataRecipe, EngineRecipe, FinetuneRecipe, Recipe, SparsifyRecipe
+from strucspars.train.recipe_identity import without_place
+from strucspars.train.recipe_reading import read_recipe, recipe_yaml
+from strucspars.train.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 

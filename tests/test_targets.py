@@ -8,9 +8,9 @@ import torch
 import torchvision
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.nn.selection import SelectedLayer, select_layers
+from strucspars.nn.groupable import SelectedLayer, select_layers
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.layer_state import LayerState, learned_states
+from strucspars.sparsify.layers import LayerState, learned_states
 from strucspars.sparsify.planning import NetworkSize, network_size, plan_for_target
 
 

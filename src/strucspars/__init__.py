@@ -2,9 +2,8 @@
 
 from strucspars._version import __version__
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
-from strucspars.convert.conversion import convert_, mask_
-from strucspars.convert.folding.fold import fold
-from strucspars.convert.model_plan import model_plan
+from strucspars.convert.conversion import convert_, mask_, model_plan
+from strucspars.convert.fold import fold
 from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold, without_surplus
 from strucspars.core.connectivity import Connectivity
 from strucspars.core.controller import LambdaSchedule, LambdaState, default_lambda_step, next_lambda
@@ -12,18 +11,17 @@ from strucspars.core.criterion import kept_norm_by_level, largest_group_level
 from strucspars.core.hierarchy import connection_mask, max_group_level, num_groups, penalty_matrix
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.export.export_report import ExportReport
-from strucspars.export.onnx_export import export_onnx
-from strucspars.export.onnx_runner import OnnxRunner
-from strucspars.export.openvino_export import export_openvino
+from strucspars.cost.counting import NetworkCount, count_macs
+from strucspars.cost.folded import FoldReport, fold_report
+from strucspars.cost.summary import Summary, summary
+from strucspars.export.checked import ExportReport
+from strucspars.export.onnx import OnnxRunner, export_onnx
+from strucspars.export.openvino import export_openvino
 from strucspars.export.storage import load, save
-from strucspars.export.torch_export import export_torch
-from strucspars.measure.counting import NetworkCount, count_macs
-from strucspars.measure.folded import FoldReport, fold_report
-from strucspars.measure.summary import Summary, summary
+from strucspars.export.torch_program import export_torch
+from strucspars.nn.groupable import LayerRules, select_layers
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import LayerRules, select_layers
-from strucspars.nn.shuffled import ShuffledGroupConv2d
+from strucspars.nn.layers import ShuffledGroupConv2d
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.sparsifier import Sparsifier

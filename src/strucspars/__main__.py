@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 
-from strucspars.cli.app import main
+from strucspars.cli.main import main
 
 # Worker processes import this file again.
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from strucspars.bench.group_counts import PAPER_GROUPS, conv_params, group_levels
+from strucspars.bench.networks import PAPER_GROUPS, conv_params, group_levels
 from strucspars.core.hierarchy import num_groups
-from strucspars.measure.counting import count_macs
+from strucspars.cost.counting import count_macs
 from strucspars.models.catalogue import build_model
-from strucspars.nn.selection import select_layers
+from strucspars.nn.groupable import select_layers
 
 # Table 2 of the paper.
 PAPER_GFLOPS = {

@@ -7,7 +7,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.bench.networks import BenchNetwork, networks_of_run, random_networks, with_random_norms
 from strucspars.models.catalogue import build_model
-from strucspars.nn.shuffled import channel_orders, is_grouped
+from strucspars.nn.layers import channel_orders, is_grouped
 
 SHAPE = (3, 32, 32)
 

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.bench.ratios import paired_ratio, row_timing
 from strucspars.bench.results import Ratio
-from strucspars.bench.timing import Samples
+from strucspars.bench.timing import Samples, paired_ratio, row_timing
 
 NOISE = st.lists(st.floats(0.01, 100), min_size=1, max_size=8)
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from strucspars.bench.report_text import report_text
 from strucspars.bench.results import BenchReport, BenchRow, Ratio
+from strucspars.bench.text import report_text
 
 MakeRow = Callable[..., BenchRow]
 

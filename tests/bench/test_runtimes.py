@@ -17,11 +17,18 @@ import torch
 from torch import nn
 from torch_warnings import COMPILER_WARNS
 
-from strucspars.bench import inference_forms
-from strucspars.bench.equality import difference_error, relative_difference
-from strucspars.bench.inference_forms import InferenceForms
+from strucspars.bench import runtimes as inference_forms
 from strucspars.bench.networks import BenchNetwork, random_networks
-from strucspars.bench.runtimes import RUNTIMES, Images, Target, known_runtime, split_by_presence, torch_threads
+from strucspars.bench.runtimes import (
+    RUNTIMES,
+    Images,
+    InferenceForms,
+    Target,
+    known_runtime,
+    split_by_presence,
+    torch_threads,
+)
+from strucspars.bench.sitting import difference_error, relative_difference
 from strucspars.export.example_batch import random_image
 
 SHAPE = (3, 16, 16)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import BenchNetwork, Form
 from strucspars.bench.results import BenchRow, NetworkSize
-from strucspars.bench.runtimes import GathersLeft, Images, Program, Runtime, Target
+from strucspars.bench.runtimes import GathersLeft, Images, InferenceForms, Program, Runtime, Target
 from strucspars.bench.sitting import Contestant, Sitting, sitting_rows
 from strucspars.bench.timing import TimingRules
 

@@ -12,12 +12,12 @@ import torch
 from torch import fx, nn
 
 from strucspars.bench import inference_forms, runtimes, suite
-from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import random_networks
 from strucspars.bench.results import BenchReport, report_from_json
+from strucspars.bench.runtimes import InferenceForms
 from strucspars.bench.suite import BenchSettings, Subject, bench
 from strucspars.bench.timing import TimingRules
-from strucspars.convert.folding.fold import fold
+from strucspars.convert.fold import fold
 
 SHAPE = (3, 16, 16)
 RULES = TimingRules(seconds=0.01, visit_seconds=0.001, warmup_calls=1, max_calls=1, min_rounds=2, max_rounds=2)

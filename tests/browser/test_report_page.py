@@ -9,7 +9,7 @@ from selenium.webdriver.support.ui import Select
 
 from strucspars.report.contents import comparison_contents
 from strucspars.report.page import RunLink, overview_page
-from strucspars.report.run_reading import read_run
+from strucspars.report.reading import read_run
 
 RESULTS = Path(__file__).parents[2] / "results" / "cifar10"
 DESKTOP, PHONE = 1280, 390

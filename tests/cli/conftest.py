@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strucspars.cli.app import main
+from strucspars.cli.main import main
 
 NETWORKS = """
 from torch import nn

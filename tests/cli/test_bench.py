@@ -11,11 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from strucspars.bench.group_counts import PAPER_GROUPS
+from strucspars.bench.networks import PAPER_GROUPS
 from strucspars.bench.results import report_from_json
-from strucspars.cli import benchmarking
-from strucspars.cli.benchmarking import BenchRequest, bench_subjects, benchmarked
-from strucspars.cli.output import Output
+from strucspars.cli import bench as benchmarking
+from strucspars.cli.bench import BenchRequest, bench_subjects, benchmarked
+from strucspars.cli.console import Output
 from strucspars.models.catalogue import build_model
 
 SMALL = "tiny_networks:small"

@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import strucspars as ss
-from strucspars.cli.app import app
+from strucspars.cli.main import app
 from strucspars.cli.networks import network_of_file, saved_network
 from strucspars.models.catalogue import build_model
+from strucspars.nn.groupable import select_layers
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import select_layers
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
 
 SMALL = "tiny_networks:small"
 SHAPE = ("--image-shape", "3x16x16")

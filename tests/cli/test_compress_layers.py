@@ -12,8 +12,8 @@ import strucspars as ss
 from strucspars.models.catalogue import build_model
 from strucspars.report.one_shot import read_one_shot
 from strucspars.report.repeat_command import one_shot_command
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
 
 SMALL = "tiny_networks:small"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strucspars.models.catalogue import build_model
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.recipe_reading import read_recipe
 
 SMALL = "tiny_networks:small"
 
@@ -61,7 +61,7 @@ def test_a_failure_leaves_nothing_of_the_folder(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("strucspars.cli.one_shot_folder.save_arrays", full)
+    monkeypatch.setattr("strucspars.cli.compress.save_arrays", full)
     said = call(*arguments, "--run", "runs/first")
     assert said.status == 1
     assert "cannot make the run folder runs/first: No space left on device" in said.err
@@ -76,7 +76,7 @@ def test_a_folder_that_appears_meanwhile_is_kept(
         Path("runs/first/notes").write_text("precious")
         return {}
 
-    monkeypatch.setattr("strucspars.cli.one_shot_folder.environment", meanwhile)
+    monkeypatch.setattr("strucspars.cli.compress.environment", meanwhile)
     said = call(*arguments, "--run", "runs/first")
     assert said.status != 0
     assert "name a new folder with --run" in said.err

@@ -9,7 +9,7 @@ import torch
 
 import strucspars as ss
 from strucspars.models.catalogue import build_model
-from strucspars.runs.folder import RunFolder
+from strucspars.train.run_folder import RunFolder
 
 SMALL = "tiny_networks:small"
 

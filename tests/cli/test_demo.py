@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from strucspars.cli.demonstration import Demonstration, check_promises
+from strucspars.cli.demo import Demonstration, check_promises
 from strucspars.cli.errors import RunFailed
+from strucspars.cost.layers import BeforeAfter
 from strucspars.export.agreement import Agreement
-from strucspars.export.export_report import ExportReport
-from strucspars.measure.layers import BeforeAfter
-from strucspars.runs.folder import RunFolder
-from strucspars.training.outcome import RunSummary, StageAccuracy
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.export.checked import ExportReport
+from strucspars.train.outcome import RunSummary, StageAccuracy
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
 
 
 def accuracy(top1: float) -> StageAccuracy:

@@ -9,10 +9,10 @@ import torch
 from torch import fx, nn
 
 import strucspars as ss
-from strucspars.cli import description
-from strucspars.cli.description import described
+from strucspars.cli import summary as description
+from strucspars.cli.summary import described
 from strucspars.models.catalogue import build_model
-from strucspars.runs.folder import RunFolder
+from strucspars.train.run_folder import RunFolder
 
 SMALL = "tiny_networks:small"
 SHAPE = ("--image-shape", "3x16x16")

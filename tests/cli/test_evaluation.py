@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from table2_recipes import write_image_folder
 
-from strucspars.cli.run_evaluation import EvaluatedRun
-from strucspars.training.evaluation import Accuracy
+from strucspars.cli.evaluate import EvaluatedRun
+from strucspars.train.evaluation import Accuracy
 
 SMALL = "model.name=tiny_networks:small"
 

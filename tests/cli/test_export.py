@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import strucspars as ss
-from strucspars.export.onnx_export import onnx_runner
+from strucspars.export.onnx import onnx_runner
 from strucspars.models.catalogue import build_model
 
 SMALL = "tiny_networks:small"

@@ -12,9 +12,9 @@ import strucspars as ss
 from strucspars.cli.networks import data_image_shape, network_of_file, saved_network, usual_classes
 from strucspars.core.plan import GroupingPlan
 from strucspars.models.catalogue import build_model
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe import DataRecipe
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.recipe import DataRecipe
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 

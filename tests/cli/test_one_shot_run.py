@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from strucspars.cli.run_state import run_state
+from strucspars.cli.running import run_state
 from strucspars.models.catalogue import build_model
 from strucspars.report.one_shot import ONE_SHOT_STATE
-from strucspars.runs.folder import RunFolder
+from strucspars.train.run_folder import RunFolder
 
 SMALL = "tiny_networks:small"
 

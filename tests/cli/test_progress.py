@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from strucspars.cli.progress import RunProgress
-from strucspars.training.observer import Observer
+from strucspars.train.observer import Observer
 
 ROW = {
     "stage": "sparsify",

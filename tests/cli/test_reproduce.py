@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from strucspars.cli.output import Output
-from strucspars.cli.paper_comparison import MEASURES
-from strucspars.cli.reproduce import Table
-from strucspars.cli.reproduction import planned_rows, reproduced
-from strucspars.cli.row_measures import ACCURACY, AFTER, BEFORE, BEST, THRESHOLD
+from strucspars.cli.console import Output
+from strucspars.cli.paper_comparison import ACCURACY, AFTER, BEFORE, BEST, MEASURES, THRESHOLD
+from strucspars.cli.reproduce import Table, planned_rows, reproduced
 from strucspars.cli.table_rows import base_row, selected_rows, table_rows
+from strucspars.paper.measured import Sample
+from strucspars.paper.noise import is_within_noise
 from strucspars.report.experiments import NUM_TEST_IMAGES, paper_accuracy
-from strucspars.report.measured import Sample
-from strucspars.report.noise import is_within_noise
-from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES
-from strucspars.training.recipe_reading import read_recipe, recipe_names
+from strucspars.train.paper_rows import PAPER_ROWS, PAPER_TIMELINES
+from strucspars.train.recipe_reading import read_recipe, recipe_names
 
 
 @pytest.fixture
@@ -291,7 +289,7 @@ def test_what_others_build_on_comes_before_them_and_else_the_order_is_that_of_th
         calls.append([path.name for path in recipes])
         return {path: ValueError(path.name) for path in recipes}
 
-    monkeypatch.setattr("strucspars.cli.reproduction.run_all", run_all)
+    monkeypatch.setattr("strucspars.cli.reproduce.run_all", run_all)
     rows = ["cifar10-resnet20-40-distilled", "cifar10-resnet20-40-slimming"]
     planned = planned_rows("variants", patterns=rows, seeds=[0], overrides=[], out=Path("there"))
     outcomes = reproduced(planned, jobs=4, output=Output(as_json=False, quiet=True))

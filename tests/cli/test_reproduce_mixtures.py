@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from strucspars.cli.reproduction import check_planned, planned_rows, reproduced_table
+from strucspars.cli.reproduce import check_planned, planned_rows, reproduced_table
 from strucspars.cli.run_collection import collected
 from strucspars.cli.running import run_name
-from strucspars.report.noise import NOISE
-from strucspars.runs.folder import RunFolder
-from strucspars.training.outcome import RunSummary, read_summary
-from strucspars.training.recipe_reading import read_recipe, recipe_yaml
+from strucspars.paper.noise import NOISE
+from strucspars.train.outcome import RunSummary, read_summary
+from strucspars.train.recipe_reading import read_recipe, recipe_yaml
+from strucspars.train.run_folder import RunFolder
 
 RECORDED = Path(__file__).parents[2] / "results/cifar10/cifar10-resnet20-40"
 BASE = "cifar10-resnet20-40"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from strucspars.cli.exporting import exported_network
+from strucspars.cli.export import exported_network
 from strucspars.cli.running import seeded_recipes
-from strucspars.export.export_report import ExportReport
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.export.checked import ExportReport
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
 
 
 def test_a_run_prints_its_outcome_and_where_it_lies(call: Any, tiny: tuple[str, ...]) -> None:
@@ -228,7 +228,7 @@ def test_what_was_trained_is_told_where_an_export_fails(
             raise ValueError("the file cannot be written")
         return exported_network(target, **options)
 
-    monkeypatch.setattr("strucspars.cli.exporting.exported_network", exported)
+    monkeypatch.setattr("strucspars.cli.export.exported_network", exported)
     said = call("run", "demo", *tiny, "--seeds", "0,1", "--export", "torch", "--json")
     assert said.status == 2
     assert said.err.endswith("error: the file cannot be written\n")
@@ -243,7 +243,7 @@ def test_a_run_that_failed_is_named_where_an_export_fails_too(
     def exported(target: str, **options: Any) -> ExportReport:
         raise ValueError("the file cannot be written")
 
-    monkeypatch.setattr("strucspars.cli.exporting.exported_network", exported)
+    monkeypatch.setattr("strucspars.cli.export.exported_network", exported)
     Path("runs").mkdir()
     Path("runs/demo-seed1").write_text("in the way")
     said = call("run", "demo", *tiny, "--seeds", "0,1", "--export", "torch", "--quiet")

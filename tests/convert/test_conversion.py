@@ -14,9 +14,8 @@ from torch import nn
 import strucspars as ss
 from strucspars.convert.conversion import convert_, mask_
 from strucspars.core.plan import GroupingPlan
-from strucspars.nn.grouped_weights import dense_weight
-from strucspars.nn.selection import select_layers
-from strucspars.nn.shuffled import ShuffledGroupConv2d
+from strucspars.nn.groupable import select_layers
+from strucspars.nn.layers import ShuffledGroupConv2d, dense_weight
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.core.alternation import Alternation, alternate
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 from strucspars.core.connectivity import connection_cost
 from strucspars.core.hierarchy import group_penalty, penalty_matrix
+from strucspars.core.search import Alternation, alternate
 from strucspars.core.transport import AssignToGroups, assign_by_group_cycles, assign_by_positions
 
 EXACT_SOLVERS = pytest.mark.parametrize("assign", [assign_by_group_cycles, assign_by_positions])

@@ -3,7 +3,8 @@ from itertools import combinations
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
-from strucspars.core.bisection import (
+from strucspars.core.criterion import kept_norm_by_level
+from strucspars.core.search import (
     FROZEN,
     PRESENT_ORDER,
     BisectionEffort,
@@ -11,7 +12,6 @@ from strucspars.core.bisection import (
     _mean_field_gains,
     bisect_blocks,
 )
-from strucspars.core.criterion import kept_norm_by_level
 
 EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 10), rounded_steps=3)
 

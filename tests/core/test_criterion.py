@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose, assert_array_equal
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 from strucspars.core.criterion import kept_norm_by_level, largest_group_level, level_keeping
 from strucspars.core.hierarchy import connection_mask, max_group_level
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 from strucspars.core.hierarchy import (
     block_sums,
     connection_mask,

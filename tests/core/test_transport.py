@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from strucspars.core.arrays import FloatArray, IntArray
+from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.transport import (
     AssignToGroups,
     assign_by_group_cycles,

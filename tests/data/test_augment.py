@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from strucspars.data.augment import Variations, drawn_variations, varied
-from strucspars.data.image_set import Augmentation
+from strucspars.data.image_set import Augmentation, Variations, drawn_variations, varied
 
 
 def image_by_image(images: torch.Tensor, variations: Variations, padding: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torchvision
 
-from strucspars.data import cifar_files
+from strucspars.data import cifar as cifar_files
 from strucspars.data.cifar import CIFAR10, CIFAR100, CifarLayout, cifar10, cifar100, read_cifar
 from strucspars.data.image_set import Augmentation, ResidentData
 

@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import functional
 
-from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderData, image_folder
-from strucspars.data.image_file import in_8_bits
+from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderData, image_folder, in_8_bits
 
 
 def write_image(path: Path, number: int, size: tuple[int, int] = (20, 14)) -> None:

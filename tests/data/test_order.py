@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.data.order import EpochOrder
+from strucspars.data.batches import EpochOrder
 
 
 def order(**changes: Any) -> EpochOrder:

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from strucspars.data import batches as batches_module
-from strucspars.data.augment import drawn_variations, varied
 from strucspars.data.batches import Batch, ResidentBatches
-from strucspars.data.image_set import Augmentation, ImageSet
+from strucspars.data.image_set import Augmentation, ImageSet, drawn_variations, varied
 from strucspars.data.seeding import Stream, generator_for
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

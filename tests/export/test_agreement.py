@@ -12,12 +12,14 @@ from strucspars.export.agreement import (
     Agreement,
     ExportMismatch,
     checked_agreement,
+    chosen_input_names,
+    chosen_output_names,
     clear_winners,
+    output_tensors,
     relative_error,
     tolerance,
 )
 from strucspars.export.example_batch import Arguments, example_batch
-from strucspars.export.value_names import chosen_input_names, chosen_output_names, output_tensors
 
 SCORES = torch.tensor([[1.0, 2.0, -4.0], [0.5, 0.5, 0.0]])
 INF, NAN = math.inf, math.nan

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from strucspars.cost.counting import ExampleInputs
 from strucspars.export.example_batch import example_batch, random_image
-from strucspars.measure.counting import ExampleInputs
 
 
 @pytest.mark.parametrize(

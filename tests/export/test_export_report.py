@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from strucspars.export.agreement import Agreement
-from strucspars.export.export_report import ExportReport
+from strucspars.export.checked import ExportReport
 
 
 def report(*, num_winners: int = 0) -> ExportReport:

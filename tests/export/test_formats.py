@@ -12,15 +12,14 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.baselines.narrowing import slim_
-from strucspars.baselines.slimming import select_channels
 from strucspars.export.example_batch import Arguments
-from strucspars.export.onnx_export import onnx_runner
-from strucspars.export.openvino_export import openvino_runner
-from strucspars.export.plan_hash import plan_hash
-from strucspars.export.torch_export import torch_runner
-from strucspars.models.cifar_resnet import CifarResNet
-from strucspars.models.preactivation_resnet import PreactivationResNet
+from strucspars.export.onnx import onnx_runner
+from strucspars.export.openvino import openvino_runner
+from strucspars.export.storage import plan_hash
+from strucspars.export.torch_program import torch_runner
+from strucspars.models.cifar import CifarResNet, PreactivationResNet
+from strucspars.prune.narrowing import slim_
+from strucspars.prune.slimming import select_channels
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))

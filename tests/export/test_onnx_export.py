@@ -15,12 +15,12 @@ from onnx import helper
 from torch import nn
 
 import strucspars as ss
-from strucspars.export import onnx_export
+from strucspars.export import onnx as onnx_export
 from strucspars.export.agreement import ExportMismatch
-from strucspars.export.checked_file import write_checked
-from strucspars.export.inference_program import inference_program
-from strucspars.export.onnx_graph import name_batch_axis_
-from strucspars.export.plan_hash import hash_of_model, plan_hash
+from strucspars.export.checked import write_checked
+from strucspars.export.onnx import name_batch_axis_
+from strucspars.export.program import inference_program
+from strucspars.export.storage import hash_of_model, plan_hash
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -7,7 +7,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from strucspars.export.onnx_graph import (
+from strucspars.export.onnx import (
     check_one_gather_per_shuffle,
     drop_origins_,
     name_batch_axis_,

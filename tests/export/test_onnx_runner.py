@@ -13,7 +13,7 @@ from onnx import helper
 from torch import nn
 
 import strucspars as ss
-from strucspars.export.inference_program import INDEPENDENT_KEY, inference_program
+from strucspars.export.program import INDEPENDENT_KEY, inference_program
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 

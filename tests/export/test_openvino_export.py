@@ -13,10 +13,10 @@ from onnx import helper, numpy_helper
 from torch import nn
 
 import strucspars as ss
-from strucspars.export import openvino_export
+from strucspars.export import openvino as openvino_export
 from strucspars.export.agreement import ExportMismatch
-from strucspars.export.onnx_graph import count_axes_from_the_end_
-from strucspars.export.openvino_export import openvino_runner
+from strucspars.export.onnx import count_axes_from_the_end_
+from strucspars.export.openvino import openvino_runner
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 CHANNELS = 8

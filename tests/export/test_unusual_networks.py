@@ -15,10 +15,10 @@ from torch.nn.utils import parametrizations, parametrize
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import strucspars as ss
-from strucspars.export.inference_program import INDEPENDENT_KEY
-from strucspars.export.onnx_export import onnx_runner
-from strucspars.export.openvino_export import openvino_runner
-from strucspars.export.torch_export import torch_runner
+from strucspars.export.onnx import onnx_runner
+from strucspars.export.openvino import openvino_runner
+from strucspars.export.program import INDEPENDENT_KEY
+from strucspars.export.torch_program import torch_runner
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -6,7 +6,7 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.core.hierarchy import max_group_level
-from strucspars.nn.selection import select_layers
+from strucspars.nn.groupable import select_layers
 
 
 class Net(nn.Module):

@@ -7,7 +7,7 @@ from torch.nn import functional
 import strucspars as ss
 from strucspars.core.hierarchy import penalty_matrix
 from strucspars.core.importance import Norm
-from strucspars.sparsify.report import EpochReport
+from strucspars.sparsify.sparsifier import EpochReport
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup_epochs=1)
 

@@ -7,8 +7,7 @@ import torchvision
 from torch import nn
 
 from strucspars.models.catalogue import build_model, torchvision_names
-from strucspars.models.cifar_resnet import CifarResNet
-from strucspars.models.preactivation_resnet import PreactivationResNet
+from strucspars.models.cifar import CifarResNet, PreactivationResNet
 
 USER_MODULE = """
 import torch

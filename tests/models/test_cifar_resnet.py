@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import strucspars as ss
-from strucspars.models.cifar_resnet import BasicBlock, CifarResNet
+from strucspars.models.cifar import BasicBlock, CifarResNet
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

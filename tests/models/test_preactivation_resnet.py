@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import strucspars as ss
-from strucspars.models.preactivation_resnet import PreactivationResNet
+from strucspars.models.cifar import PreactivationResNet
 
 
 @pytest.mark.parametrize(

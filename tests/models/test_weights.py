@@ -10,14 +10,14 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
-from strucspars.baselines.slimming import save_slimmed, select_channels, slim_
 from strucspars.convert.conversion import convert_
 from strucspars.export.input_transform import TRANSFORM_KEY
 from strucspars.export.storage import PLAN_KEY, save
 from strucspars.models import weights
 from strucspars.models.catalogue import build_model
-from strucspars.models.cifar_resnet import CifarResNet
+from strucspars.models.cifar import CifarResNet
 from strucspars.models.weights import load_weights_
+from strucspars.prune.slimming import save_slimmed, select_channels, slim_
 from strucspars.sparsify.one_shot import one_shot_plan
 
 

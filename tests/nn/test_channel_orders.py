@@ -14,7 +14,7 @@ from torch.optim import swa_utils
 from torch_warnings import COMPILER_WARNS
 
 import strucspars as ss
-from strucspars.nn.shuffled import ORDERS, channel_orders, group_module_
+from strucspars.nn.layers import ORDERS, channel_orders, group_module_
 
 IMAGES = torch.randn(2, 64, 5, 5, generator=torch.Generator().manual_seed(1))
 KEYS = ["0.weight", "0.bias", "0.in_perm", "0.out_inverse", "1.weight", "1.bias", "1.in_perm", "1.out_inverse"]

@@ -15,8 +15,8 @@ from torch_warnings import SCRIPTING_WARNS
 from torchvision.models.swin_transformer import ShiftedWindowAttention
 
 from strucspars import mask_, one_shot_plan
-from strucspars.nn.selection import LayerRules, Selection, select_layers
-from strucspars.nn.shuffled import ShuffledGroupConv2d
+from strucspars.nn.groupable import LayerRules, Selection, select_layers
+from strucspars.nn.layers import ShuffledGroupConv2d
 
 
 class Zoo(nn.Module):

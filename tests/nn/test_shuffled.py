@@ -9,19 +9,22 @@ from torch.nn.utils import parametrizations, prune
 from torch_warnings import EMPTY_LAYERS_WARN, SCRIPTING_WARNS
 
 import strucspars as ss
-from strucspars.nn.grouped_weights import dense_weight, grouped_weight, kept_connections
-from strucspars.nn.masked import mask_module_, unmask_module_
-from strucspars.nn.shuffled import (
+from strucspars.nn.layers import (
     ShuffledGroupConv2d,
     ShuffledGroupConv3d,
     ShuffledGroupLinear,
     channel_orders,
     check_plain_weights,
     dense_shape,
+    dense_weight,
     group_module_,
+    grouped_weight,
     groups_of_weight,
+    kept_connections,
     like_memory_format,
+    mask_module_,
     select_channels,
+    unmask_module_,
 )
 
 LAYERS_AND_INPUTS = [

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
 
 import strucspars as ss
-from strucspars.nn.wrappers import bare_modules, bare_state_names, unwrapped
+from strucspars.nn.names import bare_modules, bare_state_names, unwrapped
 
 Wrap = Callable[[nn.Module], nn.Module]
 

@@ -10,7 +10,7 @@ from strucspars.core.hierarchy import group_penalty
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.contents import run_contents
 from strucspars.report.matrix_image import matrix_image
-from strucspars.report.run_reading import RunData, read_run
+from strucspars.report.reading import RunData, read_run
 
 
 @pytest.fixture(scope="module")

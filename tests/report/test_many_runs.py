@@ -11,26 +11,24 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Annotation
 
 from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
+from strucspars.cost.layers import BeforeAfter
 from strucspars.data.digits import TEST_IMAGES
-from strucspars.measure.layers import BeforeAfter
-from strucspars.report.colours import PALETTE
+from strucspars.paper.baselines import PAPER_BASELINES
+from strucspars.paper.measured import Difference, Sample, sample_of
 from strucspars.report.comparison_tables import accuracy_table, comparison_tables, timeline_table
-from strucspars.report.contents import comparison_contents
+from strucspars.report.contents import comparison_contents, headlines
+from strucspars.report.drawing import PALETTE
 from strucspars.report.experiments import (
     experiments_of,
     paper_accuracy,
 )
 from strucspars.report.figures.trade_off import MOST_LABELS, plotted_costs, trade_off_figure
-from strucspars.report.headlines import headlines
-from strucspars.report.latency import latency_of
-from strucspars.report.measured import Difference, Sample, sample_of
 from strucspars.report.named_table import Cell, NamedTable
-from strucspars.report.paper_baselines import PAPER_BASELINES
-from strucspars.report.run_reading import RunData, read_run
-from strucspars.report.trade_off_points import Point, points_of
-from strucspars.training.outcome import StageAccuracy
-from strucspars.training.paper_rows import PAPER_ROWS
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.report.reading import RunData, read_run
+from strucspars.report.trade_off_points import Point, latency_of, points_of
+from strucspars.train.outcome import StageAccuracy
+from strucspars.train.paper_rows import PAPER_ROWS
+from strucspars.train.recipe_reading import read_recipe
 
 DENSE = ("cifar10-resnet20-dense", "imagenet-resnet50-dense")
 

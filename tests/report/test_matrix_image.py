@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from strucspars.core.arrays import FloatArray
-from strucspars.report.colours import shades
+from strucspars.core.checks import FloatArray
+from strucspars.report.drawing import shades
 from strucspars.report.matrix_image import SHADES, block_means, matrix_image
 
 

@@ -6,9 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from strucspars.report.colours import INK, house_style
-from strucspars.report.drawn_text import drawable
-from strucspars.report.named_figure import NamedFigure
+from strucspars.report.drawing import INK, NamedFigure, drawable, house_style
 
 HOSTILE = "</text><script>alert(1)</script>$\\frac{&<b>"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.report.measured import Difference, Sample
+from strucspars.paper.measured import Difference, Sample
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
 
 

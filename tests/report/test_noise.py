@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
-from strucspars.report.measured import Sample, sample_of
-from strucspars.report.noise import is_within_noise, noise_limit
+from strucspars.paper.measured import Sample, sample_of
+from strucspars.paper.noise import is_within_noise, noise_limit
 
 ACCURACIES = st.lists(st.floats(0.1, 0.99), min_size=2, max_size=12)
 

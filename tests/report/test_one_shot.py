@@ -11,19 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from strucspars.cli.app import main
+from strucspars.cli.main import main
+from strucspars.cost.layers import BeforeAfter
 from strucspars.export.storage import load
-from strucspars.measure.layers import BeforeAfter
+from strucspars.io.arrays import load_arrays
 from strucspars.models.catalogue import build_model
+from strucspars.nn.groupable import select_layers
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.selection import select_layers
-from strucspars.report.contents import run_contents
-from strucspars.report.headlines import headlines
+from strucspars.report.contents import headlines, run_contents
 from strucspars.report.one_shot import ONE_SHOT_STATE, OneShotOutcome
 from strucspars.report.page import RunLink, run_page, runs_table
-from strucspars.report.run_reading import read_run
+from strucspars.report.reading import read_run
 from strucspars.report.tables import layer_table, size_table
-from strucspars.runs.arrays import load_arrays
 
 NETWORK = "cifar-resnet8"
 

@@ -12,16 +12,14 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.figure import Figure
 
-from strucspars.measure.layers import BeforeAfter
-from strucspars.report.contents import ComparisonContents, RunContents
+from strucspars.cost.layers import BeforeAfter
+from strucspars.report.contents import ComparisonContents, Headline, RunContents
+from strucspars.report.drawing import NamedFigure
 from strucspars.report.figures.importance import LayerPictures, LevelPictures
-from strucspars.report.headlines import Headline
 from strucspars.report.matrix_image import matrix_image
-from strucspars.report.named_figure import NamedFigure
 from strucspars.report.named_table import NamedTable, TableColumn
 from strucspars.report.page import RunLink, overview_page, run_page, runs_table
-from strucspars.report.run_reading import RunData, read_run
-from strucspars.report.shared_problems import shared_problems
+from strucspars.report.reading import RunData, read_run, shared_problems
 
 HOSTILE = """<script>alert(1)</script>"'><img src=x onerror=alert(2)></style>{{ 7 * 7 }}</script>"""
 SHAPES = {"conv1": (8, 4, 3, 3), "conv2": (8, 8, 1, 1)}

@@ -7,7 +7,7 @@ from fabricated_run import Fabrication, network_shapes, small_recipe, write_fabr
 
 from strucspars.report.contents import run_contents
 from strucspars.report.page import run_page
-from strucspars.report.run_reading import read_run
+from strucspars.report.reading import read_run
 
 LARGEST_BYTES = 15_000_000
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from strucspars.report.repeat_command import repeat_command
-from strucspars.training.recipe_reading import read_recipe, recipe_names, recipe_yaml
+from strucspars.train.recipe_reading import read_recipe, recipe_names, recipe_yaml
 
 
 @pytest.mark.parametrize(

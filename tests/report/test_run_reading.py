@@ -12,12 +12,11 @@ import pytest
 import torch
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 
-from strucspars.report.contents import run_contents
-from strucspars.report.headlines import headlines
-from strucspars.report.run_reading import read_run
-from strucspars.runs.arrays import load_arrays, save_arrays
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe_reading import recipe_yaml
+from strucspars.io.arrays import load_arrays, save_arrays
+from strucspars.report.contents import headlines, run_contents
+from strucspars.report.reading import read_run
+from strucspars.train.recipe_reading import recipe_yaml
+from strucspars.train.run_folder import RunFolder
 
 SHAPES = {"block.conv1": (8, 4, 1, 1), "block.conv2": (8, 8, 3, 3)}
 

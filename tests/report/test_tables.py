@@ -7,14 +7,13 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.measure.layers import BeforeAfter
-from strucspars.report.contents import run_contents
+from strucspars.cost.layers import BeforeAfter
+from strucspars.report.contents import Headline, headlines, run_contents
 from strucspars.report.figures.confusion import Confusion
-from strucspars.report.headlines import Headline, headlines
-from strucspars.report.layer_importance import layer_importances
-from strucspars.report.run_reading import RunData, read_run
+from strucspars.report.layers import layer_importances
+from strucspars.report.reading import RunData, read_run
 from strucspars.report.tables import confusion_table, layer_table, run_tables, size_table, stage_table
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.recipe_reading import read_recipe
 
 SHAPES = {"a.conv1": (16, 16, 1, 1), "a.conv2": (16, 16, 3, 3), "odd": (9, 8, 1, 1)}
 

@@ -8,7 +8,7 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.figure import Figure
 
-from strucspars.report.run_reading import read_run
+from strucspars.report.reading import read_run
 from strucspars.report.writing import WrittenReport, file_names, write_report
 
 SHAPES = {"conv1": (8, 4, 3, 3), "conv2": (8, 8, 1, 1)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import strucspars as ss
-from strucspars.sparsify.group_width import with_one_width
+from strucspars.sparsify.planning import with_one_width
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup_epochs=1, min_channels_per_group=8)
 # Odd multiples too: 24 channels can be halved three times, but into two groups of at least 8 only.

@@ -1,6 +1,6 @@
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from strucspars.sparsify.one_blas_thread import OneBlasThread
+from strucspars.sparsify.layers import OneBlasThread
 
 
 def blas_threads() -> set[int]:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import strucspars as ss
-from strucspars.core.arrays import IntArray
 from strucspars.core.budget import Budget
+from strucspars.core.checks import IntArray
 from strucspars.core.importance import Norm
-from strucspars.sparsify.layer_state import LayerState, churn, learned_states
+from strucspars.sparsify.layers import LayerState, churn, learned_states
 from strucspars.sparsify.planning import network_size, plan_for_target
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup_epochs=1)

@@ -1,12 +1,100 @@
 """What a time depends on beside the network: processor, instruction set, and the versions of the runtimes."""
 
+import os
+import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from strucspars.runs.environment import environment
+import torch
 
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime", "openvino")
+from strucspars._version import __version__
+
+_PACKAGES = ("torch", "torchvision", "numpy", "scipy", "lightning")
+_PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
+
+
+def environment() -> dict[str, Any]:
+    """The environment as plain JSON values; None for what is missing. No host, user or path is in it.
+
+    >>> sorted(environment())
+    ['commit', 'cores', 'cpu', 'device', 'system', 'versions']
+    """
+    versions = {"strucspars": __version__, "python": platform.python_version()}
+    return {
+        "versions": versions | {name: _version(name) for name in _PACKAGES} | {"cuda": torch.version.cuda},
+        "system": platform.system(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "commit": commit_of(_PACKAGE_FOLDER),
+    }
+
+
+def environment_after(former: Any) -> dict[str, Any]:
+    """The environment of a run that goes on; others that it was computed in before are under `earlier`.
+
+    Args:
+        former: what its file held, whatever that was.
+
+    >>> "earlier" in environment_after(environment())
+    False
+    >>> environment_after(environment() | {"device": "another GPU"})["earlier"][0]["device"]
+    'another GPU'
+    """
+    now = environment()
+    if not isinstance(former, dict):
+        return now
+    before, last = former.get("earlier"), {key: value for key, value in former.items() if key != "earlier"}
+    known = [*(before if isinstance(before, list) else []), last]
+    earlier = [each for each in known if isinstance(each, dict) and not each.items() <= now.items()]
+    return now | ({"earlier": earlier} if earlier else {})
+
+
+def commit_of(package_folder: Path) -> str | None:
+    """The commit of the checkout that a package folder belongs to, with '+changes' where the package differs from it.
+
+    None for an installed package: it may lie in an environment inside somebody else's repository, whose commit would
+    say nothing about it.
+    """
+    if _git(package_folder, "rev-parse", "--show-prefix") != f"src/{package_folder.name}/":
+        return None
+    commit = _git(package_folder, "rev-parse", "--short=12", "HEAD")
+    if not commit:
+        return None
+    changes = _git(package_folder, "status", "--porcelain", "--", ".")
+    return commit if changes == "" else f"{commit}+changes"
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    # Inside a git hook these variables point to the repository of the hook.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        outcome = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20, env=variables)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return outcome.stdout.strip()
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = [value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name"]
+    return names[0] if names else platform.processor() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+_RUNTIMES = ("onnx", "onnxscript", "onnxruntime", "openvino")
 # The widest of these decides how fast float32 can be.
 _VECTOR_UNITS = ("avx512f", "avx2", "avx", "asimd")
 
@@ -24,7 +112,7 @@ def hardware() -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """Versions of everything that runs networks; None for what is not installed."""
     known: dict[str, str | None] = environment()["versions"]
-    return known | {name: _version(name) for name in _PACKAGES}
+    return known | {name: _version(name) for name in _RUNTIMES}
 
 
 def _vector_unit() -> str | None:
@@ -36,10 +124,3 @@ def _vector_unit() -> str | None:
         flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split(":")[-1].split()
     }
     return next((unit for unit in _VECTOR_UNITS if unit in flags), None)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from strucspars.bench.networks import Form, ImageShape
-from strucspars.runs.strict_json import parse, plain
+from strucspars.io.records import parse, plain
 
 FORMAT = "strucspars-bench"
 FORMAT_VERSION = 2

@@ -1,20 +1,49 @@
 """One sitting: all forms of a network, in all runtimes, at one batch size and number of threads, checked and timed."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from strucspars.bench.equality import difference_error, relative_difference
-from strucspars.bench.inference_forms import InferenceForms
 from strucspars.bench.networks import BenchNetwork, Form, ImageShape
-from strucspars.bench.ratios import row_timing
 from strucspars.bench.results import BenchRow, NetworkSize, sitting_words
-from strucspars.bench.runtimes import GathersLeft, Images, Program, Runtime, Target, torch_threads
-from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times
+from strucspars.bench.runtimes import GathersLeft, Images, InferenceForms, Program, Runtime, Target, torch_threads
+from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times, row_timing
+from strucspars.export.agreement import TOLERANCE, relative_error
 from strucspars.export.quiet import first_line
+
+ALLOWED_DIFFERENCE = TOLERANCE[torch.float32]
+
+
+def relative_difference(outputs: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
+    """Largest difference between outputs, relative to the largest expected one; infinite where they do not compare.
+
+    >>> relative_difference(np.float32([1, 3]), np.float32([1, 4]))
+    0.25
+    """
+    if outputs.shape != expected.shape or not np.isfinite(expected).all():
+        return math.inf
+    # Copies: runtimes give out memory that is theirs, and read-only.
+    return relative_error(torch.tensor(outputs), torch.tensor(expected))
+
+
+def difference_error(difference: float) -> str:
+    """Why outputs that differ so much are refused; empty if they are the same up to rounding.
+
+    >>> difference_error(3e-7)
+    ''
+    >>> difference_error(0.5)
+    'not timed: its outputs are off by 0.5 of the largest one, where rounding explains 0.0001'
+    """
+    if difference <= ALLOWED_DIFFERENCE:
+        return ""
+    off = f"its outputs are off by {difference:.2g} of the largest one"
+    return f"not timed: {off}, where rounding explains {ALLOWED_DIFFERENCE:g}"
+
 
 # What is being done, and how much of it is done, from 0 to 1.
 Observer = Callable[[str, float], None]

@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from strucspars.bench.inference_forms import InferenceForms
-from strucspars.bench.machine import hardware, versions
+from strucspars.bench.machine import environment, hardware, versions
 from strucspars.bench.networks import BenchNetwork, ImageShape
 from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, NetworkSize
-from strucspars.bench.runtimes import Runtime, known_runtime, split_by_presence
+from strucspars.bench.runtimes import InferenceForms, Runtime, known_runtime, split_by_presence
 from strucspars.bench.sitting import Contestant, Observer, Sitting, sitting_rows
 from strucspars.bench.timing import Clock, TimingRules
 from strucspars.core.checks import checked_at_least
+from strucspars.cost.counting import NetworkCount, count_macs
 from strucspars.export.example_batch import random_image
-from strucspars.measure.counting import NetworkCount, count_macs
-from strucspars.runs.environment import environment
 
 DEFAULT_RUNTIMES = ("onnxruntime", "pytorch", "openvino")
 

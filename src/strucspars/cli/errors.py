@@ -14,10 +14,10 @@ from typing import cast
 import torch
 import typer
 
+from strucspars.cli.console import is_first_process
 from strucspars.cli.interrupt import Interrupted
-from strucspars.cli.output import is_first_process
-from strucspars.export.os_errors import DISK_REMEDIES
-from strucspars.runs.lock import RunFolderBusy
+from strucspars.io.files import DISK_REMEDIES
+from strucspars.train.lock import RunFolderBusy
 
 FAILED = 1
 WRONG_USE = 2

@@ -8,15 +8,15 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from strucspars.baselines.slimmed_file import load_slimmed
 from strucspars.data.digits import digits
-from strucspars.export.os_errors import check_readable
 from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
+from strucspars.io.files import check_readable
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function
 from strucspars.models.weights import load_weights_
+from strucspars.prune.narrowing import load_slimmed
 from strucspars.report.one_shot import read_one_shot
-from strucspars.runs.folder import RunFolder
-from strucspars.training.recipe import DataRecipe, Kind, Recipe
+from strucspars.train.recipe import DataRecipe, Kind, Recipe
+from strucspars.train.run_folder import RunFolder
 
 ImageShape = tuple[int, int, int]
 

@@ -1,29 +1,191 @@
 """Our runs of a table beside the paper's numbers."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strucspars.cli.base_gain import gain_over_base
-from strucspars.cli.row_measures import (
-    ACCURACY,
-    AFTER,
-    BEFORE,
-    BEST,
-    FLOPS,
-    MACS,
-    PARAMS,
-    THRESHOLD,
-    TOP5,
-    Measure,
-)
 from strucspars.cli.run_collection import Collection, FinishedRun
-from strucspars.measure.text_table import Column, markdown_table, text_table
-from strucspars.report.experiments import NUM_TEST_IMAGES
-from strucspars.report.measured import Sample, sample_of
-from strucspars.report.noise import NOISE, is_within_noise
-from strucspars.training.outcome_text import OPTIMISM, some_of
-from strucspars.training.recipe_identity import changes_from_recipe
+from strucspars.cli.table_rows import base_row, paper_row
+from strucspars.cost.text_table import Column, markdown_table, short_count, text_table
+from strucspars.paper.measured import Sample, sample_of
+from strucspars.paper.noise import NOISE, is_within_noise
+from strucspars.report.experiments import NUM_TEST_IMAGES, paper_accuracy
+from strucspars.train.outcome import RunSummary
+from strucspars.train.outcome_text import OPTIMISM, some_of
+from strucspars.train.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow, PaperTimeline
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_identity import changes, changes_from_recipe
+from strucspars.train.recipe_reading import read_recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A column of a table.
+
+    Attributes:
+        key: its name in the document.
+        title: its name in the text.
+        ours: its number of a run; None if the run has none.
+        papers: its number of a row of Tables 1 to 3.
+        timelines: its number of a column of Table 5.
+        written: the number as text.
+        shows_deviation: whether its deviation is worth a place.
+    """
+
+    key: str
+    title: str
+    ours: Callable[[RunSummary], float | None]
+    papers: Callable[[PaperRow], Sample | None] = lambda row: None
+    timelines: Callable[[PaperTimeline], Sample | None] = lambda timeline: None
+    written: Callable[[float], str] = "{:.2f}".format
+    shows_deviation: bool = True
+
+    def paper(self, name: str) -> Sample | None:
+        """What the paper has for a row."""
+        name = paper_row(name)
+        row, timeline = PAPER_ROWS.get(name), PAPER_TIMELINES.get(name)
+        found = None if row is None else self.papers(row)
+        return self.timelines(timeline) if found is None and timeline is not None else found
+
+    def text(self, sample: Sample | None) -> str:
+        """A number and its deviation."""
+        if sample is None:
+            return ""
+        if sample.deviation is None or not self.shows_deviation:
+            return self.written(sample.mean)
+        return f"{self.written(sample.mean)} ± {self.written(sample.deviation)}"
+
+
+def _percentage(fraction: float | None) -> float | None:
+    return None if fraction is None else 100 * fraction
+
+
+def _single(number: float | None) -> Sample | None:
+    return None if number is None else Sample(mean=number, deviation=None, count=1)
+
+
+def _in_percent(fraction: Sample | None) -> Sample | None:
+    """The same in percent."""
+    if fraction is None:
+        return None
+    deviation = None if fraction.deviation is None else 100 * fraction.deviation
+    return Sample(mean=100 * fraction.mean, deviation=deviation, count=fraction.count)
+
+
+PARAMS = Measure(
+    key="params",
+    title="params",
+    ours=lambda run: run.params.after,
+    papers=lambda row: _single(row.params),
+    written=short_count,
+    shows_deviation=False,
+)
+MACS = Measure(key="macs", title="MACs", ours=lambda run: run.macs.after, written=short_count, shows_deviation=False)
+FLOPS = Measure(
+    key="paper_flops",
+    title="FLOPs",
+    ours=lambda run: run.paper_flops.after,
+    papers=lambda row: _single(row.flops),
+    written=short_count,
+    shows_deviation=False,
+)
+ACCURACY = Measure(
+    key="top1",
+    title="top-1",
+    ours=lambda run: _percentage(run.finetuned.last_top1),
+    papers=lambda row: _in_percent(paper_accuracy(row)),
+    timelines=lambda timeline: _single(timeline.finetuned),
+)
+TOP5 = Measure(
+    key="top5",
+    title="top-5",
+    ours=lambda run: _percentage(run.finetuned.last_top5),
+    papers=lambda row: _single(row.top5_accuracy),
+)
+# The authors' code reports the best epoch, so the paper's accuracies are to be held against both.
+BEST = Measure(
+    key="best_top1",
+    title="best epoch",
+    ours=lambda run: _percentage(run.finetuned.best_top1),
+    papers=ACCURACY.papers,
+    timelines=ACCURACY.timelines,
+)
+BEFORE = Measure(
+    key="before_compression",
+    title="before",
+    ours=lambda run: _percentage(run.before_compression_top1),
+    timelines=lambda timeline: _single(timeline.before_compression),
+)
+AFTER = Measure(
+    key="after_compression",
+    title="after",
+    ours=lambda run: _percentage(run.compressed_top1),
+    timelines=lambda timeline: _single(timeline.after_compression),
+)
+THRESHOLD = Measure(
+    key="min_kept_norm",
+    title="kept norm",
+    ours=lambda run: run.min_kept_norm,
+    timelines=lambda timeline: _single(timeline.min_kept_norm),
+    written="{:.3f}".format,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseGain:
+    """A row over its base.
+
+    Attributes:
+        points: of accuracy, seed by seed; None where there is nothing to compare.
+        remark: why there is not, where runs of the base are there all the same.
+    """
+
+    points: Sample | None = None
+    remark: str | None = None
+
+
+def gain_over_base(name: str, runs: Sequence[FinishedRun], collection: Collection) -> BaseGain:
+    """Compare the runs of a row with those of its base, pairs of the same seed.
+
+    Args:
+        name: of the row.
+        runs: of the row, all of one protocol.
+        collection: holds those of the base.
+    """
+    base = base_row(name)
+    if base is None or not runs:
+        return BaseGain()
+    try:
+        base_runs = collection.comparable(base)
+    except ValueError as error:
+        return BaseGain(remark=f"{name} is not compared with {base}: {error}.")
+    if base_runs and (other := _differing_changes(runs[0].recipe, base_runs[0].recipe)):
+        return BaseGain(remark=f"{name} is not compared with {base}, which was run with other {some_of(other)}.")
+    accuracies = {run.recipe.seed: ACCURACY.ours(run.summary) for run in base_runs}
+    pairs = [(ACCURACY.ours(run.summary), accuracies.get(run.recipe.seed)) for run in runs]
+    return BaseGain(points=sample_of([mine - its for mine, its in pairs if mine is not None and its is not None]))
+
+
+def _differing_changes(variant: Recipe, base: Recipe) -> list[str]:
+    """Keys that one of two runs has otherwise than the recipe of its name, and the other has not likewise."""
+    mine, its = _asked(variant), _asked(base)
+    differing = [setting for setting in (*mine, *its) if (setting in mine) != (setting in its)]
+    return list(dict.fromkeys(setting.partition("=")[0] for setting in differing))
+
+
+def _asked(recipe: Recipe) -> list[str]:
+    """What was asked to be otherwise than in the recipe of that name; warm-ups follow from epochs."""
+    followed = {
+        "stage1.epochs": recipe.stage1.epochs,
+        "stage2.epochs": recipe.stage2.epochs,
+        "model.weights": recipe.model.weights,  # without which there may be no epoch of the first stage
+    }
+    overrides = [f"{key}={json.dumps(value)}" for key, value in followed.items()]
+    asked = [setting for setting in changes_from_recipe(recipe) if setting.partition("=")[0] in followed]
+    return [*changes(recipe, read_recipe(recipe.name, overrides)), *asked]
+
 
 MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "table1": (PARAMS, MACS, FLOPS, ACCURACY, BEST),

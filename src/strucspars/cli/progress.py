@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 
 # Often enough for the eye; on a CPU every step reports.
 SECONDS_BETWEEN_UPDATES = 0.1

@@ -1,13 +1,51 @@
 """`strucspars run`: a recipe becomes a finished run folder."""
 
 from pathlib import Path
+from textwrap import fill, indent
 from typing import Annotated
 
 import typer
 
+from strucspars.cli.console import (
+    Debug,
+    Jobs,
+    Json,
+    Output,
+    Overrides,
+    Quiet,
+    Seeds,
+    examples,
+    from_home,
+    is_first_process,
+    parsed_seeds,
+)
 from strucspars.cli.export import FileFormat
-from strucspars.cli.options import Debug, Jobs, Json, Overrides, Quiet, Seeds, examples, from_home, parsed_seeds
-from strucspars.cli.output import Output, is_first_process
+from strucspars.train.recipe_options import Option, Section, recipe_sections
+
+WIDTH = 100
+
+
+def option_list() -> str:
+    """Every option as `key=default`, the way to change it, with what it may be and what it means.
+
+    >>> print("\\n".join(option_list().splitlines()[-2:]))
+      engine.solver_workers=null    a whole number or null
+          processes that learn the channel orders; `null` for some on a GPU, none on a CPU.
+    """
+    return "\n\n".join(_section_text(section) for section in recipe_sections())
+
+
+def _section_text(section: Section) -> str:
+    title = fill(": ".join(filter(None, (", ".join(section.names), section.summary))), WIDTH)
+    return "\n".join((title, *(_option_text(option) for option in section.options)))
+
+
+def _option_text(option: Option) -> str:
+    defaults = zip(option.keys, option.defaults, strict=True)
+    changes = ", ".join("=".join(filter(None, (key, default))) for key, default in defaults)
+    meaning = indent(fill(option.meaning, WIDTH), "    ")
+    return indent(f"{changes}    {option.allowed}\n{meaning}", "  ")
+
 
 EXAMPLES = examples(
     "strucspars run demo",
@@ -20,14 +58,14 @@ EXAMPLES = examples(
 
 
 def _recipe_names(incomplete: str) -> list[str]:
-    from strucspars.training.recipe_reading import recipe_names
+    from strucspars.train.recipe_reading import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def _show_options(wanted: bool) -> None:
     if wanted:
-        from strucspars.cli.option_list import option_list
+        from strucspars.cli.run import option_list
 
         print(option_list())
         raise typer.Exit
@@ -64,11 +102,11 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train, compress, finetune, evaluate and save, as a recipe says. Goes on where an earlier run was stopped."""
-    from strucspars.cli.exporting import check_runtime, document, exported_runs
+    from strucspars.cli.export import check_runtime, document, exported_runs
     from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, runs_document, seeded_recipes
-    from strucspars.export.export_report import ExportReport
-    from strucspars.runs.folder import RunFolder
-    from strucspars.training.outcome_text import outcome_text, outcomes_text
+    from strucspars.export.checked import ExportReport
+    from strucspars.train.outcome_text import outcome_text, outcomes_text
+    from strucspars.train.run_folder import RunFolder
 
     output = Output(as_json=as_json, quiet=quiet)
     if export is not None:

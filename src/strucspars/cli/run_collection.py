@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strucspars.cli.running import run_name
-from strucspars.runs.folder import RunFolder
-from strucspars.training.outcome import RunSummary, read_summary
-from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changes, without_seed
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.outcome import RunSummary, read_summary
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_identity import changes, without_seed
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

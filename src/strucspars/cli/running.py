@@ -3,25 +3,62 @@
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from strucspars.cli.console import Output
 from strucspars.cli.errors import RunFailed, explained
 from strucspars.cli.interrupt import Interrupted, StopRequest
-from strucspars.cli.output import Output
 from strucspars.cli.progress import RunProgress
-from strucspars.cli.run_state import run_state
 from strucspars.cli.shared_failure import failures_shared
-from strucspars.runs.folder import RunFolder
-from strucspars.training.base_runs import BaseRunFailed
-from strucspars.training.outcome import RunSummary
-from strucspars.training.recipe import EngineRecipe, Recipe
-from strucspars.training.recipe_reading import read_recipe
-from strucspars.training.side_by_side import run_side_by_side
-from strucspars.training.solver_pool import default_workers, solver_pool
-from strucspars.training.stage import RunInterrupted, TrainingDiverged
+from strucspars.report.one_shot import ONE_SHOT_STATE
+from strucspars.train.outcome import RunSummary, read_metrics
+from strucspars.train.recipe import EngineRecipe, Recipe, stage_epochs
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
+from strucspars.train.side_by_side import BaseRunFailed, run_side_by_side
+from strucspars.train.solver_pool import default_workers, solver_pool
+from strucspars.train.stage import RunInterrupted, TrainingDiverged
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run has come.
+
+    Attributes:
+        is_begun: there is something to go on from, or to keep.
+        is_finished: there is nothing left to do.
+        words: the same for people.
+        is_one_shot: there is a network of one-shot compression instead of a run.
+    """
+
+    is_begun: bool
+    is_finished: bool
+    words: str
+    is_one_shot: bool = False
+
+
+def run_state(path: Path) -> RunState:
+    """How far the run in a folder has come; a folder that is not there has not begun."""
+    folder = RunFolder(path)
+    if not folder.recipe_path.is_file():
+        return RunState(False, False, "not begun")
+    if folder.summary_json_path.is_file():
+        return RunState(True, True, "finished")
+    if folder.is_one_shot:
+        return RunState(True, False, ONE_SHOT_STATE, is_one_shot=True)
+    rows = read_metrics(folder)
+    if not rows:
+        return RunState(folder.is_begun, False, "in its first epoch" if folder.is_begun else "not begun")
+    stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
+    if stage == "compress":
+        return RunState(True, False, "compressed, not finetuned yet")
+    epochs = stage_epochs(read_recipe(folder.recipe_path), stage)
+    return RunState(True, False, f"{stage}, epoch {epoch} of {epochs} done")
+
 
 Outcomes = Mapping[Path, RunSummary | Exception]
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import distributed
 
 from strucspars.cli.errors import FAILED, Explanation, OtherProcessFailed, explained
-from strucspars.training.engine import is_one_of_several_processes
+from strucspars.train.engine import is_one_of_several_processes
 
 KEY = "failure"
 SET_BY_TORCHRUN = ("RANK", "MASTER_ADDR", "MASTER_PORT")

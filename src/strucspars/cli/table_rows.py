@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import get_args
 
-from strucspars.training.paper_rows import PAPER_ROWS
-from strucspars.training.recipe import Ablation
-from strucspars.training.recipe_reading import read_recipe
+from strucspars.train.paper_rows import PAPER_ROWS
+from strucspars.train.recipe import Ablation
+from strucspars.train.recipe_reading import read_recipe
 
 # Networks whose channel shuffles Table 3 replaces by others. CIFAR-10's is ours: the paper has ImageNet's only.
 ABLATED = ("cifar10-resnet56-60", "imagenet-resnet50-65", "imagenet-resnet101-65")

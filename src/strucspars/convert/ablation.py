@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from strucspars.convert.conversion import planned_modules
-from strucspars.core.arrays import IntArray
+from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.nn.shuffled import is_grouped
+from strucspars.nn.layers import is_grouped
 
 Shuffle = Literal["shufflenet", "random", "no-shuffle"]
 

@@ -1,6 +1,7 @@
 """Compression: every planned layer becomes input shuffle, group convolution, output shuffle (Sec. 3.1, 3.5)."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -9,28 +10,34 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from strucspars.convert.optimizer_state import change_optimizer_state_, check_optimizer, remembers_shape
+from strucspars.core.hierarchy import num_groups
+from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.nn.grouped_weights import grouped_weight
-from strucspars.nn.masked import DENSE_TYPES, mask_module_, unmask_module_
-from strucspars.nn.selection import (
+from strucspars.nn.groupable import (
     is_computable,
     is_plain,
     owners_of_parameters,
     parameter_key,
     reason_in_the_bias,
 )
-from strucspars.nn.shuffled import (
+from strucspars.nn.layers import (
+    DENSE_TYPES,
     GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
     ORDERS,
+    channel_orders,
     dense_shape,
     group_module_,
+    grouped_weight,
+    groups_of_weight,
     is_grouped,
     is_grouped_as,
     like_memory_format,
+    mask_module_,
+    unmask_module_,
 )
+from strucspars.nn.names import bare_modules, modules_by_name
 from strucspars.nn.weight_readers import readers_of_weights
-from strucspars.nn.wrappers import modules_by_name
 
 logger = logging.getLogger(__name__)
 
@@ -282,3 +289,45 @@ def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Modul
 def _mask_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
     mask = module.get_buffer("mask")
     change_optimizer_state_(optimizer, module.get_parameter("weight"), lambda momentum: momentum * mask.to(momentum))
+
+
+def model_plan(model: nn.Module) -> GroupingPlan:
+    """Read the grouping off a converted model: the plan that makes it from the dense one. Empty for a dense model.
+
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> plan = ss.one_shot_plan(model, target=0.5)
+    >>> model_plan(ss.convert_(model, plan)).layers == plan.layers
+    True
+    """
+    layers = {}
+    for name, module in bare_modules(model):
+        if type(module) in DENSE_TYPES:
+            raise ValueError(f"layer {name!r} is masked, not grouped; call convert_(model, plan) first")
+        if is_grouped(module):
+            layers[name] = _layer_plan(name, module)
+    kept = sum(parameter.numel() for parameter in model.parameters())
+    dense = kept + sum(math.prod(layer.weight_shape) * (1 - 1 / layer.num_groups) for layer in layers.values())
+    return GroupingPlan(layers, removed_param_fraction=1 - kept / dense if dense else 0.0)
+
+
+def _layer_plan(name: str, module: nn.Module) -> LayerPlan:
+    shape = dense_shape(module, name)
+    groups = groups_of_weight(module)
+    level = groups.bit_length()
+    if num_groups(level) != groups:
+        raise ValueError(f"layer {name!r} has {groups} groups, no power of two: no plan makes such a layer")
+    return LayerPlan(
+        group_level=level,
+        out_perm=inverse(channel_orders(module)["out_inverse"].cpu().numpy()),
+        in_perm=channel_orders(module)["in_perm"].cpu().numpy(),
+        weight_shape=shape,
+    )
+
+
+def plan_of(model: nn.Module) -> GroupingPlan | None:
+    """The plan of a converted model; None where no plan describes it: masked layers, or groups made by hand."""
+    try:
+        return model_plan(model)
+    except ValueError:
+        return None

@@ -7,6 +7,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+import numpy.typing as npt
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:
@@ -46,3 +47,24 @@ def make_plain_(options: "DataclassInstance") -> None:
         value = getattr(options, field.name)
         if isinstance(value, np.generic):
             object.__setattr__(options, field.name, value.item())
+
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+
+def as_float_array(values: npt.ArrayLike, *, name: str) -> FloatArray:
+    """The values in double precision, or a `ValueError` that names the argument.
+
+    >>> as_float_array([[1, 2]], name="weight")
+    array([[1., 2.]])
+    """
+    try:
+        array = np.asarray(values)
+        if np.iscomplexobj(array):
+            raise TypeError("complex numbers have no order")
+        return array.astype(np.float64, copy=False)
+    # RuntimeError: tensors refuse to become arrays while they require gradients.
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{name} must be an array of real numbers, got {type(values).__name__}: {error}") from error

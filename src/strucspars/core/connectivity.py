@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from strucspars.core.arrays import FloatArray, IntArray
+from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.permutation import locked_copy
 
 

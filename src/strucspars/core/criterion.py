@@ -3,8 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from strucspars.core.arrays import FloatArray
-from strucspars.core.checks import checked_fraction
+from strucspars.core.checks import FloatArray, checked_fraction
 from strucspars.core.hierarchy import block_sums, max_group_level, num_groups
 from strucspars.core.importance import checked_importance
 

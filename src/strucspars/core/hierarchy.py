@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from strucspars.core.arrays import BoolArray, FloatArray
-from strucspars.core.checks import checked_at_least, is_number
+from strucspars.core.checks import BoolArray, FloatArray, checked_at_least, is_number
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

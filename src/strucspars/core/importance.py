@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from strucspars.core.arrays import FloatArray, as_float_array
+from strucspars.core.checks import FloatArray, as_float_array
 
 Norm = Literal["l1", "l2"]
 

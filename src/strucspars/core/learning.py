@@ -6,13 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from strucspars.core import hierarchy
-from strucspars.core.alternation import alternate
-from strucspars.core.arrays import FloatArray, IntArray
-from strucspars.core.checks import checked_at_least
+from strucspars.core.checks import FloatArray, IntArray, checked_at_least
 from strucspars.core.connectivity import Connectivity, cheaper, measured_connectivity
-from strucspars.core.fast_search import refresh, search_from_scratch
 from strucspars.core.importance import checked_importance
 from strucspars.core.permutation import checked_permutation
+from strucspars.core.search import alternate, refresh, search_from_scratch
 from strucspars.core.transport import (
     AssignToGroups,
     assign_by_group_cycles,

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from strucspars.core.arrays import IntArray
+from strucspars.core.checks import IntArray
 
 
 def checked_permutation(perm: npt.ArrayLike, length: int, *, name: str) -> IntArray:

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from strucspars._version import __version__
-from strucspars.core.arrays import IntArray
 from strucspars.core.budget import Budget
-from strucspars.core.checks import checked_fraction, checked_target, is_whole_number
+from strucspars.core.checks import IntArray, checked_fraction, checked_target, is_whole_number
 from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from strucspars.core.arrays import FloatArray, IntArray
+from strucspars.core.checks import FloatArray, IntArray
 
 AssignToGroups = Callable[[FloatArray], IntArray]
 

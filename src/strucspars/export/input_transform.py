@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from strucspars.nn.wrappers import bare_modules
+from strucspars.nn.names import bare_modules
 
 logger = logging.getLogger(__name__)
 

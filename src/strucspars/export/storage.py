@@ -4,6 +4,7 @@ The file holds the tensors of the converted model; the user's own code builds th
 group it. So there is no class to pickle, and no model zoo to depend on.
 """
 
+import hashlib
 import json
 import os
 from collections import defaultdict
@@ -18,17 +19,14 @@ from safetensors.torch import save as serialised
 from torch import nn
 
 from strucspars._version import __version__
-from strucspars.convert.conversion import check_fits, convert_
-from strucspars.convert.model_plan import model_plan
+from strucspars.convert.conversion import check_fits, convert_, model_plan, plan_of
 from strucspars.core.plan import GroupingPlan
+from strucspars.cost.folded import is_folded
 from strucspars.export.input_transform import InputTransforms
-from strucspars.export.os_errors import check_readable
-from strucspars.export.whole_files import written_whole
-from strucspars.nn.first_names import under_first_names
-from strucspars.nn.masked import DENSE_TYPES
-from strucspars.nn.selection import parameter_key
-from strucspars.nn.shuffled import check_plain_weights, is_grouped, planned_orders
-from strucspars.nn.wrappers import bare_modules, bare_state_names, inner_name, modules_by_name
+from strucspars.io.files import check_readable, written_whole
+from strucspars.nn.groupable import parameter_key
+from strucspars.nn.layers import DENSE_TYPES, check_plain_weights, is_grouped, planned_orders
+from strucspars.nn.names import bare_modules, bare_state_names, inner_name, modules_by_name, under_first_names
 
 PLAN_KEY = "strucspars.plan"
 SELECTION_KEY = "strucspars.channel_selection"
@@ -286,3 +284,22 @@ def _check_orders(path: Path, tensors: Mapping[str, torch.Tensor], plan: Groupin
         for order, perm in planned_orders(layer).items() if layer.group_level > 1 else ():
             if not torch.equal(tensors[_key(name, order)], perm):
                 raise ValueError(f"{path}: {name!r} has an {order} that contradicts the plan; the file is damaged")
+
+
+def plan_hash(plan: GroupingPlan) -> str:
+    """SHA-256 of what a plan groups and how, as hexadecimal text.
+
+    Layers that stay whole, the target and the version do not count: the same network gives the same text.
+
+    >>> plan_hash(GroupingPlan({}))[:12]
+    '44136fa355b3'
+    """
+    layers = json.loads(plan.to_json())["layers"]
+    grouped = {name: layers[name] for name, layer in plan.layers.items() if layer.group_level > 1}
+    return hashlib.sha256(json.dumps(grouped, sort_keys=True).encode()).hexdigest()
+
+
+def hash_of_model(model: nn.Module) -> str | None:
+    """The hash of the plan of a converted network, also of one that was folded; None where there is no plan."""
+    plan = model.meta.get(PLAN_KEY) if is_folded(model) else plan_of(model)
+    return plan_hash(plan) if isinstance(plan, GroupingPlan) and plan.layers else None

@@ -22,8 +22,8 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
-from strucspars.measure.counting import ExampleInputs
-from strucspars.nn.selection import FilterFn, LayerRules, SelectedLayer
+from strucspars.cost.counting import ExampleInputs
+from strucspars.nn.groupable import FilterFn, LayerRules, SelectedLayer
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.sparsifier import Sparsifier
 

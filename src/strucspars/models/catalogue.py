@@ -12,9 +12,8 @@ import torchvision
 from torch import nn
 
 from strucspars.core.checks import checked_at_least
-from strucspars.measure.counting import undisturbed
-from strucspars.models.cifar_resnet import CifarResNet
-from strucspars.models.preactivation_resnet import PreactivationResNet
+from strucspars.cost.counting import undisturbed
+from strucspars.models.cifar import CifarResNet, PreactivationResNet
 
 OWN_NETWORKS: Mapping[str, Callable[[int, int], nn.Module]] = {
     "preact-resnet": PreactivationResNet,

@@ -15,10 +15,10 @@ from torch import nn
 
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.input_transform import InputTransforms
-from strucspars.export.os_errors import check_readable
 from strucspars.export.storage import PLAN_KEY, SELECTION_KEY
+from strucspars.io.files import check_readable
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
-from strucspars.nn.wrappers import COMPILED
+from strucspars.nn.names import COMPILED
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import numpy.typing as npt
 import torch
 
 from strucspars.core import importance
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 
 
 def importance_matrix(weight: torch.Tensor | npt.ArrayLike, norm: importance.Norm = "l1") -> FloatArray:

@@ -10,8 +10,8 @@ from types import MethodType
 
 from torch import nn
 
+from strucspars.nn.names import unwrapped
 from strucspars.nn.source_paths import ANY, SourcePaths, first_argument
-from strucspars.nn.wrappers import unwrapped
 
 # A bias read past its layer would come in the order of the groups.
 _TENSORS = ("weight", "bias")

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from strucspars.paper.measured import Difference, Sample, sample_of
+from strucspars.paper.noise import NOISE, is_within_noise
 from strucspars.report.experiments import Experiment, dense_counterpart, paper_accuracy
-from strucspars.report.measured import Difference, Sample, sample_of
 from strucspars.report.named_table import Cell, Form, NamedTable, TableColumn
-from strucspars.report.noise import NOISE, is_within_noise
-from strucspars.training.outcome import RunSummary
-from strucspars.training.outcome_text import OPTIMISM
-from strucspars.training.recipe_identity import protocol
+from strucspars.train.outcome import RunSummary
+from strucspars.train.outcome_text import OPTIMISM
+from strucspars.train.recipe_identity import protocol
 
 MEANS = "Mean ± deviation (number of runs); a number alone is of one run."
 ABLATIONS = {

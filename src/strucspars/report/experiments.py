@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from strucspars.data.digits import TEST_IMAGES
-from strucspars.report.measured import Sample, sample_of
-from strucspars.report.run_reading import RunData
-from strucspars.training.outcome import RunSummary
-from strucspars.training.outcome_text import changes_from_paper
-from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow, PaperTimeline
-from strucspars.training.recipe import Recipe
-from strucspars.training.recipe_identity import changes, protocol
+from strucspars.paper.measured import Sample, sample_of
+from strucspars.report.reading import RunData
+from strucspars.train.outcome import RunSummary
+from strucspars.train.outcome_text import changes_from_paper
+from strucspars.train.paper_rows import PAPER_ROWS, PAPER_TIMELINES, PaperRow, PaperTimeline
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_identity import changes, protocol
 
 # Of the data sets whose test images are always the same ones.
 NUM_TEST_IMAGES: Mapping[str, int] = {"digits": TEST_IMAGES, "cifar10": 10_000, "cifar100": 10_000, "imagenet": 50_000}

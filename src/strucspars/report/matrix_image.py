@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from strucspars.core.arrays import FloatArray, IntArray
-from strucspars.report.colours import shades
+from strucspars.core.checks import FloatArray, IntArray
+from strucspars.report.drawing import shades
 
 LARGEST_SIDE = 128
 # More shades nobody can tell apart, and fewer pack better.

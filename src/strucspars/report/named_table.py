@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from strucspars.measure.short_count import short_count
-from strucspars.report.measured import Difference, Sample
-from strucspars.report.named_figure import FILE_NAME
+from strucspars.cost.text_table import short_count
+from strucspars.paper.measured import Difference, Sample
+from strucspars.report.drawing import FILE_NAME
 
 PlainCell = str | int | float | None
 Cell = PlainCell | Sample | Difference

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from strucspars.core.checks import checked_at_least, checked_fraction, is_number
-from strucspars.measure.layers import BeforeAfter
-from strucspars.runs.folder import RunFolder
-from strucspars.training.outcome import LARGEST
+from strucspars.cost.layers import BeforeAfter
+from strucspars.train.outcome import LARGEST
+from strucspars.train.run_folder import RunFolder
 
 ONE_SHOT_VERSION = 1
 ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"

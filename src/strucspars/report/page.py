@@ -15,13 +15,12 @@ from markupsafe import Markup
 
 from strucspars._version import __version__
 from strucspars.report.contents import ComparisonContents, RunContents
+from strucspars.report.drawing import NamedFigure
 from strucspars.report.layer_view import LayerView, layer_views
-from strucspars.report.named_figure import NamedFigure
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
 from strucspars.report.one_shot import ONE_SHOT_STATE
+from strucspars.report.reading import RunData, shared_problems
 from strucspars.report.repeat_command import one_shot_command, repeat_command
-from strucspars.report.run_reading import RunData
-from strucspars.report.shared_problems import shared_problems
 
 LAYER_TABLE = "layers"
 ONE_LAYER = "importance-"

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from strucspars.report.one_shot import OneShotOutcome
-from strucspars.training.recipe import Recipe, SparsifyRecipe
-from strucspars.training.recipe_reading import read_recipe, recipe_names
+from strucspars.train.recipe import Recipe, SparsifyRecipe
+from strucspars.train.recipe_reading import read_recipe, recipe_names
 
 
 def repeat_command(recipe: Recipe, recipe_path: Path) -> str:

@@ -12,18 +12,17 @@ import numpy.typing as npt
 import torch
 
 from strucspars.bench.results import BenchReport, report_from_json
-from strucspars.core.arrays import FloatArray, IntArray
-from strucspars.core.checks import is_number, is_whole_number
+from strucspars.core.checks import FloatArray, IntArray, is_number, is_whole_number
 from strucspars.core.hierarchy import checked_group_level
 from strucspars.core.importance import Norm
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
+from strucspars.io.arrays import load_arrays
+from strucspars.io.records import parse
 from strucspars.nn.importance import importance_matrix
-from strucspars.runs.arrays import load_arrays
-from strucspars.runs.folder import RunFolder
-from strucspars.runs.strict_json import parse
-from strucspars.training.outcome import LARGEST, ROW_TYPES
-from strucspars.training.stage_names import STAGES
+from strucspars.train.outcome import LARGEST, ROW_TYPES
+from strucspars.train.recipe import STAGES
+from strucspars.train.run_folder import RunFolder
 
 # What S is stored as: half precision, which is plenty for a picture.
 StoredMatrix = npt.NDArray[np.floating[Any]]

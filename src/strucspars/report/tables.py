@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from strucspars.core.hierarchy import num_groups
-from strucspars.measure.layers import BeforeAfter
+from strucspars.cost.layers import BeforeAfter
 from strucspars.report.figures.confusion import Confusion
-from strucspars.report.layer_importance import LayerImportance, layer_importances
+from strucspars.report.layers import LayerImportance, layer_importances
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
-from strucspars.report.run_reading import RunData
-from strucspars.training.outcome import StageAccuracy, stage_accuracy
-from strucspars.training.outcome_text import OPTIMISM, changes_from_paper
-from strucspars.training.paper_rows import PAPER_ROWS, PAPER_TIMELINES
+from strucspars.report.reading import RunData
+from strucspars.train.outcome import StageAccuracy, stage_accuracy
+from strucspars.train.outcome_text import OPTIMISM, changes_from_paper
+from strucspars.train.paper_rows import PAPER_ROWS, PAPER_TIMELINES
 
 
 def run_tables(run: RunData) -> tuple[NamedTable, ...]:

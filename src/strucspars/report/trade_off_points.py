@@ -3,14 +3,69 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from strucspars.bench.results import BenchRow
+from strucspars.core.checks import is_number
+from strucspars.paper.baselines import PAPER_BASELINES
 from strucspars.report.experiments import Experiment, paper_accuracy
-from strucspars.report.latency import Latency, latency_of
-from strucspars.report.paper_baselines import PAPER_BASELINES
-from strucspars.training.outcome import RunSummary
-from strucspars.training.paper_rows import PAPER_ROWS
-from strucspars.training.recipe import Kind
+from strucspars.report.reading import RunData
+from strucspars.train.outcome import RunSummary
+from strucspars.train.paper_rows import PAPER_ROWS
+from strucspars.train.recipe import Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """The fastest way to run a network, at the smallest batch and the fewest threads that were timed.
+
+    Attributes:
+        ms: milliseconds for the batch, median.
+        speedup: over the same runtime's dense network; None for that itself, and where it was not timed.
+        runtime: its name.
+        batch, threads: of the timing.
+        hardware: what it was timed on; times of different hardware do not compare.
+    """
+
+    ms: float
+    speedup: float | None
+    runtime: str
+    batch: int
+    threads: int
+    hardware: Mapping[str, Any]
+
+
+def latency_of(run: RunData) -> Latency | None:
+    """How fast the run's network is; None if that was not measured."""
+    if run.bench is None or run.recipe is None:
+        return None
+    form = "dense" if run.recipe.kind == "dense" else "compressed"
+    rows = [row for row in run.bench.rows if row.form == form and _is_timed(row)]
+    if not rows:
+        return None
+    easiest = min((row.batch, row.threads) for row in rows)
+    fastest = min((row for row in rows if (row.batch, row.threads) == easiest), key=_ms)
+    timing = fastest.timing
+    assert timing is not None
+    return Latency(
+        ms=timing.ms,
+        speedup=None if timing.speedup is None or form == "dense" else timing.speedup.median,
+        runtime=fastest.runtime,
+        batch=fastest.batch,
+        threads=fastest.threads,
+        hardware=run.bench.hardware,
+    )
+
+
+def _is_timed(row: BenchRow) -> bool:
+    # Read from a file: its numbers may be anything.
+    return row.timing is not None and is_number(row.timing.ms) and 0 < row.timing.ms < float("inf")
+
+
+def _ms(row: BenchRow) -> float:
+    assert row.timing is not None
+    return row.timing.ms
+
 
 Source = Literal["ours", "paper"]
 Cost = Literal["params", "macs", "paper_flops", "latency_ms"]

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from strucspars.io.folders import replaced_folder
 from strucspars.report.contents import comparison_contents, run_contents
-from strucspars.report.folder_replacement import replaced_folder
-from strucspars.report.named_figure import NamedFigure
+from strucspars.report.drawing import NamedFigure
 from strucspars.report.named_table import NamedTable
 from strucspars.report.page import RunLink, overview_page, run_page, runs_table
-from strucspars.report.run_reading import RunData
+from strucspars.report.reading import RunData
 
 PAGE = "index.html"
 _LONGEST_NAME = 80

@@ -8,13 +8,12 @@ from strucspars.core.budget import Budget
 from strucspars.core.importance import Norm
 from strucspars.core.learning import Method
 from strucspars.core.plan import GroupingPlan
-from strucspars.measure.counting import ExampleInputs
-from strucspars.nn.selection import FilterFn, LayerRules, select_layers
+from strucspars.cost.counting import ExampleInputs
+from strucspars.nn.groupable import FilterFn, LayerRules, select_layers
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.group_width import with_one_width
-from strucspars.sparsify.layer_state import check_values, learned_states
-from strucspars.sparsify.planning import kept_fraction, network_size, plan_for_target
+from strucspars.sparsify.layers import check_values, learned_states
+from strucspars.sparsify.planning import kept_fraction, network_size, plan_for_target, with_one_width
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 from strucspars.core.importance import Norm
 
 

@@ -7,21 +7,58 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from strucspars.core.budget import Budget, LayerBudget, ThresholdSearch, removed_fraction, without_surplus
+from strucspars.core.budget import (
+    Budget,
+    LayerBudget,
+    ThresholdSearch,
+    largest_removed_fraction,
+    reachable_target,
+    removed_fraction,
+    search_threshold,
+    without_surplus,
+)
 from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.importance import Norm
 from strucspars.core.learning import refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.measure.counting import ExampleInputs, count_macs
-from strucspars.measure.layers import refuse_lazy_modules
+from strucspars.cost.counting import ExampleInputs, count_macs
+from strucspars.cost.layers import refuse_lazy_modules
+from strucspars.nn.groupable import LayerRules, SelectedLayer, Selection, SkippedLayer, rules_for_types
 from strucspars.nn.importance import importance_matrix
-from strucspars.nn.masked import dense_type
-from strucspars.nn.selection import SelectedLayer, Selection, SkippedLayer, rules_for_types
-from strucspars.nn.wrappers import bare_modules
+from strucspars.nn.layers import dense_type
+from strucspars.nn.names import bare_modules
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.group_width import threshold_for_target
-from strucspars.sparsify.layer_state import LayerState, layer_budget
-from strucspars.sparsify.one_blas_thread import ONE_BLAS_THREAD
+from strucspars.sparsify.layers import ONE_BLAS_THREAD, LayerState, layer_budget
+
+
+def with_one_width(config: SparsifyConfig, rules: LayerRules) -> tuple[SparsifyConfig, LayerRules]:
+    """Options and rules with the larger of their two minimum widths: either may ask for one.
+
+    >>> config, rules = with_one_width(SparsifyConfig(target=0.5, epochs=20), LayerRules(min_channels_per_group=16))
+    >>> config.min_channels_per_group, rules.min_channels_per_group
+    (16, 16)
+    """
+    width = max(config.min_channels_per_group, rules.min_channels_per_group)
+    return replace(config, min_channels_per_group=width), replace(rules, min_channels_per_group=width)
+
+
+def threshold_for_target(budgets: Sequence[LayerBudget], config: SparsifyConfig) -> ThresholdSearch:
+    """The threshold that meets the target; the layers' largest levels are those of the minimum width.
+
+    Raises:
+        ValueError: the target cannot be reached; the message names the width, and what can be reached with it.
+    """
+    width = config.min_channels_per_group
+    if width > 1:
+        most = largest_removed_fraction(budgets, config.budget)
+        if most < config.target:
+            raise ValueError(
+                f"target {config.target:g} cannot be reached: the most that can be removed with "
+                f"min_channels_per_group={width} is {reachable_target(most)} of all {config.budget}; "
+                "lower min_channels_per_group or the target, or lift fixed and largest levels"
+            )
+    return search_threshold(budgets, config.target, config.budget)
+
 
 logger = logging.getLogger(__name__)
 

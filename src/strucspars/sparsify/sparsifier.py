@@ -3,21 +3,20 @@
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from strucspars.core.arrays import IntArray
 from strucspars.core.budget import removed_fraction
-from strucspars.core.checks import is_whole_number
+from strucspars.core.checks import IntArray, is_whole_number
 from strucspars.core.controller import LambdaState, next_lambda
 from strucspars.core.hierarchy import checked_group_level
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
-from strucspars.measure.counting import ExampleInputs
-from strucspars.nn.selection import (
+from strucspars.cost.counting import ExampleInputs
+from strucspars.nn.groupable import (
     FilterFn,
     LayerRules,
     Selection,
@@ -25,15 +24,57 @@ from strucspars.nn.selection import (
     parameter_key,
     select_layers,
 )
-from strucspars.nn.shuffled import is_grouped
+from strucspars.nn.layers import is_grouped
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.group_width import with_one_width
-from strucspars.sparsify.layer_places import LayerPlaces
-from strucspars.sparsify.layer_state import LayerState, check_values, churn, learned_states, penalty_strength
+from strucspars.sparsify.layers import LayerPlaces, LayerState, check_values, churn, learned_states, penalty_strength
 from strucspars.sparsify.penalty import StructuredPenalty
-from strucspars.sparsify.planning import PresentSize, network_budget, plan_for_target, threshold_in_network
-from strucspars.sparsify.report import EpochReport, LayerReport
+from strucspars.sparsify.planning import (
+    PresentSize,
+    network_budget,
+    plan_for_target,
+    threshold_in_network,
+    with_one_width,
+)
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer after an epoch.
+
+    Attributes:
+        name: the layer's name.
+        group_level: level that its norms allow now.
+        kept_norm: share of its norm that the levels 1, 2, ... keep.
+        cost: `sum(S' * R)` of its channel orders.
+        churn: share of its channels that the refresh moved to another group of the next level.
+    """
+
+    name: str
+    group_level: int
+    kept_norm: tuple[float, ...]
+    cost: float
+    churn: float
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """The network after an epoch.
+
+    Attributes:
+        epoch: epochs finished.
+        lambda_value: strength of the penalty in the next epoch.
+        removed_fraction: fraction of the budget that the present levels would remove.
+        seconds: how long the decisions took.
+        layers: layer by layer.
+    """
+
+    epoch: int
+    lambda_value: float
+    removed_fraction: float
+    seconds: float
+    layers: tuple[LayerReport, ...]
+
 
 STATE_VERSION = 1
 

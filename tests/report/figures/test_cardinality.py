@@ -7,9 +7,9 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.collections import LineCollection
 
-from strucspars.report.colours import PALETTE
+from strucspars.report.drawing import PALETTE
 from strucspars.report.figures.cardinality import Cardinality, cardinality_figure, cardinality_of
-from strucspars.report.run_reading import RunData, read_run
+from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"first": (8, 4, 3, 3), "odd": (9, 8, 1, 1), "fc": (16, 16)}
 

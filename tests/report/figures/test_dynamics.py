@@ -9,10 +9,10 @@ from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.axes import Axes
 from matplotlib.patches import StepPatch
 
-from strucspars.core.arrays import FloatArray
-from strucspars.report.colours import BLUE, GREEN, INK, PURPLE, VERMILLION
+from strucspars.core.checks import FloatArray
+from strucspars.report.drawing import BLUE, GREEN, INK, PURPLE, VERMILLION
 from strucspars.report.figures.dynamics import StageSpan, dynamics_figure, dynamics_of
-from strucspars.report.run_reading import RunData, read_run
+from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"conv1": (8, 4, 1, 1), "conv2": (8, 8, 3, 3), "conv3": (8, 8, 1, 1)}
 

@@ -13,7 +13,7 @@ from PIL import Image
 from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.hierarchy import connection_mask, group_penalty
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.report.colours import BLUE, VERMILLION
+from strucspars.report.drawing import BLUE, VERMILLION
 from strucspars.report.figures.importance import (
     boundaries,
     chosen_layers,
@@ -22,9 +22,9 @@ from strucspars.report.figures.importance import (
     layer_pictures,
     level_pictures,
 )
-from strucspars.report.layer_importance import layer_importances
+from strucspars.report.layers import layer_importances
 from strucspars.report.matrix_image import matrix_image
-from strucspars.report.run_reading import RunData, read_run
+from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"a.conv1": (64, 32, 1, 1), "a.conv2": (32, 64, 3, 3), "odd": (9, 15, 1, 1), "wide": (256, 512, 1, 1)}
 

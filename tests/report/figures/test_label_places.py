@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 from strucspars.report.figures.label_places import MARK_RADIUS, Mark, overlaps, write_labels
 
 

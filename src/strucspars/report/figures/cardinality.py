@@ -9,13 +9,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from strucspars.core.arrays import IntArray
+from strucspars.core.checks import IntArray
 from strucspars.core.hierarchy import num_groups
-from strucspars.report.colours import FAINT, PALETTE, house_style
-from strucspars.report.drawn_text import drawable
-from strucspars.report.layer_importance import largest_level
-from strucspars.report.named_figure import NamedFigure
-from strucspars.report.run_reading import RunData
+from strucspars.report.drawing import FAINT, PALETTE, NamedFigure, drawable, house_style
+from strucspars.report.layers import largest_level
+from strucspars.report.reading import RunData
 
 # Beyond, names on the axis would lie on each other; the layer table has them all.
 MOST_NAMES = 60

@@ -7,12 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from strucspars.core.arrays import FloatArray
-from strucspars.report.colours import BLUE, SEQUENTIAL, house_style
+from strucspars.core.checks import FloatArray
+from strucspars.report.drawing import BLUE, SEQUENTIAL, NamedFigure, house_style
 from strucspars.report.figures.epoch_columns import epoch_columns
-from strucspars.report.named_figure import NamedFigure
-from strucspars.report.run_reading import RunData
-from strucspars.training.outcome_text import percent
+from strucspars.report.reading import RunData
+from strucspars.train.outcome_text import percent
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

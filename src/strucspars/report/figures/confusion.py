@@ -9,12 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from strucspars.convert.ablation import reordered_plan
-from strucspars.core.arrays import IntArray
+from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.report.colours import SEQUENTIAL, house_style
-from strucspars.report.drawn_text import drawable
-from strucspars.report.named_figure import NamedFigure
+from strucspars.report.drawing import SEQUENTIAL, NamedFigure, drawable, house_style
 
 # Numbers in more cells would not be readable.
 MOST_WRITTEN_GROUPS = 8

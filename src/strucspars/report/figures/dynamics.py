@@ -10,13 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 from strucspars.core.hierarchy import num_groups
-from strucspars.report.colours import BLUE, FAINT, GREEN, INK, PURPLE, SEQUENTIAL, VERMILLION, house_style
+from strucspars.report.drawing import BLUE, FAINT, GREEN, INK, PURPLE, SEQUENTIAL, VERMILLION, NamedFigure, house_style
 from strucspars.report.figures.epoch_columns import epoch_columns
-from strucspars.report.named_figure import NamedFigure
-from strucspars.report.run_reading import EpochLayers, RunData
-from strucspars.training.outcome_text import percent
+from strucspars.report.reading import EpochLayers, RunData
+from strucspars.train.outcome_text import percent
 
 CURVES = ("train_loss", "test_loss", "train_top1", "test_top1", "lambda", "removed_fraction")
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 
 
 def epoch_columns(epochs: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -9,16 +9,14 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
-from strucspars.core.arrays import FloatArray
+from strucspars.core.checks import FloatArray
 from strucspars.core.hierarchy import connection_mask, group_penalty, num_groups
 from strucspars.core.permutation import inverse
-from strucspars.report.colours import BLUE, FAINT, SEQUENTIAL, VERMILLION, house_style
-from strucspars.report.drawn_text import drawable, slug
-from strucspars.report.layer_importance import LayerImportance, layer_importances
+from strucspars.report.drawing import BLUE, FAINT, SEQUENTIAL, VERMILLION, NamedFigure, drawable, house_style, slug
+from strucspars.report.layers import LayerImportance, layer_importances
 from strucspars.report.matrix_image import MatrixImage, block_means, matrix_image
-from strucspars.report.named_figure import NamedFigure
-from strucspars.report.run_reading import RunData
-from strucspars.training.outcome_text import percent
+from strucspars.report.reading import RunData
+from strucspars.train.outcome_text import percent
 
 # The few largest entries of a layer would leave all others dark.
 BRIGHT_QUANTILE = 0.995

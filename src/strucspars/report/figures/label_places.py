@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 
-from strucspars.core.arrays import FloatArray
-from strucspars.report.colours import INK
+from strucspars.core.checks import FloatArray
+from strucspars.report.drawing import INK
 
 FONT_SIZE = 7.5
 # Half the width of a mark.

@@ -8,13 +8,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from strucspars.measure.short_count import short_count
-from strucspars.report.colours import FAINT, INK, PALETTE, house_style
-from strucspars.report.drawn_text import drawable, slug
+from strucspars.cost.text_table import short_count
+from strucspars.report.drawing import FAINT, INK, PALETTE, NamedFigure, drawable, house_style, slug
 from strucspars.report.figures.label_places import Mark, write_labels
-from strucspars.report.named_figure import NamedFigure
 from strucspars.report.trade_off_points import Cost, Point
-from strucspars.training.outcome_text import percent
+from strucspars.train.outcome_text import percent
 
 MARKERS = {
     "dense": "o",

@@ -1,0 +1,150 @@
+"""Classes of tensors whose channels must be stored in one order."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from strucspars.core.checks import IntArray
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the channels of a tensor are made up.
+
+    Attributes:
+        classes: the order classes along the channel axis, one after the other: several after a concatenation.
+        axis: the channel axis, counted from the front.
+        repeat: how many neighbouring entries belong to one channel: the positions, after flattening.
+    """
+
+    classes: tuple[int, ...]
+    axis: int
+    repeat: int = 1
+
+    def at(self, axis: int) -> "Layout":
+        """The same channels along another axis."""
+        return replace(self, axis=axis)
+
+
+@dataclass
+class OrderClasses:
+    """Order classes that can be joined, divided, or pinned to the natural order."""
+
+    _parents: list[int] = field(default_factory=list)
+    _widths: list[int] = field(default_factory=list)
+    _pinned: list[bool] = field(default_factory=list)
+    _parts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def new(self, width: int, axis: int, *, pinned: bool = False) -> Layout:
+        """Channels of a class of their own."""
+        return Layout((self._new_name(width, pinned=pinned),), axis)
+
+    def root(self, name: int) -> int:
+        """The one name of a class that has been joined with others."""
+        while self._parents[name] != name:
+            name = self._parents[name]
+        return name
+
+    def roots(self, layout: Layout) -> tuple[int, ...]:
+        """The classes of a layout, by their one name; of those that have been divided, the parts."""
+        return tuple(part for name in layout.classes for part in self._undivided(name))
+
+    def width(self, name: int) -> int:
+        """Number of channels of a class."""
+        return self._widths[name]
+
+    def widths(self, layout: Layout) -> tuple[int, ...]:
+        """Number of channels of every class of a layout."""
+        return tuple(self.width(root) for root in self.roots(layout))
+
+    def is_pinned(self, name: int) -> bool:
+        """Whether the class must stay in the natural order."""
+        return self._pinned[self.root(name)]
+
+    def channels(self, layout: Layout) -> int:
+        """Entries along the channel axis."""
+        return layout.repeat * sum(self.width(name) for name in layout.classes)
+
+    def pin(self, layout: Layout | None) -> None:
+        """Keep the channels in the natural order."""
+        for root in () if layout is None else self.roots(layout):
+            self._pinned[root] = True
+
+    def join(self, one: Layout, other: Layout) -> None:
+        """Store both in one order, part by part; where their channels are counted otherwise, both in the natural one.
+
+        A class ends wherever one of the other layout does: it is divided if it has to be.
+        """
+        if one.repeat != other.repeat or self.channels(one) != self.channels(other):
+            self.pin(one)
+            self.pin(other)
+            return
+        # Once is not enough where a class is in both, at different places.
+        while self.widths(one) != self.widths(other):
+            self.divide(one, self.widths(other))
+            self.divide(other, self.widths(one))
+        for root, other_root in zip(self.roots(one), self.roots(other), strict=True):
+            self._unite(self.root(root), self.root(other_root))
+
+    def divide(self, layout: Layout, widths: Sequence[int]) -> tuple[Layout, ...]:
+        """Parts of a layout, of these numbers of channels: no class may be in two of them, so some are divided."""
+        ends = list(itertools.accumulate(widths))
+        for end in ends:
+            self._end_class_at(layout, end)
+        root_ends = list(itertools.accumulate(self.widths(layout)))
+        roots, parts = self.roots(layout), []
+        for start, end in itertools.pairwise((0, *ends)):
+            inside = tuple(root for root, its_end in zip(roots, root_ends, strict=True) if start < its_end <= end)
+            parts.append(replace(layout, classes=inside))
+        return tuple(parts)
+
+    def all_roots(self) -> list[int]:
+        """Every class once."""
+        return [name for name, parent in enumerate(self._parents) if name == parent and name not in self._parts]
+
+    def _new_name(self, width: int, *, pinned: bool) -> int:
+        self._parents.append(len(self._parents))
+        self._widths.append(width)
+        self._pinned.append(pinned)
+        return len(self._parents) - 1
+
+    def _undivided(self, name: int) -> Iterator[int]:
+        root = self.root(name)
+        if root not in self._parts:
+            yield root
+            return
+        for part in self._parts[root]:
+            yield from self._undivided(part)
+
+    def _unite(self, root: int, other_root: int) -> None:
+        self._pinned[root] = self._pinned[root] or self._pinned[other_root]
+        self._parents[other_root] = root
+
+    def _end_class_at(self, layout: Layout, channel: int) -> None:
+        start = 0
+        for root in self.roots(layout):
+            width = self.width(root)
+            if start < channel < start + width:
+                sizes = (channel - start, start + width - channel)
+                first, second = (self._new_name(size, pinned=self._pinned[root]) for size in sizes)
+                self._parts[root] = (first, second)
+                return
+            start += width
+
+
+def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArray]) -> IntArray:
+    """The order of all entries along the channel axis: `order[position] = natural entry`.
+
+    Where a class has several orders to choose from, `(..., channels)`, there are as many of the layout.
+    """
+    parts = [orders[root] for root in classes.roots(layout)]
+    alternatives = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    order = np.empty((*alternatives, sum(part.shape[-1] for part in parts)), dtype=np.int64)
+    start = 0
+    for part in parts:
+        end = start + part.shape[-1]
+        order[..., start:end] = part + start
+        start = end
+    return (order[..., None] * layout.repeat + np.arange(layout.repeat)).reshape(*alternatives, -1)

@@ -1,0 +1,224 @@
+"""The channel order of every class, chosen to leave the fewest bytes of gathers."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strucspars.channels.classes import Layout, OrderClasses, stored_order
+from strucspars.core.checks import IntArray
+from strucspars.core.permutation import inverse
+from strucspars.cost.gathers import contiguous_runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouping:
+    """Which channels a grouped layer connects: the group of every input channel, and of every output channel."""
+
+    in_groups: IntArray
+    out_groups: IntArray
+    num_groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How a grouped layer computes between two given orders.
+
+    Attributes:
+        in_order: the channels as the layer reads them, group after group.
+        out_order: the channels as the layer puts them out, in the same sequence of groups.
+        in_gather: positions of the given input order that are copied to make `in_order`; None if it is that order.
+        out_gather: positions of `out_order` that are copied to make the wanted output order; None likewise.
+    """
+
+    in_order: IntArray
+    out_order: IntArray
+    in_gather: IntArray | None
+    out_gather: IntArray | None
+
+
+def group_sequence(groups_in_order: IntArray, *, otherwise: IntArray) -> IntArray:
+    """The groups one after the other, of each order in which the channels of each stand together; otherwise another.
+
+    Args:
+        groups_in_order: the group of every position, for one order or several, `(..., channels)`.
+        otherwise: sequences for orders in which a group is scattered, `(..., groups)`.
+
+    >>> group_sequence(np.array([[1, 1, 0, 0], [1, 0, 1, 0]]), otherwise=np.array([0, 1]))
+    array([[1, 0],
+           [0, 1]])
+    """
+    by_run = groups_in_order.reshape(*groups_in_order.shape[:-1], otherwise.shape[-1], -1)
+    first = by_run[..., :1]
+    stand_together = (by_run == first).all(axis=(-2, -1))
+    return np.where(stand_together[..., None], first[..., 0], otherwise)
+
+
+def positions_by_group(
+    grouping: Grouping, in_orders: IntArray, out_orders: IntArray, *, gather_inputs_first: bool
+) -> tuple[IntArray, IntArray]:
+    """The positions that a layer between two orders, or several pairs of them, reads and fills, group after group.
+
+    On both sides the groups have one sequence, and on as many of them as the orders allow the positions are simply
+    0, 1, 2 and so on: no gather.
+
+    Args:
+        grouping: the layer's groups.
+        in_orders: orders in which its input is stored, `(..., in_channels)`.
+        out_orders: orders in which its output is to be stored, `(..., out_channels)`.
+        gather_inputs_first: where only the sequence of the groups differs, gather the inputs instead of the outputs.
+    """
+    in_groups, out_groups = grouping.in_groups[in_orders], grouping.out_groups[out_orders]
+    sequence = np.arange(grouping.num_groups)
+    # The last one that has a sequence imposes it on the other.
+    for groups in (in_groups, out_groups) if gather_inputs_first else (out_groups, in_groups):
+        sequence = group_sequence(groups, otherwise=sequence)
+    return _sorted_positions(in_groups, sequence), _sorted_positions(out_groups, sequence)
+
+
+def placement(
+    grouping: Grouping, in_order: IntArray, out_order: IntArray, *, gather_inputs_first: bool = False
+) -> Placement:
+    """Place a layer between two orders with as few gathers as they allow; arguments as in `positions_by_group`."""
+    reads, fills = positions_by_group(grouping, in_order, out_order, gather_inputs_first=gather_inputs_first)
+    return Placement(
+        in_order=in_order[reads],
+        out_order=out_order[fills],
+        in_gather=None if contiguous_runs(reads) == 1 else reads,
+        out_gather=None if contiguous_runs(fills) == 1 else inverse(fills),
+    )
+
+
+def _sorted_positions(groups_in_order: IntArray, sequence: IntArray) -> IntArray:
+    """Positions group after group; within a group in rising order, so that neighbours are copied together."""
+    groups = np.broadcast_to(groups_in_order, (*sequence.shape[:-1], groups_in_order.shape[-1]))
+    # In the smallest type that holds it: a stable sort of short numbers is several times faster.
+    rank = np.argsort(sequence, axis=-1).astype(np.min_scalar_type(sequence.shape[-1]))
+    return np.argsort(np.take_along_axis(rank, groups, axis=-1), axis=-1, kind="stable")
+
+
+# Bounds the memory of comparing: every candidate has an entry for every value that a layer reads along the channels.
+CANDIDATES_AT_ONCE = 64
+
+# The second pass lets a class follow the neighbours that were decided after it; a third has not been seen to gain.
+PASSES = 2
+
+Cost = tuple[IntArray, IntArray, IntArray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedLayer:
+    """A grouped layer between two tensors: its groups, their layouts, and what a gather of either would copy."""
+
+    grouping: Grouping
+    inputs: Layout
+    outputs: Layout
+    in_bytes: int
+    out_bytes: int
+
+    @property
+    def gather_inputs_first(self) -> bool:
+        """Which side to gather where only the sequence of the groups differs: the smaller one."""
+        return self.in_bytes < self.out_bytes
+
+
+def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
+    """An order for every class: natural where it is pinned or where only dense layers meet it.
+
+    Class by class, the widest copies first, the cheapest order is taken that one of its layers, or two of them,
+    would like best.
+    """
+    orders = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
+    users: dict[int, list[GroupedLayer]] = defaultdict(list)
+    for layer in layers:
+        for root in dict.fromkeys(classes.roots(layer.inputs) + classes.roots(layer.outputs)):
+            users[root].append(layer)
+    free = [root for root in users if not classes.is_pinned(root)]
+    free.sort(key=lambda root: -sum(layer.in_bytes + layer.out_bytes for layer in users[root]))
+    for _ in range(PASSES):
+        for root in free:
+            orders[root] = _best_order(root, users[root], classes, orders)
+    return orders
+
+
+def layer_placement(layer: GroupedLayer, classes: OrderClasses, orders: dict[int, IntArray]) -> Placement:
+    """Where the layer gathers under these orders."""
+    return placement(
+        layer.grouping,
+        stored_order(layer.inputs, classes, orders),
+        stored_order(layer.outputs, classes, orders),
+        gather_inputs_first=layer.gather_inputs_first,
+    )
+
+
+def _best_order(
+    root: int, users: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]
+) -> IntArray:
+    def cheapest(candidates: Sequence[IntArray]) -> int:
+        """Place of the first that costs least."""
+        if len(candidates) == 1:
+            return 0
+        # Many at once: along a residual stream of many layers, each has wishes, and each is asked about all of them.
+        costs = [
+            gather_cost(users, classes, {**orders, root: np.stack(candidates[start : start + CANDIDATES_AT_ONCE])})
+            for start in range(0, len(candidates), CANDIDATES_AT_ONCE)
+        ]
+        copied, copied_after, runs = (np.concatenate(parts) for parts in zip(*costs, strict=True))
+        return int(np.lexsort((runs, copied_after, copied))[0])
+
+    wishes = list(_wishes(root, users, classes, orders))
+    candidates = [orders[root], np.arange(classes.width(root))]
+    if wishes:
+        first = wishes[cheapest([_sorted_by(wish) for wish in wishes])]
+        candidates.append(_sorted_by(first))
+        # One partition may lie inside the other: then there is an order that suits both.
+        for second in wishes:
+            candidates += [_sorted_by(first, second), _sorted_by(second, first)]
+    return candidates[cheapest(candidates)]
+
+
+def _wishes(
+    root: int, users: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]
+) -> Iterator[IntArray]:
+    """By channel of the class, the group that a layer would like to find it in, in the sequence it would like."""
+    for layer in users:
+        sides = (
+            (layer.inputs, layer.grouping.in_groups, layer.outputs, layer.grouping.out_groups),
+            (layer.outputs, layer.grouping.out_groups, layer.inputs, layer.grouping.in_groups),
+        )
+        for layout, groups, other_layout, other_groups in sides:
+            if classes.roots(layout) != (root,):
+                continue
+            by_channel = groups.reshape(-1, layout.repeat)
+            if (by_channel != by_channel[:, :1]).any():
+                continue
+            other_order = stored_order(other_layout, classes, orders)
+            sequence = group_sequence(other_groups[other_order], otherwise=np.arange(layer.grouping.num_groups))
+            yield inverse(sequence)[by_channel[:, 0]]
+
+
+def _sorted_by(*keys: IntArray) -> IntArray:
+    """Channels by the first key, among equals by the next, then as they come."""
+    return np.lexsort(keys[::-1])
+
+
+def gather_cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> Cost:
+    """Bytes that the layers' gathers copy, those after a layer, and the number of runs they copy them in.
+
+    A gather after a layer parts it from its activation, which runtimes would otherwise compute in passing. Where a
+    class has several orders to choose from, `(..., channels)`, each of the three has an entry for every one.
+    """
+    copied = copied_after = runs = np.zeros((), dtype=np.int64)
+    for layer in layers:
+        in_orders, out_orders = (stored_order(side, classes, orders) for side in (layer.inputs, layer.outputs))
+        reads, fills = positions_by_group(
+            layer.grouping, in_orders, out_orders, gather_inputs_first=layer.gather_inputs_first
+        )
+        in_runs, out_runs = contiguous_runs(reads), contiguous_runs(fills)
+        # One run is the order that is there already.
+        in_is_gathered, out_is_gathered = in_runs > 1, out_runs > 1
+        copied = copied + in_is_gathered * layer.in_bytes + out_is_gathered * layer.out_bytes
+        copied_after = copied_after + out_is_gathered * layer.out_bytes
+        runs = runs + in_is_gathered * in_runs + out_is_gathered * out_runs
+    return copied, copied_after, runs

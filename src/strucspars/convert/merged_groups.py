@@ -1,0 +1,123 @@
+"""Narrow groups run together as wider ones with zeros between them: tensors, then modules, then a network.
+
+The function stays exactly the same and costs more multiply-accumulates; runtimes that lose their speed on narrow
+groups are faster nevertheless.
+"""
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+from torch import fx, nn
+
+from strucspars.channels.tracing import has_plain_forward
+from strucspars.convert.reordering import reordered_dense_weight
+from strucspars.core.permutation import inverse
+from strucspars.cost.folded import WidenedLayer
+from strucspars.cost.layers import BeforeAfter
+from strucspars.nn.groupable import is_plain
+from strucspars.nn.layers import (
+    DENSE_AND_GROUPED_TYPES,
+    GROUPED_TYPES,
+    channel_orders,
+    channels,
+    groups_of_weight,
+    is_grouped,
+    like_memory_format,
+)
+
+DENSE_TYPES: dict[type[nn.Module], type[nn.Module]] = {grouped: dense for dense, grouped in GROUPED_TYPES.items()}
+
+
+def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:
+    """The largest number of groups, made of whole ones, whose groups are wide enough; one if none are.
+
+    Where the number is a power of two, as ours are, it is halved until the groups are wide enough.
+
+    >>> wide_enough_groups(32, narrower_side=128, widen_groups_below=16)
+    8
+    >>> wide_enough_groups(6, narrower_side=24, widen_groups_below=5), wide_enough_groups(8, 8, 100)
+    (3, 1)
+    """
+    fitting = (groups for groups in range(num_groups, 1, -1) if num_groups % groups == 0)
+    return next((groups for groups in fitting if narrower_side // groups >= widen_groups_below), 1)
+
+
+def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> torch.Tensor:
+    """The weight `(C_out, C_in / G', *kernel)` of fewer groups G' in place of `(C_out, C_in / G, *kernel)`.
+
+    Neighbouring groups become one, with zeros where an output did not see an input.
+
+    >>> merged_weight(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), num_groups=4, merged_groups=2)
+    tensor([[1., 0.],
+            [0., 2.],
+            [3., 0.],
+            [0., 4.]])
+    """
+    together = num_groups // merged_groups
+    out_width, in_width, *kernel = weight.shape[0] // num_groups, *weight.shape[1:]
+    blocks = weight.reshape(merged_groups, together, out_width, in_width, *kernel)
+    merged = weight.new_zeros(merged_groups, together, out_width, together, in_width, *kernel)
+    for place in range(together):
+        merged[:, place, :, place] = blocks[:, place]
+    return like_memory_format(merged.reshape(weight.shape[0], together * in_width, *kernel), weight)
+
+
+def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
+    """Let a layer run with fewer groups, in place. One of ours that is left with one group becomes a dense layer."""
+    weight = merged_weight(layer.get_parameter("weight").data, groups_of_weight(layer), merged_groups)
+    # A new parameter: another layer may hold the old one.
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    cast(nn.Conv2d, layer).groups = merged_groups
+    if merged_groups == 1 and is_grouped(layer):
+        _become_dense_(layer)
+
+
+def widen_groups_(model: nn.Module, names: Iterable[str], *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
+    """Let those of the named modules that are grouped layers run with groups wide enough, in place.
+
+    Depthwise convolutions of the network itself stay: runtimes have fast ways of their own for them. So does a layer
+    with hooks, which may look at its weight.
+    """
+    widened = []
+    for name in dict.fromkeys(names):
+        layer = model.get_submodule(name)
+        if not _may_be_widened(layer):
+            continue
+        groups = groups_of_weight(layer)
+        merged_groups = wide_enough_groups(groups, min(channels(layer)), widen_groups_below)
+        if merged_groups < groups:
+            merge_groups_(layer, merged_groups)
+            widened.append(WidenedLayer(layer=name, groups=BeforeAfter(groups, merged_groups)))
+    return tuple(widened)
+
+
+def widen_called_groups_(graph_module: fx.GraphModule, *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
+    """The graph pass: `widen_groups_` for the layers that the graph calls, each of which has tensors of its own."""
+    called = [str(node.target) for node in graph_module.graph.nodes if node.op == "call_module"]
+    return widen_groups_(graph_module, called, widen_groups_below=widen_groups_below)
+
+
+def _may_be_widened(layer: nn.Module) -> bool:
+    if (
+        type(layer) not in DENSE_AND_GROUPED_TYPES
+        or not has_plain_forward(layer)
+        or not is_plain(layer.get_parameter("weight"))
+    ):
+        return False
+    is_depthwise = not is_grouped(layer) and layer.get_parameter("weight").shape[1] == 1
+    return not is_depthwise
+
+
+def _become_dense_(layer: nn.Module) -> None:
+    """Both shuffles go into the weight, whose rows and columns were in grouped order."""
+    out_inverse = channel_orders(layer)["out_inverse"]
+    in_inverse = inverse(channel_orders(layer)["in_perm"].cpu().numpy())
+    weight = layer.get_parameter("weight")
+    weight.data = reordered_dense_weight(weight.data, out_inverse.cpu().numpy(), in_inverse)
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(layer.get_parameter("bias").data[out_inverse], requires_grad=False)
+    del layer.in_perm, layer.out_inverse
+    layer.__class__ = DENSE_TYPES[type(layer)]
+    if isinstance(layer, nn.Linear):
+        del layer.groups

@@ -1,0 +1,151 @@
+"""The graph pass: every layer in the orders chosen for its tensors; what remains is one `index_select` each."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import fx, nn
+
+from strucspars.channels.classes import stored_order
+from strucspars.channels.graph import ChannelGraph, channel_graph, subsample_first_
+from strucspars.channels.orders import Placement, layer_placement
+from strucspars.channels.tracing import free_name, tensor_bytes, tensor_shape
+from strucspars.convert.shared_calls import calls_by_origin, orders_for_shared
+from strucspars.core.checks import IntArray
+from strucspars.core.permutation import inverse
+from strucspars.cost.gathers import RemainingGather, Side, contiguous_runs, shuffles_inside
+from strucspars.nn.layers import (
+    GROUPED_TYPES,
+    GroupLinear,
+    ShuffledGroupLinear,
+    channel_orders,
+    is_grouped,
+    like_memory_format,
+)
+
+PLAIN_TYPES: dict[type[nn.Module], type[nn.Module]] = {
+    grouped: GroupLinear if grouped is ShuffledGroupLinear else dense for dense, grouped in GROUPED_TYPES.items()
+}
+
+
+def reordered_dense_weight(weight: torch.Tensor, out_order: IntArray, in_order: IntArray) -> torch.Tensor:
+    """The weight `(C_out, C_in, *kernel)` that reads `in_order` and puts out `out_order`."""
+    rows = weight.index_select(0, _indices(out_order, weight))
+    return like_memory_format(rows.index_select(1, _indices(in_order, weight)), weight)
+
+
+def reordered_grouped_weight(
+    weight: torch.Tensor, num_groups: int, out_order: IntArray, in_order: IntArray
+) -> torch.Tensor:
+    """The weight `(C_out, C_in / G, *kernel)` that reads `in_order` and puts out `out_order`.
+
+    Both orders count channels as the weight has them, and bring the groups whole and in the same sequence.
+    """
+    in_width = weight.shape[1]
+    columns = torch.from_numpy(in_order % in_width).to(weight.device)
+    columns = columns.view(num_groups, 1, in_width).expand(-1, weight.shape[0] // num_groups, -1)
+    columns = columns.reshape(weight.shape[0], in_width, *[1] * (weight.dim() - 2)).expand_as(weight)
+    return like_memory_format(weight.index_select(0, _indices(out_order, weight)).gather(1, columns), weight)
+
+
+def reorder_dense_(module: nn.Module, out_order: IntArray, in_order: IntArray) -> None:
+    """Let a layer of one group read and put out other orders, in place."""
+    weight = module.get_parameter("weight")
+    weight.data = reordered_dense_weight(weight.data, out_order, in_order)
+    _select_(module, ("bias",), out_order)
+
+
+def reorder_channelwise_(module: nn.Module, order: IntArray) -> None:
+    """Let a depthwise convolution or a batch norm see its channels in another order, in place."""
+    _select_(module, ("weight", "bias", "running_mean", "running_var"), order)
+
+
+def reorder_grouped_(module: nn.Module, placed: Placement) -> None:
+    """Let a grouped layer compute as placed, in place; the shuffles that it had inside are gone."""
+    out_order, in_order = placed.out_order, placed.in_order
+    if is_grouped(module):
+        # The weight's rows and columns are in grouped order: find the natural channels among them.
+        out_order = channel_orders(module)["out_inverse"].cpu().numpy()[out_order]
+        in_order = inverse(channel_orders(module)["in_perm"].cpu().numpy())[in_order]
+        del module.in_perm, module.out_inverse
+        module.__class__ = PLAIN_TYPES[type(module)]
+    weight = module.get_parameter("weight")
+    groups = cast(nn.Conv2d, module).groups
+    weight.data = reordered_grouped_weight(weight.data, groups, out_order, in_order)
+    _select_(module, ("bias",), out_order)
+
+
+def _select_(module: nn.Module, names: tuple[str, ...], order: IntArray) -> None:
+    for name in names:
+        tensor = module._parameters.get(name, module._buffers.get(name))
+        if tensor is not None:
+            tensor.data = like_memory_format(tensor.data.index_select(0, _indices(order, tensor)), tensor)
+
+
+def _indices(order: IntArray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(order).to(like.device)
+
+
+def absorb_shuffles_(graph_module: fx.GraphModule) -> tuple[RemainingGather, ...]:
+    """Choose the order of every tensor and move the shuffles into the weights, in place; returns what remains."""
+    found, orders = orders_for_shared(channel_graph(graph_module), calls_by_origin(graph_module))
+    _reorder_plain_layers_(graph_module, found, orders)
+    remaining: list[RemainingGather] = []
+    for node in list(graph_module.graph.nodes):
+        if node in found.grouped:
+            remaining += _place_(graph_module, node, found, orders)
+        elif node in found.opaque:
+            module = graph_module.get_submodule(str(node.target))
+            in_bytes = tensor_bytes(node.all_input_nodes[0])
+            remaining += shuffles_inside(str(node.target), module, in_bytes, tensor_bytes(node))
+    return tuple(remaining)
+
+
+def _reorder_plain_layers_(graph_module: fx.GraphModule, found: ChannelGraph, orders: dict[int, IntArray]) -> None:
+    for node, (inputs, outputs) in found.dense.items():
+        out_order = stored_order(outputs, found.classes, orders)
+        in_order = stored_order(inputs, found.classes, orders)
+        reorder_dense_(graph_module.get_submodule(str(node.target)), out_order, in_order)
+    for node, layout in found.channelwise.items():
+        reorder_channelwise_(graph_module.get_submodule(str(node.target)), stored_order(layout, found.classes, orders))
+
+
+def _place_(
+    graph_module: fx.GraphModule, node: fx.Node, found: ChannelGraph, orders: dict[int, IntArray]
+) -> Iterator[RemainingGather]:
+    """Reorder a grouped layer, and put a gather before it and after it where the orders do not suit it."""
+    layer, name = found.grouped[node], str(node.target)
+    placed = layer_placement(layer, found.classes, orders)
+    # Axes count from the end, as the layers themselves do: with a batch or without.
+    dimensions = len(tensor_shape(node) or ())
+    reorder_grouped_(graph_module.get_submodule(name), placed)
+    if placed.in_gather is not None:
+        subsample_first_(graph_module, node)
+        (source,) = node.all_input_nodes
+        node.args = (_gathered(graph_module, node, source, node, layer.inputs.axis - dimensions, placed.in_gather),)
+        yield _described(name, "input", placed.in_gather, layer.in_bytes)
+    if placed.out_gather is not None:
+        users = list(node.users)
+        gathered = _gathered(graph_module, node, node, node.next, layer.outputs.axis - dimensions, placed.out_gather)
+        # A layer that stays as it is tells how much it reads.
+        gathered.meta["tensor_meta"] = node.meta["tensor_meta"]
+        for user in users:
+            user.replace_input_with(node, gathered)
+        yield _described(name, "output", placed.out_gather, layer.out_bytes)
+
+
+def _gathered(
+    graph_module: fx.GraphModule, layer: fx.Node, source: fx.Node, before: fx.Node, axis: int, gather: IntArray
+) -> fx.Node:
+    """A call of `index_select` (indexing exports as three operations) that stands before a node of the graph."""
+    name = free_name(graph_module, f"{source.name}_order")
+    device = graph_module.get_submodule(str(layer.target)).get_parameter("weight").device
+    graph_module.register_buffer(name, torch.from_numpy(gather).to(device))
+    with graph_module.graph.inserting_before(before):
+        order = graph_module.graph.get_attr(name)
+        return graph_module.graph.call_function(torch.index_select, (source, axis, order))
+
+
+def _described(layer: str, side: Side, gather: IntArray, nbytes: int) -> RemainingGather:
+    runs = int(contiguous_runs(gather))
+    return RemainingGather(layer=layer, side=side, channels=len(gather), runs=runs, nbytes=nbytes)

@@ -1,0 +1,271 @@
+"""One look at a network: its layers, their groups, parameters and MACs before and after, and what stays as it is."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from strucspars.core.criterion import kept_norm_by_level
+from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.cost.counting import (
+    PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,
+    ExampleInputs,
+    ForwardTrace,
+    as_arguments,
+    trace_forward,
+    undisturbed,
+)
+from strucspars.cost.folded import gathers_in_folded_pass, is_folded
+from strucspars.cost.gathers import RemainingGather, noted_shuffles
+from strucspars.cost.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
+from strucspars.cost.text_table import Column, short_count, text_table
+from strucspars.nn.groupable import LayerRules, SkippedLayer, is_plain, select_layers
+from strucspars.nn.importance import importance_matrix
+from strucspars.nn.layers import is_grouped
+from strucspars.nn.names import bare_modules, under_first_names
+
+TEXT_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One convolution or linear layer.
+
+    Attributes:
+        name: its name in the network.
+        layer_type: name of its class.
+        weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away, and
+            for a scripted one.
+        groups, params, macs: before grouping and after; `macs` is None where no example inputs were given, and for a
+            quantised or scripted layer. Packed weights are no parameters.
+        kept_norm: fraction of the L1 norm inside the groups of the plan; None without a plan for the layer, and once
+            the layer is converted.
+        note: why it is not grouped, and whatever else to know; empty if nothing.
+    """
+
+    name: str
+    layer_type: str
+    weight_shape: tuple[int, ...]
+    groups: BeforeAfter
+    params: BeforeAfter
+    macs: BeforeAfter | None
+    kept_norm: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A network before grouping and after. `str()` of it is a table.
+
+    Attributes:
+        rows: the convolutions and linear layers, in network order.
+        params: parameters of the whole network, shared ones once.
+        macs: multiply-accumulates of all rows; None where no example inputs were given.
+        paper_flops: the paper's FLOPs (Table 1), MACs plus 4 per batch-norm element; None likewise.
+        gathers: the channel shuffles after grouping, as they come in a forward pass; None likewise.
+
+    >>> summary(nn.Linear(4, 2)).params
+    BeforeAfter(before=10, after=10)
+    """
+
+    rows: tuple[SummaryRow, ...]
+    params: BeforeAfter
+    macs: BeforeAfter | None
+    paper_flops: BeforeAfter | None
+    gathers: tuple[RemainingGather, ...] | None
+
+    def __str__(self) -> str:
+        notes = dict.fromkeys(row.note for row in self.rows if row.note)
+        numbers = {note: f"[{number}]" for number, note in enumerate(notes, start=1)}
+        footnotes = [
+            textwrap.fill(f"{number} {note}", TEXT_WIDTH, subsequent_indent=" " * (len(number) + 1))
+            for note, number in numbers.items()
+        ]
+        table = _table(self.rows, numbers, self.gathers or ())
+        return "\n\n".join(part for part in (table, "\n".join(footnotes), _totals(self)) if part)
+
+
+def summary(
+    model: nn.Module,
+    example_inputs: ExampleInputs | None = None,
+    plan: GroupingPlan | None = None,
+    *,
+    rules: LayerRules | None = None,
+) -> Summary:
+    """Describe a network layer by layer: weight, groups, parameters, MACs, gathers, and why a layer is not grouped.
+
+    A dense network alone is the same before and after; with a plan, "after" is what would become of it. A converted
+    network was dense before. The model is left as it was.
+
+    Gathers are channel shuffles: two for every call of a converted layer, or of one that the plan would convert, as
+    long as the network is not folded; in what `fold` returns, those that remain.
+
+    Args:
+        model: dense, masked, converted or folded.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`; without it neither MACs nor
+            gathers are counted.
+        plan: grouping of the layers that are still dense or masked.
+        rules: those that the layers were or will be selected by, for the notes on layers that are not grouped.
+
+    Raises:
+        ValueError: the inputs are of another type, a layer is lazy, or plan or rules belong to another network.
+
+    >>> import torch
+    >>> print(summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.zeros(1, 3, 8, 8)))
+    layer  type     weight  groups  params   MACs  note
+    ---------------------------------------------------
+    0      Conv2d  8x3x3x3       1     224  7,776   [1]
+    1      Conv2d  8x8x3x3       1     584  9,216
+    <BLANKLINE>
+    [1] 8 x 3 channels: an odd width has one group only
+    <BLANKLINE>
+    params          808
+    MACs         16,992
+    paper FLOPs  16,992
+    """
+    planned: Mapping[str, LayerPlan] = {} if plan is None else under_first_names(model, plan).layers
+    with undisturbed(model), noted_shuffles(model, planned) as shuffles:
+        forms = layer_forms(model, plan)
+        trace = None if example_inputs is None else trace_forward(model, forms, example_inputs)
+        skipped = {layer.name: layer for layer in select_layers(model, rules).skipped}
+        rows = tuple(
+            _row(name, forms[name], planned.get(name), trace, skipped.get(name))
+            if name in forms
+            else _opaque_row(skipped[name])
+            for name, _ in bare_modules(model)
+            if name in forms or name in skipped
+        )
+    macs = None if trace is None else _macs_of_all(rows)
+    paper_flops = None if macs is None or trace is None else _plus_batch_norms(macs, trace)
+    gathers = None if example_inputs is None else _remaining_gathers(model, example_inputs, shuffles)
+    return Summary(rows, network_params(model, forms), macs, paper_flops, gathers)
+
+
+def _remaining_gathers(
+    model: nn.Module, example_inputs: ExampleInputs, shuffles: list[RemainingGather]
+) -> tuple[RemainingGather, ...]:
+    """The shuffles of the grouped layers that were called, or what folding left of them."""
+    if not is_folded(model):
+        return tuple(shuffles)
+    with undisturbed(model):
+        return gathers_in_folded_pass(model, as_arguments(example_inputs))
+
+
+def _row(
+    name: str, form: LayerForm, layer: LayerPlan | None, trace: ForwardTrace | None, skipped: SkippedLayer | None
+) -> SummaryRow:
+    notes = []
+    if skipped is not None and layer is None and not is_grouped(form.module):
+        notes.append(skipped.reason)
+    if _is_all_zero(form.module):
+        notes.append("all zero")
+    macs = None
+    if trace is not None:
+        positions = trace.positions[name]
+        macs = BeforeAfter(form.weight_params.before * positions, form.weight_params.after * positions)
+        if positions == 0:
+            notes.append("not called as a module in this pass: no MACs counted")
+    return SummaryRow(
+        name=name,
+        layer_type=type(form.module).__name__,
+        weight_shape=form.weight_shape,
+        groups=form.groups,
+        params=form.params,
+        macs=macs,
+        kept_norm=None if layer is None else _kept_norm(name, form.module, layer),
+        note="; ".join(notes),
+    )
+
+
+def _opaque_row(skipped: SkippedLayer) -> SummaryRow:
+    """What is known of a layer whose weight is packed away, or which is scripted."""
+    groups = vars(skipped.module).get("groups", 1)
+    params = sum(parameter.numel() for parameter in skipped.module.parameters())
+    uncounted = "no MACs counted" if params else "its packed weight is counted neither as parameters nor in MACs"
+    return SummaryRow(
+        name=skipped.name,
+        layer_type=type(skipped.module).__name__,
+        weight_shape=(),
+        groups=BeforeAfter(groups, groups),
+        params=BeforeAfter(params, params),
+        macs=None,
+        kept_norm=None,
+        note=f"{skipped.reason}; {uncounted}",
+    )
+
+
+def _is_all_zero(module: nn.Module) -> bool:
+    weight = weight_of(module)
+    # Of other tensors it is not known which operations they have.
+    return is_plain(weight) and not weight.is_meta and not weight.any().item()
+
+
+def _kept_norm(name: str, module: nn.Module, layer: LayerPlan) -> float | None:
+    weight = weight_of(module)
+    if is_grouped(module) or weight.is_meta:
+        return None
+    try:
+        importance = importance_matrix(weight)
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from error
+    return float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
+
+
+def _macs_of_all(rows: tuple[SummaryRow, ...]) -> BeforeAfter:
+    counted = [row.macs for row in rows if row.macs is not None]
+    return BeforeAfter(sum(macs.before for macs in counted), sum(macs.after for macs in counted))
+
+
+def _plus_batch_norms(macs: BeforeAfter, trace: ForwardTrace) -> BeforeAfter:
+    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * trace.batch_norm_elements
+    return BeforeAfter(macs.before + batch_norms, macs.after + batch_norms)
+
+
+def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gathers: tuple[RemainingGather, ...]) -> str:
+    if not rows:
+        return "no convolutions or linear layers"
+    gathers_of_layer = Counter(gather.layer for gather in gathers)
+    return text_table(
+        [
+            Column("layer", [row.name or "(model)" for row in rows], is_text=True),
+            Column("type", [row.layer_type for row in rows], is_text=True),
+            Column("weight", ["x".join(map(str, row.weight_shape)) for row in rows]),
+            Column("groups", [_change(row.groups) for row in rows]),
+            Column("params", [_change(row.params) for row in rows]),
+            Column("MACs", ["" if row.macs is None else _change(row.macs) for row in rows]),
+            Column("kept norm", ["" if row.kept_norm is None else f"{row.kept_norm:.3f}" for row in rows]),
+            Column("gathers", [str(gathers_of_layer[row.name] or "") for row in rows]),
+            Column("note", [note_numbers.get(row.note, "") for row in rows]),
+        ],
+        TEXT_WIDTH,
+    )
+
+
+def _totals(summary: Summary) -> str:
+    totals = {"params": summary.params, "MACs": summary.macs, "paper FLOPs": summary.paper_flops}
+    present = {title: total for title, total in totals.items() if total is not None}
+    title_width = max(map(len, present))
+    number_width = max(len(f"{total.before:,}") for total in present.values())
+    lines = []
+    for title, total in present.items():
+        line = f"{title:<{title_width}}  {total.before:>{number_width},}"
+        if total.after != total.before:
+            line += f" -> {total.after:>{number_width},}  ({total.removed_fraction:.1%} removed)"
+        lines.append(line)
+    if summary.gathers:
+        copied = sum(gather.nbytes for gather in summary.gathers)
+        lines.append(f"{'gathers':<{title_width}}  {len(summary.gathers):,}, {copied:,} bytes")
+    return "\n".join(lines)
+
+
+def _change(counts: BeforeAfter) -> str:
+    if counts.after == counts.before:
+        return _rounded(counts.before)
+    return f"{_rounded(counts.before)} -> {_rounded(counts.after)}"
+
+
+def _rounded(count: int) -> str:
+    """The count in at most five characters, exact below ten thousand: a row has to fit the screen."""
+    return f"{count:,}" if count < 10_000 else short_count(count)

@@ -1,0 +1,377 @@
+"""Changes to an ONNX graph, in place, and questions to it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    import onnx
+import os
+from pathlib import Path
+from typing import Any, final
+
+import numpy.typing as npt
+from torch import nn
+
+from strucspars.core.checks import checked_at_least
+from strucspars.cost.counting import ExampleInputs
+from strucspars.export.agreement import Run
+from strucspars.export.checked import ExportReport, checked_path, write_checked
+from strucspars.export.example_batch import Arguments
+from strucspars.export.program import (
+    GATHERS_KEY,
+    INDEPENDENT_KEY,
+    InferenceProgram,
+    inference_program,
+    new_tensors_on_cpu,
+)
+from strucspars.export.quiet import first_line, without_chatter
+
+BATCH_AXIS = "batch"
+
+# The entries of a channel shuffle.
+Order = tuple[int, ...]
+
+
+def rename_values_(graph: onnx.GraphProto, input_names: Sequence[str], output_names: Sequence[str]) -> None:
+    """Give the inputs and outputs these names; inner values that have one of them already get another."""
+    chosen = dict(zip([value.name for value in graph.input], input_names, strict=True))
+    chosen |= dict(zip([value.name for value in graph.output], output_names, strict=True))
+    wanted, taken = set(chosen.values()), set(_value_names(graph)) | set(chosen.values())
+    for name in sorted((wanted & set(_value_names(graph))) - set(chosen)):
+        chosen[name] = next(free for number in range(1, len(taken) + 2) if (free := f"{name}_{number}") not in taken)
+        taken.add(chosen[name])
+    for each in _graphs(graph):
+        for value in (*each.input, *each.output, *each.value_info, *each.initializer):
+            value.name = chosen.get(value.name, value.name)
+        for node in each.node:
+            for names in (node.input, node.output):
+                names[:] = [chosen.get(name, name) for name in names]
+
+
+def name_batch_axis_(graph: onnx.GraphProto, is_batched: Sequence[bool]) -> None:
+    """Call the varying first axis of the inputs, and every size that depends on it, by its name."""
+    symbols = {
+        value.type.tensor_type.shape.dim[0].dim_param
+        for value, batched in zip(graph.input, is_batched, strict=True)
+        if batched
+    }
+    whole_word = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in sorted(symbols) if symbol) or r"(?!)")
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.dim_param = whole_word.sub(BATCH_AXIS, size.dim_param)
+
+
+def drop_origins_(model: onnx.ModelProto) -> None:
+    """Remove what the exporter notes about every value: code, and folders of the machine that exports."""
+    del model.graph.metadata_props[:]
+    for graph in _graphs(model.graph):
+        for item in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            del item.metadata_props[:]
+            item.doc_string = ""
+
+
+def count_axes_from_the_end_(graph: onnx.GraphProto) -> None:
+    """Let every Gather along axis 1 count that axis from the end, where its rank is known: the same function."""
+    ranks = {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.output, *graph.value_info)
+        if value.type.tensor_type.HasField("shape")
+    }
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Gather" else ():
+            if attribute.name == "axis" and attribute.i == 1 and node.input[0] in ranks:
+                attribute.i -= ranks[node.input[0]]
+
+
+def check_one_gather_per_shuffle(graph: onnx.GraphProto, exported: torch.export.ExportedProgram) -> None:
+    """Raise a `ValueError` unless every `index_select` by a constant order became one Gather by that order.
+
+    The exporter may merge two that are the same, and drops what no output needs; other ways to write them are several
+    times slower.
+    """
+    wanted, found = selected_orders(exported), gathered_orders(graph)
+    for order, number in wanted.items():
+        if not 1 <= found[order] <= number:
+            raise ValueError(
+                f"this version of torch ({torch.__version__}) wrote {number} shuffles of {len(order)} channels as "
+                f"{found[order]} Gather operations; use torch 2.11 or 2.15, with which this is tested"
+            )
+
+
+def selected_orders(exported: torch.export.ExportedProgram) -> Counter[Order]:
+    """How often a program selects by each constant order on the way from its inputs to its outputs."""
+    signature = exported.graph_signature
+    constants = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+    orders: Counter[Order] = Counter()
+    for node in _on_the_way(exported):
+        index = node.args[2] if node.target is torch.ops.aten.index_select.default else None
+        if isinstance(index, torch.fx.Node) and index.name in constants:
+            name = constants[index.name]
+            tensor = exported.state_dict.get(name, exported.constants.get(name))
+            assert isinstance(tensor, torch.Tensor)
+            orders[tuple(tensor.tolist())] += 1
+    return orders
+
+
+def _on_the_way(exported: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """The nodes that depend on an input, and that an output depends on: neither constant nor unused."""
+    varying, needed = set(exported.graph_signature.user_inputs), set()
+    nodes = list(exported.graph.nodes)
+    for node in nodes:
+        if any(source.name in varying for source in node.all_input_nodes):
+            varying.add(node.name)
+    for node in reversed(nodes):
+        if node.op == "output" or node in needed:
+            needed.update(node.all_input_nodes)
+    return [node for node in nodes if node.name in varying and node in needed]
+
+
+def gathered_orders(graph: onnx.GraphProto) -> Counter[Order]:
+    """How often a graph gathers by each constant order."""
+    constants = _whole_number_vectors(graph)
+    return Counter(
+        constants[node.input[1]] for node in graph.node if node.op_type == "Gather" and node.input[1] in constants
+    )
+
+
+def _whole_number_vectors(graph: onnx.GraphProto) -> Mapping[str, Order]:
+    from onnx import numpy_helper
+
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            tensors[node.output[0]] = node.attribute[0].t
+    arrays = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items() if len(tensor.dims) == 1}
+    return {name: tuple(array.tolist()) for name, array in arrays.items() if np.issubdtype(array.dtype, np.integer)}
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all graphs inside its nodes: branches and loops."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+                yield from _graphs(inner)
+
+
+def _value_names(graph: onnx.GraphProto) -> Iterator[str]:
+    for each in _graphs(graph):
+        yield from (value.name for value in (*each.input, *each.initializer))
+        for node in each.node:
+            yield from (name for name in node.output if name)
+
+
+# What one protobuf message may hold; above that the weights go into a second file.
+LARGEST_MESSAGE = 2**31 - 2**20
+# The fast convolutions of ONNX Runtime work on blocks of 16 channels.
+WIDEN_GROUPS_BELOW = 16
+
+
+@new_tensors_on_cpu()
+def export_onnx(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example_inputs: ExampleInputs,
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_batch: bool = True,
+    widen_groups_below: int | None = None,
+) -> ExportReport:
+    """Write a network as one ONNX file that provably computes the same.
+
+    The network is folded first; every shuffle that remains is one Gather. The file is run in ONNX Runtime on random
+    inputs and compared with the network before it appears under its name; on any failure nothing is left, and a file
+    that was there before stays. Weights of more than 2 GB go into a second file, `path` with `.data` at its end.
+
+    Args:
+        model: converted, masked or dense, or a graph that `fold` has made; on any device, and it stays as it is.
+        path: the file to write.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`, all tensors.
+        input_names: one per input; None: the names of the arguments of `forward`, or "input_1", "input_2" and so on
+            where `*args` takes some of them.
+        output_names: one per output; None: "output", "output_1" and so on, or the keys of a dictionary of tensors.
+        dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
+            long there.
+        widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: 16, below which ONNX
+            Runtime is slow; a graph that is folded already stays as it is.
+
+    Raises:
+        ValueError: the network cannot be exported, or ONNX Runtime computes something else.
+        OSError: the file cannot be written.
+
+    >>> import strucspars as ss, tempfile
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
+    >>> model = ss.convert_(model, ss.one_shot_plan(model, target=0.3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = export_onnx(model, f"{folder}/small.onnx", torch.randn(2, 3, 8, 8))
+    >>> report.num_gathers, report.agreement.batch_sizes, report.agreement.max_relative_error < 1e-4
+    (0, (2, 1), True)
+    """
+    path = checked_path(path, "onnx")
+    program = inference_program(
+        model,
+        example_inputs,
+        dynamic_batch=dynamic_batch,
+        widen_groups_below=widen_groups_below,
+        usual_group_width=WIDEN_GROUPS_BELOW,
+        input_names=input_names,
+        output_names=output_names,
+    )
+    proto = onnx_model(program)
+    return write_checked(
+        program,
+        path,
+        format="onnx",
+        runtime=_runtime(),
+        write=lambda unfinished: write_onnx(proto, unfinished),
+        runner=onnx_runner,
+    )
+
+
+def onnx_model(program: InferenceProgram) -> onnx.ModelProto:
+    """The ONNX form of a network, with its names and metadata."""
+    try:
+        with without_chatter():
+            written = torch.onnx.export(program.exported, dynamo=True, verbose=False, optimize=True)
+            assert written is not None
+            model: onnx.ModelProto = written.model_proto
+    # Operations without an ONNX form show in errors of many kinds, of which no base is promised.
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ValueError(f"the network cannot be written as ONNX: {first_line(cause)}; try export_torch") from error
+    rename_values_(model.graph, program.input_names, program.output_names)
+    name_batch_axis_(model.graph, program.batch.is_batched)
+    check_one_gather_per_shuffle(model.graph, program.exported)
+    drop_origins_(model)
+    for key, value in program.metadata.items():
+        model.metadata_props.add(key=key, value=value)
+    return model
+
+
+def write_onnx(model: onnx.ModelProto, path: Path) -> None:
+    """Write an ONNX model; one too large for a single message gets a second file for its weights."""
+    import onnx
+
+    if model.ByteSize() <= LARGEST_MESSAGE:
+        path.write_bytes(model.SerializeToString())
+    else:
+        onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data")
+
+
+def _runtime() -> str:
+    import onnxruntime
+
+    return f"ONNX Runtime {onnxruntime.__version__}"
+
+
+def onnx_runner(path: Path) -> Run:
+    """ONNX Runtime with a file, on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    # The library's errors share no base but this.
+    except Exception as error:
+        raise ValueError(
+            f"{_runtime()} cannot run {path.name}, so that it could not be checked: {first_line(error)}; a network in "
+            "half or double precision can be exported as model.float()"
+        ) from error
+    names = [value.name for value in session.get_inputs()]
+
+    def run(arguments: Arguments) -> list[torch.Tensor]:
+        arrays = [tensor.numpy() for tensor in arguments]
+        return [torch.from_numpy(array) for array in session.run(None, dict(zip(names, arrays, strict=True)))]
+
+    return run
+
+
+Array = npt.NDArray[Any]
+
+
+@final
+class OnnxRunner:
+    """A file of `export_onnx` in ONNX Runtime, on the CPU.
+
+    A batch of many images goes image by image where gathers remain, and at once where none does: gathers of a whole
+    batch leave the caches, and take longer than those of its images one after the other (`results/inference.md`). A
+    network whose samples depend on each other always gets them at once; the export has tried that.
+
+    Args:
+        path: the file.
+        threads: that one image may use; None: one per core.
+        images_per_call: how many images to give to ONNX Runtime at a time; None: one if the file has gathers, else all.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: ONNX Runtime cannot read it, or an argument makes no sense.
+
+    >>> import strucspars as ss, tempfile, torch
+    >>> model = torch.nn.Conv2d(3, 8, 3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = ss.export_onnx(model, f"{folder}/network.onnx", torch.randn(1, 3, 8, 8))
+    ...     run = OnnxRunner(report.path, threads=1)
+    >>> (features,) = run(np.zeros((5, 3, 8, 8), np.float32))
+    >>> features.shape
+    (5, 8, 6, 6)
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, threads: int | None = None, images_per_call: int | None = None
+    ) -> None:
+        self._session = _session(Path(path), threads)
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        gathers = metadata.get(GATHERS_KEY, "0")
+        if images_per_call is not None:
+            checked_at_least("images_per_call", images_per_call, 1)
+        self.images_per_call = 1 if images_per_call is None and gathers != "0" else images_per_call
+        self._inputs = {value.name: _has_batch(value) for value in self._session.get_inputs()}
+        self._can_be_split = metadata.get(INDEPENDENT_KEY) == "true"
+
+    def __call__(self, *inputs: npt.ArrayLike) -> tuple[Array, ...]:
+        """The outputs for a batch; inputs in the order of the file's."""
+        if len(inputs) != len(self._inputs):
+            names = ", ".join(self._inputs)
+            raise ValueError(f"the network takes {len(self._inputs)} inputs ({names}), not {len(inputs)}")
+        arrays = dict(zip(self._inputs, map(np.asarray, inputs), strict=True))
+        lengths = {len(array) for name, array in arrays.items() if self._inputs[name]}
+        step = self.images_per_call
+        if step is None or not self._can_be_split or len(lengths) != 1 or max(lengths) <= step:
+            return tuple(self._session.run(None, arrays))
+        parts = [self._session.run(None, self._part(arrays, start, step)) for start in range(0, max(lengths), step)]
+        return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+
+    def _part(self, arrays: dict[str, Array], start: int, step: int) -> dict[str, Array]:
+        return {name: array[start : start + step] if self._inputs[name] else array for name, array in arrays.items()}
+
+
+def _session(path: Path, threads: int | None) -> Any:
+    import onnxruntime
+
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; export_onnx writes one")
+    options = onnxruntime.SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = checked_at_least("threads", threads, 1)
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    # The library's errors share no base but this.
+    except Exception as error:
+        raise ValueError(f"ONNX Runtime cannot read {path}: {first_line(error)}") from error
+
+
+def _has_batch(value: Any) -> bool:
+    return bool(value.shape) and value.shape[0] == BATCH_AXIS

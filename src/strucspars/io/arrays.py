@@ -1,0 +1,98 @@
+"""Named arrays in one compressed npz file. Nothing in it is ever unpickled or extracted.
+
+Layer names hold dots, and may hold anything else, so entries are percent-encoded. `numpy.load` reads the files too,
+under the encoded names.
+"""
+
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+
+from strucspars.io.files import write_bytes_atomic
+
+_SUFFIX = ".npy"
+
+
+def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays under their names, all or nothing; the same arrays give the same bytes.
+
+    Raises:
+        ValueError: an entry is not an array of plain values.
+        OSError: the file cannot be written; what was there before is kept.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_arrays(f"{folder}/levels.npz", {"layer1.0/conv": np.arange(3)})
+    ...     load_arrays(f"{folder}/levels.npz")
+    {'layer1.0/conv': array([0, 1, 2])}
+    """
+    entries = {_encoded(name): _as_npy(name, array) for name, array in arrays.items()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for entry, data in entries.items():
+            # Made from its name alone, an entry is dated 1980 and so does not depend on the clock.
+            archive.writestr(zipfile.ZipInfo(entry), data, compress_type=zipfile.ZIP_DEFLATED)
+    write_bytes_atomic(path, buffer.getvalue())
+
+
+def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """Read all arrays of a file, checked by the file's own checksums.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or holds anything but arrays of plain values.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there are no arrays at {path}") from None
+    # Whatever zip, deflate and npy parsers make of bytes that may be anything, it means the same here.
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.namelist()
+            arrays = {_decoded(entry): _from_npy(archive.read(entry)) for entry in entries}
+        if len(arrays) < len(entries):
+            raise ValueError("a name stands twice in it")
+    except Exception as error:
+        raise ValueError(
+            f"{path} is damaged or holds more than plain arrays: {error}; restore it from a copy or delete it"
+        ) from error
+    return arrays
+
+
+def _encoded(name: str) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"arrays are named by texts, got {name!r}")
+    return quote(name, safe="", errors="surrogatepass") + _SUFFIX
+
+
+def _decoded(entry: str) -> str:
+    name = unquote(entry.removesuffix(_SUFFIX), errors="surrogatepass")
+    if _encoded(name) != entry:
+        raise ValueError(f"entry {entry!r} is not named as an array")
+    return name
+
+
+def _as_npy(name: str, array: np.ndarray[Any, Any]) -> bytes:
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name!r} must be a numpy array, got {type(array).__name__}")
+    if array.dtype.hasobject:
+        raise ValueError(f"{name!r} holds Python objects; give it a dtype of plain values")
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _from_npy(data: bytes) -> np.ndarray[Any, Any]:
+    buffer = io.BytesIO(data)
+    array: np.ndarray[Any, Any] = np.lib.format.read_array(buffer, allow_pickle=False)
+    if buffer.read(1):
+        raise ValueError("bytes follow an array's end")
+    return array

@@ -1,0 +1,386 @@
+"""Which layers of a network can be grouped, and why the others cannot. Needs no graph and no change to the model."""
+
+import difflib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import cast
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from strucspars.core.checks import checked_at_least, make_plain_
+from strucspars.core.hierarchy import max_group_level, num_groups
+from strucspars.nn.layers import GROUPED_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, dense_type, is_grouped
+from strucspars.nn.names import bare_modules
+from strucspars.nn.weight_readers import readers_of_weights
+
+FilterFn = Callable[[nn.Module, str], bool]
+
+
+@dataclass(frozen=True)
+class LayerRules:
+    """Which layers may be grouped, and how far.
+
+    Names may hold the wildcards `*`, `?` and `[...]`; for the levels, the last pattern that matches decides.
+
+    Attributes:
+        include: only layers whose name matches one of these.
+        exclude: no layer whose name matches one of these.
+        layer_types: exact types to group: `nn.Conv2d`, `nn.Conv1d`, `nn.Conv3d`, `nn.Linear`.
+        fixed_levels: pattern to the group level that these layers get, whatever their norms.
+        largest_levels: pattern to the largest group level that these layers may get.
+        min_channels_per_group: no group narrower than this, on either side; layers too narrow for two stay whole.
+
+    >>> LayerRules(exclude=("*.downsample.*",), largest_levels={"layer1.*": 2}).exclude
+    ('*.downsample.*',)
+    """
+
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    layer_types: tuple[type[nn.Module], ...] = (nn.Conv2d,)
+    fixed_levels: Mapping[str, int] = field(default_factory=dict)
+    largest_levels: Mapping[str, int] = field(default_factory=dict)
+    min_channels_per_group: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a sequence of patterns, got the single text {getattr(self, name)!r}")
+        for layer_type in self.layer_types:
+            if layer_type not in GROUPED_TYPES:
+                known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
+                raise ValueError(f"layer_types may hold {known}; got {layer_type!r}")
+        make_plain_(self)
+        checked_at_least("min_channels_per_group", self.min_channels_per_group, 1)
+        for option in ("fixed_levels", "largest_levels"):
+            levels = getattr(self, option).items()
+            plain = {pattern: checked_at_least(f"{option}[{pattern!r}]", level, 1) for pattern, level in levels}
+            object.__setattr__(self, option, plain)
+
+
+@dataclass(frozen=True)
+class SelectedLayer:
+    """A layer that may be grouped, up to `largest_level`."""
+
+    name: str
+    module: nn.Module
+    largest_level: int
+    fixed_level: int | None = None
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The dense weight `(C_out, C_in, *kernel)` that the module has now."""
+        # Past `get_parameter`, which takes ten times as long: every training step comes here once per layer.
+        weight = self.module._parameters.get("weight")
+        if weight is None:
+            raise ValueError(
+                f"layer {self.name!r}: its weight is no parameter any more, or recomputed before every call (pruning, "
+                "weight or spectral norm); undo that, or select the layers again"
+            )
+        return weight
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """Shape of the dense weight."""
+        return dense_shape(self.module, self.name)
+
+
+@dataclass(frozen=True)
+class SkippedLayer:
+    """A layer that stays as it is, with the reason.
+
+    Attributes:
+        name: the layer's name in the network.
+        module: the layer.
+        reason: why it stays.
+        missing_type: what `layer_types` would have to hold for the layer to be grouped; None where that is not enough.
+    """
+
+    name: str
+    module: nn.Module
+    reason: str
+    missing_type: type[nn.Module] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The layers of a network, sorted into those that may be grouped and those that stay."""
+
+    layers: tuple[SelectedLayer, ...]
+    skipped: tuple[SkippedLayer, ...]
+
+    def check_not_empty(self) -> None:
+        """Raise a `ValueError` with all reasons if nothing may be grouped."""
+        if not self.layers:
+            reasons = {skipped.reason for skipped in self.skipped}
+            missing_types = {skipped.missing_type for skipped in self.skipped if skipped.missing_type}
+            raise ValueError(
+                f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}"
+                + (f"; group these types too: {rules_for_types(missing_types)}" if missing_types else "")
+            )
+
+
+def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_fn: FilterFn | None = None) -> Selection:
+    """Sort the layers of any model into groupable and not. A shared module appears once, under its first name.
+
+    Names are those of the network itself, where `torch.compile` or another wrapper holds it or a part of it too.
+
+    Args:
+        model: anything; no graph is traced.
+        rules: names, types and limits.
+        filter_fn: called as `filter_fn(module, name)`; False leaves the layer as it is.
+
+    Raises:
+        ValueError: a pattern matches no layer, or asks for a level that the layer does not have.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 16, 3))
+    >>> selection = select_layers(model)
+    >>> [layer.name for layer in selection.layers], selection.skipped[0].reason
+    (['1'], '8 x 3 channels: an odd width has one group only')
+    """
+    rules = rules or LayerRules()
+    named: list[tuple[str, nn.Module]] = [
+        (name, module)
+        for name, module in bare_modules(model)
+        if isinstance(module, LAYERS_WITH_CHANNELS) or is_quantised(module) or _is_scripted(module, model)
+    ]
+    _check_patterns(rules, [name for name, _ in named])
+    others = _Others(owners_of_parameters(model), readers_of_weights(model))
+    layers, skipped = [], []
+    for name, module in named:
+        reason = _reason_to_skip(name, module, rules, filter_fn, others)
+        if reason is None:
+            layers.append(_with_levels(name, module, rules))
+        else:
+            skipped.append(SkippedLayer(name, module, reason, _missing_type(name, module, rules, others)))
+    return Selection(tuple(layers), tuple(skipped))
+
+
+def layer_types_named(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
+    """The types of layers that can be grouped, by the names that recipes and the command line have for them.
+
+    >>> layer_types_named(["Conv2d", "Linear"])
+    (<class 'torch.nn.modules.conv.Conv2d'>, <class 'torch.nn.modules.linear.Linear'>)
+    """
+    known = {layer_type.__name__: layer_type for layer_type in GROUPED_TYPES}
+    named = tuple(names)
+    for name in named:
+        if name not in known:
+            raise ValueError(f"layer_types may hold {', '.join(known)}; got {name!r}")
+    return tuple(known[name] for name in named)
+
+
+def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
+    """The options that have layers of these types grouped, to stand inside an error.
+
+    >>> rules_for_types([nn.Conv1d])[:84]
+    'rules=ss.LayerRules(layer_types=(nn.Conv1d,)), in a recipe sparsify.layer_types=[Con'
+    """
+    names = [layer_type.__name__ for layer_type in GROUPED_TYPES if layer_type in layer_types]
+    types = ", ".join(f"nn.{name}" for name in names) + ("," if len(names) == 1 else "")
+    in_recipe = f"sparsify.layer_types=[{','.join(names)}]"
+    of_compress = " ".join(f"--layer-type {name}" for name in names)
+    return f"rules=ss.LayerRules(layer_types=({types})), in a recipe {in_recipe}, with compress {of_compress}"
+
+
+@dataclass(frozen=True)
+class _Others:
+    """What the rest of the network does with the layers' weights."""
+
+    owners: Mapping[int, list[str]]
+    readers: Mapping[nn.Module, str]
+
+
+def _reason_to_skip(
+    name: str, module: nn.Module, rules: LayerRules, filter_fn: FilterFn | None, others: _Others
+) -> str | None:
+    """Why a layer stays as it is, or None. Cheap and general reasons come first."""
+    kind = type(module).__name__
+    if isinstance(module, torch.jit.ScriptModule):
+        return "it is scripted or traced: group the network first, then script it"
+    if is_quantised(module):
+        return f"{kind} is quantised: group the network first, then quantise it"
+    if is_grouped(module):
+        return "grouped already by strucspars"
+    if dense_type(module) not in rules.layer_types:
+        return _reason_in_the_type(module)
+    if not any(fnmatchcase(name, pattern) for pattern in rules.include):
+        return "not included"
+    if any(fnmatchcase(name, pattern) for pattern in rules.exclude):
+        return "excluded"
+    if filter_fn is not None and not filter_fn(module, name):
+        return "filtered out"
+    if "forward" in vars(module):
+        return "its forward is replaced on this very object, and would go on as before"
+    if module in others.readers:
+        return f"{others.readers[module]} itself, and would go on as before"
+    return _reason_in_the_weight(name, module, rules, others.owners)
+
+
+def _reason_in_the_type(module: nn.Module) -> str:
+    kind = type(module).__name__
+    if parametrize.is_parametrized(module):
+        return f"{_parametrised(module)}: remove the parametrisation first"
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin):
+        return "it is lazy: run the model once first"
+    for base in GROUPED_TYPES if dense_type(module) not in GROUPED_TYPES else ():
+        if isinstance(module, base):
+            plain = f"nn.{base.__name__}"
+            return f"{kind} is a subclass of {plain}, which may compute something else: only {plain} itself is grouped"
+    return f"{kind} is not among the types to group"
+
+
+def _parametrised(module: nn.Module) -> str:
+    names = list(cast(nn.ModuleDict, module.parametrizations))
+    words = f"its {' and '.join(names)} {'is' if len(names) == 1 else 'are'} parametrised"
+    return f"{words} (weight or spectral norm)" if names == ["weight"] else words
+
+
+def _missing_type(name: str, module: nn.Module, rules: LayerRules, others: _Others) -> type[nn.Module] | None:
+    """The layer's own type, where the layer would be grouped if that were among the types to group."""
+    own_type = dense_type(module)
+    if own_type in rules.layer_types or own_type not in GROUPED_TYPES:
+        return None
+    # Without `filter_fn`, which may rely on getting layers of the types to group only.
+    reason = _reason_to_skip(name, module, replace(rules, layer_types=(own_type,)), None, others)
+    return own_type if reason is None else None
+
+
+def _reason_in_the_weight(
+    name: str, module: nn.Module, rules: LayerRules, owners: Mapping[int, list[str]]
+) -> str | None:
+    layer = cast(nn.Conv2d, module)
+    if "weight" not in module._parameters:
+        return "its weight is recomputed before every call (weight or spectral norm): remove that first"
+    if not is_plain(layer.weight):
+        return f"its weight is a {type(layer.weight).__name__}, not a plain tensor"
+    out_channels, in_channels = channels(module)
+    if not isinstance(module, nn.Linear) and layer.groups > 1:
+        depthwise = layer.groups == in_channels
+        return "depthwise: nothing to divide" if depthwise else f"it has {layer.groups} groups already"
+    if max_group_level(out_channels, in_channels) < 2:
+        return f"{out_channels} x {in_channels} channels: an odd width has one group only"
+    if not is_computable(layer.weight):
+        return f"its weight is {layer.weight.dtype}, not a floating-point type of 16 bits or more"
+    if _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
+        narrow = _level_by_width(module, rules) < 2
+        limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
+        return f"{out_channels} x {in_channels} channels: {limit} one group only"
+    others = [owner for owner in owners[parameter_key(layer.weight)] if owner != name]
+    return f"its weight is shared with {others[0]!r}" if others else reason_in_the_bias(module, owners)
+
+
+def reason_in_the_bias(module: nn.Module, owners: Mapping[int, list[str]]) -> str | None:
+    """Why the outputs of a layer cannot change their order, or None. Its bias has to change with them.
+
+    Args:
+        module: a convolution or linear layer.
+        owners: of all parameters of the network, see `owners_of_parameters`.
+    """
+    if module.bias is None:
+        return None
+    if "bias" not in module._parameters:
+        return "its bias is no parameter, or recomputed before every call (pruning): make it one first"
+    bias = module.get_parameter("bias")
+    if not is_plain(bias):
+        return f"its bias is a {type(bias).__name__}, not a plain tensor"
+    holders = owners[parameter_key(bias)]
+    return f"its bias is shared: {', '.join(map(repr, holders))} hold the same one" if len(holders) > 1 else None
+
+
+def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
+    """Names of the modules that hold each parameter, by its key: different modules can hold the same one."""
+    owners = defaultdict(list)
+    for name, module in bare_modules(model):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners[parameter_key(parameter)].append(name)
+    return owners
+
+
+def parameter_key(parameter: torch.Tensor) -> int:
+    """The same for parameters that are tied: one object, or two with the same values in memory (`b.data = a.data`).
+
+    >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> other.weight.data = one.weight.data
+    >>> parameter_key(one.weight) == parameter_key(other.weight)
+    True
+    """
+    # Some have no place in memory, or none to ask for: lazy, empty, sparse, on the meta device, made of other tensors.
+    has_place = is_plain(parameter) and parameter.layout is torch.strided and not parameter.is_meta
+    return (parameter.data_ptr() if has_place else 0) or id(parameter)
+
+
+def is_quantised(module: nn.Module) -> bool:
+    """Whether this is one of PyTorch's quantised convolutions or linear layers, which are no kin of the plain ones.
+
+    Known by where their classes are defined: importing them to compare with warns, and fails where they are gone.
+    """
+    return not isinstance(module, LAYERS_WITH_CHANNELS) and any(
+        base.__module__.startswith("torch.")
+        and "quantized" in base.__module__.split(".")
+        and base.__name__.startswith(("Conv", "Linear"))
+        and not base.__name__.endswith("PackedParams")
+        for base in type(module).__mro__
+    )
+
+
+def _is_scripted(module: nn.Module, model: nn.Module) -> bool:
+    """Whether this is a layer of a scripted or traced network, or such a network: frozen ones have no layers left."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return False
+    return module is model or module.original_name in {layer_type.__name__ for layer_type in GROUPED_TYPES}
+
+
+def is_plain(weight: torch.Tensor) -> bool:
+    """Whether a weight is an ordinary tensor. Subclasses hold quantised or distributed values, or something else."""
+    return type(weight) in (nn.Parameter, torch.Tensor)
+
+
+def is_computable(weight: torch.Tensor) -> bool:
+    """Whether a weight is of floating-point numbers to compute with; those of eight bits are for storage only."""
+    return torch.is_floating_point(weight) and weight.dtype.itemsize > 1
+
+
+def _with_levels(name: str, module: nn.Module, rules: LayerRules) -> SelectedLayer:
+    fixed_level = _level_for(name, rules.fixed_levels)
+    if fixed_level is not None:
+        limit = _level_by_width(module, rules)
+        if not 1 <= fixed_level <= limit:
+            width = rules.min_channels_per_group
+            by_width = f" of at least {width} channels" if width > 1 else ""
+            raise ValueError(
+                f"layer {name!r}: fixed level must lie in 1..{limit} (at most {num_groups(limit)} groups{by_width}), "
+                f"got {fixed_level}; lower it{' or min_channels_per_group' if by_width else ''}, or exclude the layer"
+            )
+        return SelectedLayer(name, module, fixed_level, fixed_level)
+    return SelectedLayer(name, module, _largest_level(name, module, rules))
+
+
+def _largest_level(name: str, module: nn.Module, rules: LayerRules) -> int:
+    """The limit by width and the limit by name, whichever is lower."""
+    by_width, by_name = _level_by_width(module, rules), _level_for(name, rules.largest_levels)
+    return by_width if by_name is None else min(by_width, by_name)
+
+
+def _level_by_width(module: nn.Module, rules: LayerRules) -> int:
+    """The largest level whose groups are as wide as the rules ask."""
+    return max_group_level(*channels(module), min_channels_per_group=rules.min_channels_per_group)
+
+
+def _level_for(name: str, levels: Mapping[str, int]) -> int | None:
+    matching = [level for pattern, level in levels.items() if fnmatchcase(name, pattern)]
+    return matching[-1] if matching else None
+
+
+def _check_patterns(rules: LayerRules, names: list[str]) -> None:
+    """A pattern that matches nothing is a typing error more often than not."""
+    for option in ("include", "exclude", "fixed_levels", "largest_levels"):
+        for pattern in getattr(rules, option):
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                near = difflib.get_close_matches(pattern, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "a summary of it lists them"
+                raise ValueError(f"{option}: {pattern!r} matches no layer of the model; {hint}")

@@ -1,0 +1,416 @@
+"""A layer's second life: input shuffle, group convolution, output shuffle (Sec. 3.2, Fig. 1).
+
+A module becomes grouped in place, by taking on the grouped class: its name, hooks, mode, device and the identity of its
+parameters, which optimizers hold on to, all stay.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, cast
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from strucspars.core.hierarchy import connection_mask
+from strucspars.core.permutation import checked_permutation, inverse
+from strucspars.core.plan import LayerPlan
+from strucspars.nn.names import bare_modules
+
+
+def grouped_weight(weight: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
+    """The diagonal blocks of the permuted weight: `(C_out, C_in, *kernel)` to `(C_out, C_in / G, *kernel)`.
+
+    Row `j` of the result is output channel `out_perm[j]`; its group's inputs are a run of `in_perm`.
+    """
+    groups = layer.num_groups
+    out_perm, in_perm = _orders(layer, weight.device)
+    rows = out_perm.view(groups, -1, 1)
+    columns = in_perm.view(groups, 1, -1)
+    blocks = weight[rows, columns]
+    return blocks.reshape(weight.shape[0], weight.shape[1] // groups, *weight.shape[2:])
+
+
+def dense_weight(grouped: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
+    """The dense weight of the same function, zero outside the groups, in the original channel order."""
+    groups = layer.num_groups
+    out_perm, in_perm = _orders(layer, grouped.device)
+    weight = grouped.new_zeros(layer.weight_shape)
+    blocks = grouped.reshape(groups, -1, *grouped.shape[1:])
+    weight[out_perm.view(groups, -1, 1), in_perm.view(groups, 1, -1)] = blocks
+    return weight
+
+
+def kept_connections(layer: LayerPlan) -> torch.Tensor:
+    """U_g in the original channel order: boolean `(C_out, C_in)`, on the CPU."""
+    out_channels, in_channels = layer.weight_shape[:2]
+    mask = connection_mask(out_channels, in_channels, layer.group_level)
+    return torch.from_numpy(mask[inverse(layer.out_perm)][:, inverse(layer.in_perm)])
+
+
+def _orders(layer: LayerPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(layer.out_perm, device=device), torch.tensor(layer.in_perm, device=device)
+
+
+ORDERS = ("in_perm", "out_inverse")
+
+
+class _Ordered(nn.Module):
+    """Holds channel orders that are saved and moved with the layer, but are no buffers.
+
+    Whoever averages weights takes buffers for statistics: `0.9 * order + 0.1 * order`, rounded down, is no order any
+    more. So nobody is handed the orders to change: `buffers()` leaves them out, and a state holds copies.
+    """
+
+    in_perm: torch.Tensor
+    out_inverse: torch.Tensor
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """What `to`, `cuda`, `share_memory` and their like call."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
+        for name, order in channel_orders(self).items():
+            moved = fn(order)
+            # Never another precision; and only an order that had no values is empty after `to_empty`.
+            setattr(self, name, (moved if order.is_meta else order).to(moved.device, order.dtype))
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination.update({prefix + name: order.clone() for name, order in channel_orders(self).items()})
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        for name, order in channel_orders(self).items():
+            damage = _damage(prefix + name, state_dict.get(prefix + name), len(order))
+            if damage is not None:
+                error_msgs.append(damage)
+                # The order at hand stands in for it: what is refused must not be copied all the same.
+                state_dict[prefix + name] = order
+        with self._orders_as_buffers():
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+
+    @contextmanager
+    def _orders_as_buffers(self) -> Iterator[None]:
+        """As long as PyTorch looks for what to load, and where to put it."""
+        for name in ORDERS:
+            self._buffers[name] = self.__dict__.pop(name)
+        try:
+            yield
+        finally:
+            for name in ORDERS:
+                # A state in another precision, assigned instead of copied, is of whole numbers all the same.
+                order = self._buffers.pop(name)
+                assert order is not None
+                self.__dict__[name] = order.to(torch.int64)
+
+
+class _Shuffled(_Ordered):
+    """A layer by groups that shuffles channels before and after it computes. Starts with both orders unchanged.
+
+    The weight and the bias are stored in grouped order: do not fuse a batch norm into them with tools that take this
+    for a plain layer.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        out_channels, in_channels = channels(self)
+        device = self.get_parameter("weight").device
+        self.in_perm = torch.arange(in_channels, device=device)
+        self.out_inverse = torch.arange(out_channels, device=device)
+
+
+class _ShuffledConv(_Shuffled, nn.modules.conv._ConvNd):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Shuffle, convolve by groups, shuffle back. Without `super()`, which TorchScript cannot read."""
+        channel_dim = -1 - len(self.kernel_size)  # from the end: there may be no batch
+        shuffled = select_channels(input, channel_dim, self.in_perm)
+        convolved: torch.Tensor = self._conv_forward(shuffled, self.weight, self.bias)
+        return select_channels(convolved, channel_dim, self.out_inverse)
+
+
+class ShuffledGroupConv1d(_ShuffledConv, nn.Conv1d):
+    """`nn.Conv1d` by groups between two channel shuffles."""
+
+
+class ShuffledGroupConv2d(_ShuffledConv, nn.Conv2d):
+    """`nn.Conv2d` by groups between two channel shuffles; takes the arguments of `nn.Conv2d`.
+
+    `convert_` makes these; built by hand it starts with unchanged orders: `in_perm`, in which the input channels are
+    read, and `out_inverse`, which brings the outputs back to the original order. Both are in the layer's state, but are
+    no buffers: averaging weights leaves them alone.
+
+    >>> layer = ShuffledGroupConv2d(8, 16, 3, groups=4, padding=1)
+    >>> layer(torch.zeros(1, 8, 5, 5)).shape, layer.weight.shape
+    (torch.Size([1, 16, 5, 5]), torch.Size([16, 2, 3, 3]))
+    """
+
+
+class ShuffledGroupConv3d(_ShuffledConv, nn.Conv3d):
+    """`nn.Conv3d` by groups between two channel shuffles."""
+
+
+class GroupLinear(nn.Linear):
+    """`nn.Linear` whose weight `(C_out, C_in / G)` connects only channels of the same group."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, *, groups: int = 1) -> None:
+        super().__init__(in_features // groups, out_features, bias)
+        self.in_features, self.groups = in_features, groups
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Every group of the inputs times its own block of the weight."""
+        return group_linear(input, self.weight, self.bias, self.groups)
+
+    def extra_repr(self) -> str:
+        """What `print(model)` shows."""
+        return f"{super().extra_repr()}, groups={self.groups}"
+
+
+class ShuffledGroupLinear(_Shuffled, GroupLinear):
+    """`nn.Linear` by groups between two channel shuffles."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Shuffle, compute by groups, shuffle back."""
+        shuffled = select_channels(input, -1, self.in_perm)
+        computed = group_linear(shuffled, self.weight, self.bias, self.groups)
+        return select_channels(computed, -1, self.out_inverse)
+
+
+GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
+    nn.Conv1d: ShuffledGroupConv1d,
+    nn.Conv2d: ShuffledGroupConv2d,
+    nn.Conv3d: ShuffledGroupConv3d,
+    nn.Linear: ShuffledGroupLinear,
+}
+DENSE_AND_GROUPED_TYPES = (*GROUPED_TYPES, *GROUPED_TYPES.values())
+
+
+# Every layer whose channels could be thought of in groups: those that are selected, and those that get a reason.
+LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
+
+
+@fx.wrap  # a single call in graphs that others trace, which cannot follow its conditions
+def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
+    """The channels in this order, laid out in memory as they were: selecting alone would forget channels last.
+
+    >>> features = torch.zeros(1, 4, 5, 5).contiguous(memory_format=torch.channels_last)
+    >>> select_channels(features, -3, torch.arange(4)).is_contiguous(memory_format=torch.channels_last)
+    True
+    """
+    if order.device != features.device:  # `nn.DataParallel` copies parameters and buffers to its devices, nothing else
+        order = order.to(features.device)
+    channels_last = features.movedim(dim, -1)
+    if channels_last.is_contiguous() and not features.is_contiguous():
+        return channels_last.index_select(-1, order).movedim(-1, dim)
+    return features.index_select(dim, order)
+
+
+def group_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_groups: int) -> torch.Tensor:
+    """`functional.linear` by groups: (..., C_in), weight (C_out, C_in / G), bias (C_out) -> (..., C_out)."""
+    in_width = weight.shape[1]
+    by_group = torch.unflatten(input, -1, (num_groups, in_width))
+    blocks = weight.view(num_groups, -1, in_width)
+    outputs = torch.einsum("...gi,goi->...go", by_group, blocks).flatten(-2)
+    return outputs if bias is None else outputs + bias.to(outputs.dtype)
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Whether the layer is one of ours, grouped already."""
+    return isinstance(module, _Shuffled)
+
+
+def channels(module: nn.Module) -> tuple[int, int]:
+    """(output, input) channels of a convolution or linear layer."""
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    convolution = cast(nn.Conv2d, module)
+    return convolution.out_channels, convolution.in_channels
+
+
+def groups_of_weight(module: nn.Module) -> int:
+    """In how many groups a layer connects its channels, by the shape of its weight.
+
+    >>> groups_of_weight(nn.Conv2d(8, 16, 3, groups=4)), groups_of_weight(nn.Linear(8, 16))
+    (4, 1)
+    """
+    in_channels = channels(module)[1]
+    # A linear layer may have no inputs at all.
+    return in_channels // module.get_parameter("weight").shape[1] if in_channels else 1
+
+
+def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
+    """Shape of the weight that the layer has, or had before it was grouped.
+
+    Raises:
+        ValueError: the weight is no parameter; the message has the layer's name.
+    """
+    weight = module._parameters.get("weight")
+    if weight is None:
+        raise ValueError(
+            f"layer {name or type(module).__name__!r} has no plain weight: it is recomputed before every call (weight "
+            "or spectral norm, pruning); remove the parametrisation"
+        )
+    return (*channels(module), *weight.shape[2:])
+
+
+def check_plain_weights(model: nn.Module) -> None:
+    """Raise a `ValueError` where something recomputes a tensor of a grouped layer: it belongs on the dense one."""
+    for name, module in bare_modules(model):
+        if is_grouped(module):
+            dense_shape(module, name)
+            if "bias" not in module._parameters:
+                raise ValueError(
+                    f"layer {name or type(module).__name__!r} has no plain bias: it is recomputed before every call "
+                    "(pruning or another parametrisation); remove that"
+                )
+
+
+def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
+    """The orders that a plan gives a layer, by name, on the CPU: how inputs are read, how outputs come back."""
+    orders = {"in_perm": layer.in_perm, "out_inverse": inverse(layer.out_perm)}
+    return {name: torch.tensor(order, device="cpu") for name, order in orders.items()}
+
+
+def channel_orders(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The orders that a grouped layer has, by the same names.
+
+    >>> channel_orders(ShuffledGroupConv2d(2, 4, 1))
+    {'in_perm': tensor([0, 1]), 'out_inverse': tensor([0, 1, 2, 3])}
+    """
+    return {name: getattr(module, name) for name in ORDERS}
+
+
+def _damage(key: str, order: object, length: int) -> str | None:
+    """What keeps a tensor of a state from being an order; None also where PyTorch itself says it: size, no tensor."""
+    if not isinstance(order, torch.Tensor) or order.shape != (length,) or order.is_meta:
+        return None
+    try:
+        checked_permutation(order.to("cpu", torch.int64).numpy(), length, name=key)
+    except ValueError as error:
+        return f"{error}; were buffers averaged? Load a state of the network itself, or average its parameters only."
+    return None
+
+
+def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
+    """Whether a grouped layer is the one that the plan makes. On the meta device its orders cannot be looked at."""
+    present_orders = channel_orders(module)
+    pairs = [(present_orders[name], order) for name, order in planned_orders(layer).items()]
+    same_orders = all(present.is_meta or torch.equal(present.cpu(), order) for present, order in pairs)
+    return same_orders and cast(nn.Conv2d, module).groups == layer.num_groups
+
+
+def group_module_(module: nn.Module, layer: LayerPlan) -> None:
+    """Turn a dense layer into the grouped one of the plan, in place: smaller tensors, and the grouped class."""
+    weight = module.get_parameter("weight")
+    out_perm = torch.tensor(layer.out_perm, device=weight.device)
+    replace_values_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
+    flush_denormals_(weight.data)
+    if module.bias is not None:
+        replace_values_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
+    cast(nn.Conv2d, module).groups = layer.num_groups
+    module.__class__ = GROUPED_TYPES[type(module)]
+    for name, order in planned_orders(layer).items():
+        setattr(module, name, order.to(weight.device))
+
+
+def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Give a parameter and its gradient new values, of another shape maybe, without making it another parameter."""
+    gradient, parameter.grad = parameter.grad, None
+    changed = change(parameter.data)
+    # Autograd remembers the shape that a parameter had in any graph that is still alive, say that of the last loss,
+    # and forgets it only when the precision changes. Not to double, which Apple's GPUs do not have.
+    other = torch.float32 if parameter.dtype == torch.float16 else torch.float16
+    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+    parameter.data = changed
+    parameter.grad = None if gradient is None else change(gradient)
+
+
+def flush_denormals_(weight: torch.Tensor) -> None:
+    """Denormal numbers as zero: they slow inference down on many processors, and weigh nothing."""
+    # Half precision is another matter: its denormals begin at 6e-5, where weights still count.
+    if weight.dtype != torch.float16:
+        weight.masked_fill_(weight.abs() < torch.finfo(weight.dtype).tiny, 0)
+
+
+def like_memory_format(weight: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """The weight laid out in memory as the model tensor is: plainly, or channels last."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(model.dim())
+    if channels_last and model.is_contiguous(memory_format=channels_last) and not model.is_contiguous():
+        return weight.contiguous(memory_format=channels_last)
+    return weight.contiguous()
+
+
+class _MaskedConv(nn.modules.conv._ConvNd):
+    mask: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        convolved: torch.Tensor = self._conv_forward(input, self.weight * self.mask, self.bias)
+        return convolved
+
+
+class MaskedConv1d(_MaskedConv, nn.Conv1d):
+    """`nn.Conv1d` whose weight is multiplied by a mask."""
+
+
+class MaskedConv2d(_MaskedConv, nn.Conv2d):
+    """`nn.Conv2d` whose weight is multiplied by a mask."""
+
+
+class MaskedConv3d(_MaskedConv, nn.Conv3d):
+    """`nn.Conv3d` whose weight is multiplied by a mask."""
+
+
+class MaskedLinear(nn.Linear):
+    """`nn.Linear` whose weight is multiplied by a mask."""
+
+    mask: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The dense layer with the pruned connections cut."""
+        return functional.linear(input, self.weight * self.mask, self.bias)
+
+
+MASKED_TYPES: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: MaskedConv1d,
+    nn.Conv2d: MaskedConv2d,
+    nn.Conv3d: MaskedConv3d,
+    nn.Linear: MaskedLinear,
+}
+DENSE_TYPES = {masked: dense for dense, masked in MASKED_TYPES.items()}
+
+
+def dense_type(module: nn.Module) -> type[nn.Module]:
+    """The type that a layer has, or had before it was masked."""
+    return DENSE_TYPES.get(type(module), type(module))
+
+
+def mask_module_(module: nn.Module, layer: LayerPlan) -> None:
+    """Turn a dense layer into its masked form, in place, and zero what the plan prunes."""
+    dense = cast(nn.Conv2d, module)
+    kept = kept_connections(layer).to(dense.weight.device)
+    mask = kept.view(*kept.shape, *[1] * (dense.weight.dim() - 2)).to(dense.weight.dtype)
+    with torch.no_grad():
+        dense.weight.mul_(mask)
+        if dense.weight.grad is not None:
+            dense.weight.grad.mul_(mask)
+    dense.__class__ = cast(type[nn.Conv2d], MASKED_TYPES[type(module)])
+    # Not persistent: the plan knows it, and the model's keys do not change.
+    dense.register_buffer("mask", mask, persistent=False)
+
+
+def unmask_module_(module: nn.Module) -> None:
+    """Turn a masked layer back into the dense one it was, pruned weights at zero."""
+    masked = cast(MaskedConv2d, module)
+    with torch.no_grad():
+        masked.weight.mul_(masked.mask)
+    del masked.mask
+    masked.__class__ = cast(type[MaskedConv2d], DENSE_TYPES[type(module)])

@@ -1,0 +1,1 @@
+"""The published numbers, and what our runs are compared with."""

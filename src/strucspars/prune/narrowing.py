@@ -1,0 +1,344 @@
+"""How a network shrinks when channels of its batch norms go: who else narrows, by how much, and in place.
+
+The residual stream keeps its width. In a pre-activation bottleneck the second and third norm narrow the convolutions
+around them; the first one, and the last norm of the network, read the stream, so they select channels from it, and only
+the layer behind them narrows. In a post-activation basic block only the norm between the two convolutions can narrow:
+all others write to the stream.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from strucspars._version import __version__
+from strucspars.export.storage import SELECTION_KEY, VERSION_KEY, write_tensors
+from strucspars.io.files import check_readable
+from strucspars.models.cifar import EXPANSION, BasicBlock, CifarResNet, PreactivationBottleneck, PreactivationResNet
+from strucspars.nn.copying import copied
+from strucspars.nn.layers import like_memory_format, replace_values_
+from strucspars.prune.channel_selection import ChannelSelection
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class SelectedBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm of some channels of a wider input: the channel selection layer of Liu et al. and its norm in one.
+
+    `slim_` makes these; built by hand it starts with the first `num_features` channels. Buffer: `kept`, the channels.
+
+    >>> SelectedBatchNorm2d(2)(torch.zeros(1, 8, 4, 4)).shape
+    torch.Size([1, 2, 4, 4])
+    """
+
+    kept: torch.Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.register_buffer("kept", torch.arange(num_features))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Select, then normalise: the other way round would normalise channels that nobody reads."""
+        return super().forward(features.index_select(1, self.kept))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormSite:
+    """A batch norm whose channels can go.
+
+    Attributes:
+        norm: its name.
+        width: its channels in the dense network, told from layers that never narrow.
+        producer: the convolution whose outputs go with the channels; None where the norm reads the residual stream.
+        consumer: the layer whose inputs go with the channels.
+    """
+
+    norm: str
+    width: int
+    producer: str | None
+    consumer: str
+
+
+def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
+    """The batch norms that can narrow, in network order, whether the network is dense or narrow already.
+
+    Raises:
+        ValueError: the network is none that we know the channels of.
+    """
+    if isinstance(model, PreactivationResNet):
+        return tuple(_preactivation_sites(model))
+    if isinstance(model, CifarResNet):
+        return tuple(
+            NormSite(
+                norm=f"{name}.bn1",
+                width=block.conv2.out_channels,
+                producer=f"{name}.conv1",
+                consumer=f"{name}.conv2",
+            )
+            for name, block in model.named_modules()
+            if isinstance(block, BasicBlock)
+        )
+    raise ValueError(
+        f"slimming knows the channels of PreactivationResNet and CifarResNet only, got {type(model).__name__}; "
+        "take the network out of its wrapper, or use one of these"
+    )
+
+
+def _preactivation_sites(model: PreactivationResNet) -> Iterator[NormSite]:
+    stream_width = model.conv1.out_channels
+    for name, block in model.named_modules():
+        if isinstance(block, PreactivationBottleneck):
+            width = block.conv3.out_channels // EXPANSION
+            conv1, conv2, conv3 = (f"{name}.conv{index}" for index in (1, 2, 3))
+            yield NormSite(norm=f"{name}.bn1", width=stream_width, producer=None, consumer=conv1)
+            yield NormSite(norm=f"{name}.bn2", width=width, producer=conv1, consumer=conv2)
+            yield NormSite(norm=f"{name}.bn3", width=width, producer=conv2, consumer=conv3)
+            stream_width = block.conv3.out_channels
+    yield NormSite(norm="bn", width=stream_width, producer=None, consumer="fc")
+
+
+def dense_sites(model: nn.Module) -> tuple[NormSite, ...]:
+    """The batch norms that can narrow, of a network that has all its channels; any other is a `ValueError`."""
+    sites = norm_sites(model)
+    for site in sites:
+        _check_dense(model, site)
+    return sites
+
+
+def _check_dense(model: nn.Module, site: NormSite) -> None:
+    """The classes of the networks promise all this, but users change layers: group them, fold norms into them."""
+    norm = model.get_submodule(site.norm)
+    if isinstance(norm, nn.BatchNorm2d) and norm.num_features != site.width:
+        raise ValueError(
+            f"batch norm {site.norm!r} has {norm.num_features} of its {site.width} channels, so the network is slim "
+            "already; start from a freshly built one"
+        )
+    if type(norm) is not nn.BatchNorm2d or not norm.affine:
+        raise ValueError(f"{site.norm!r} is {norm}, slimming needs a BatchNorm2d with a scale; slim before you change")
+    for name in (site.producer, site.consumer):
+        if name is None:
+            continue
+        layer = model.get_submodule(name)
+        plain = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+        if not plain or (name == site.producer and layer.bias is not None):
+            raise ValueError(
+                f"layer {name!r} is {layer}, slimming needs the dense layer that the network was built with; slim "
+                "before you change"
+            )
+
+
+def weights_before_after(
+    model: nn.Module, sites: tuple[NormSite, ...], kept_widths: Mapping[str, int]
+) -> dict[str, tuple[int, int]]:
+    """Number of weights (before, after) of all that narrows when the batch norms keep so many channels.
+
+    For a batch norm, scale and shift. The biases of other layers do not change: only the classifier has one.
+    """
+    outputs = {site.producer: kept_widths[site.norm] for site in sites if site.producer is not None}
+    inputs = {site.consumer: kept_widths[site.norm] for site in sites}
+    weights = {site.norm: (2 * site.width, 2 * kept_widths[site.norm]) for site in sites}
+    for name in {**outputs, **inputs}:
+        out_width, in_width, *kernel = model.get_parameter(f"{name}.weight").shape
+        kept = outputs.get(name, out_width) * inputs.get(name, in_width)
+        weights[name] = (out_width * in_width * math.prod(kernel), kept * math.prod(kernel))
+    return weights
+
+
+def slimmed_params(model: nn.Module, selection: ChannelSelection) -> int:
+    """Parameters that a dense network will have once it is slimmed, without slimming it.
+
+    >>> import numpy as np
+    >>> model, widths = CifarResNet(8), {"layer1.0.bn1": 16, "layer2.0.bn1": 32, "layer3.0.bn1": 64}
+    >>> selection = ChannelSelection({name: np.array([0, 1]) for name in widths}, widths)
+    >>> slimmed_params(model, selection), sum(p.numel() for p in slim_(model, selection).parameters())
+    (4518, 4518)
+    """
+    sites = _matching_sites(model, selection)
+    weights = weights_before_after(model, sites, {name: len(kept) for name, kept in selection.kept.items()})
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    return whole - sum(before - after for before, after in weights.values())
+
+
+@torch.no_grad()
+def slim_(model: Model, selection: ChannelSelection) -> Model:
+    """Remove the channels that are not selected, in place: real narrow tensors. Returns the model.
+
+    The network computes what it computed with scale and shift of the removed channels set to zero. What their shifts
+    added before is dropped, as in Liu et al. Parameters stay the same objects, with narrower values and gradients; an
+    optimizer that remembers the old shapes must be made anew. Nothing changes unless everything fits.
+
+    Differs from Liu et al.: where a norm selects from the residual stream, it narrows too; they keep it whole in front
+    of the selection.
+
+    Args:
+        model: a dense `PreactivationResNet` or `CifarResNet`.
+        selection: from `select_channels` on the same network.
+
+    Raises:
+        ValueError: another network, one that is narrow or converted already, or a selection that does not fit.
+
+    >>> from strucspars.prune.slimming import select_channels
+    >>> model = PreactivationResNet(20)
+    >>> sum(p.numel() for p in slim_(model, select_channels(model, target=0.5)).parameters()) <= 219482 / 2
+    True
+    """
+    for site in _matching_sites(model, selection):
+        kept = selection.kept[site.norm]
+        if len(kept) < site.width:
+            _narrow_site_(model, site, torch.tensor(kept))
+    return model
+
+
+def check_slimmed(model: nn.Module, selection: ChannelSelection) -> None:
+    """Raise a `ValueError` unless the network looks as if it had been slimmed with the selection."""
+    sites = norm_sites(model)
+    selection.check_matches({site.norm: site.width for site in sites})
+    for site in sites:
+        norm = cast(nn.BatchNorm2d, model.get_submodule(site.norm))
+        kept = selection.kept[site.norm].tolist()
+        fits = norm.num_features == len(kept)
+        if isinstance(norm, SelectedBatchNorm2d):
+            fits = fits and norm.kept.tolist() == kept
+        if not fits:
+            raise ValueError(
+                f"batch norm {site.norm!r} has {norm.num_features} channels, but not the {len(kept)} of the "
+                "selection; give the selection that the network was slimmed with"
+            )
+
+
+def _matching_sites(model: nn.Module, selection: ChannelSelection) -> tuple[NormSite, ...]:
+    sites = dense_sites(model)
+    selection.check_matches({site.norm: site.width for site in sites})
+    return sites
+
+
+def _narrow_site_(model: nn.Module, site: NormSite, kept: torch.Tensor) -> None:
+    """Narrow a norm and the layers around it."""
+    norm = cast(nn.BatchNorm2d, model.get_submodule(site.norm))
+    kept = kept.to(norm.weight.device)
+    _narrow_norm_(norm, kept)
+    consumer = model.get_submodule(site.consumer)
+    _narrow_parameter_(consumer.get_parameter("weight"), 1, kept)
+    if isinstance(consumer, nn.Linear):
+        consumer.in_features = len(kept)
+    else:
+        cast(nn.Conv2d, consumer).in_channels = len(kept)
+    if site.producer is None:
+        norm.__class__ = cast(type[nn.BatchNorm2d], SelectedBatchNorm2d)
+        norm.register_buffer("kept", kept)
+        return
+    producer = cast(nn.Conv2d, model.get_submodule(site.producer))
+    _narrow_parameter_(producer.get_parameter("weight"), 0, kept)
+    producer.out_channels = len(kept)
+
+
+def _narrow_norm_(norm: nn.BatchNorm2d, kept: torch.Tensor) -> None:
+    for name in ("weight", "bias"):
+        _narrow_parameter_(norm.get_parameter(name), 0, kept)
+    if norm.running_mean is not None and norm.running_var is not None:
+        norm.running_mean = norm.running_mean[kept]
+        norm.running_var = norm.running_var[kept]
+    norm.num_features = len(kept)
+
+
+def _narrow_parameter_(parameter: nn.Parameter, dim: int, kept: torch.Tensor) -> None:
+    """Keep some of the parameter's rows or columns, and of its gradient's; it stays the same object."""
+
+    def narrow(tensor: torch.Tensor) -> torch.Tensor:
+        return like_memory_format(tensor.index_select(dim, kept), tensor)
+
+    replace_values_(parameter, narrow)
+
+
+def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.PathLike[str]) -> None:
+    """Write a slimmed network to one safetensors file, all or nothing.
+
+    Args:
+        model: a network after `slim_`.
+        selection: the one it was slimmed with.
+        path: where; a file that is there is replaced only by a complete one.
+
+    Raises:
+        ValueError: the selection is not the network's.
+        OSError: the file cannot be written.
+
+    >>> import tempfile
+    >>> from strucspars.prune.slimming import select_channels
+    >>> from strucspars.models.cifar import CifarResNet
+    >>> model = CifarResNet(8)
+    >>> selection = select_channels(model, target=0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_slimmed(slim_(model, selection), selection, f"{folder}/slim.safetensors")
+    ...     restored = load_slimmed(f"{folder}/slim.safetensors", CifarResNet(8))
+    >>> torch.equal(restored.layer1[0].conv1.weight, model.layer1[0].conv1.weight)
+    True
+    """
+    check_slimmed(model, selection)
+    write_tensors(Path(path), model.state_dict(), {SELECTION_KEY: selection.to_json(), VERSION_KEY: __version__})
+
+
+def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
+    """Turn a freshly built, dense network into the saved slim one, in place; returns the model.
+
+    If the file is damaged, foreign, newer, or that of another network, the model stays as it is.
+
+    Args:
+        path: a file that `save_slimmed` has written.
+        model: the same network, dense.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file or the model does not fit; the message says where.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no slimmed network at {path}")
+    selection, tensors = _read(path)
+    try:
+        # A copy goes first: what does not fit shows there, and the caller's model stays whole.
+        trial = slim_(copied(model), selection)
+    except ValueError as error:
+        raise ValueError(f"cannot load {path}: {error}") from error
+    _check_tensors(path, tensors, trial.state_dict())
+    slim_(model, selection).load_state_dict(tensors)
+    return model
+
+
+def _read(path: Path) -> tuple[ChannelSelection, dict[str, torch.Tensor]]:
+    check_readable(path)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            text = (file.metadata() or {}).get(SELECTION_KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} is not a readable safetensors file, or damaged: {error}; restore it from a copy"
+        ) from error
+    if text is None:
+        raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")
+    try:
+        return ChannelSelection.from_json(text), tensors
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], needed: Mapping[str, torch.Tensor]) -> None:
+    """The file's tensors must be those of the slimmed network, and its selected channels those of the selection."""
+    differing = sorted(set(tensors) ^ set(needed))
+    if differing:
+        raise ValueError(f"{path} belongs to another network: {differing[:3]} are only in one of the two")
+    for name, own in needed.items():
+        found = tensors[name]
+        if found.shape != own.shape or found.is_floating_point() != own.is_floating_point():
+            raise ValueError(
+                f"{path}: {name!r} is {found.dtype} {tuple(found.shape)}, the network needs {own.dtype} "
+                f"{tuple(own.shape)}"
+            )
+        if name.endswith(".kept") and not torch.equal(found, own.cpu()):
+            raise ValueError(f"{path}: {name!r} contradicts the channel selection; the file is damaged")

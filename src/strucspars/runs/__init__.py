@@ -1,1 +1,0 @@
-"""A run as a folder that survives being killed at any moment."""

@@ -1,0 +1,194 @@
+"""Checkpoints of a run, of which at every instant a complete one exists.
+
+A file is a mark of eight bytes, the SHA-256 of the rest, and the rest: what `torch.save` writes. The digest finds
+damage that the zip inside does not; reading allows data only (`weights_only`), so a file from anywhere runs no code.
+"""
+
+import hashlib
+import io
+import logging
+import os
+import re
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from strucspars.io.files import atomic_file, reworded
+
+LAST = "last.pt"
+PREVIOUS = "previous.pt"
+
+_MARK = b"sspckpt1"
+_HEADER_BYTES = len(_MARK) + hashlib.sha256().digest_size
+_LEAVES = {type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter, torch.Size}
+_LEAVES |= {torch.dtype, torch.device}
+_MAPPINGS = {dict, OrderedDict, Counter}
+_SEQUENCES = {list, tuple, set}
+_REMEDY = "restore one from a copy, or delete them to train from the beginning"
+
+_logger = logging.getLogger(__name__)
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Write the state to `last.pt`; what was there becomes `previous.pt`.
+
+    Killed at any instant, the folder holds a complete checkpoint under one of the two names.
+
+    Args:
+        folder: an existing folder.
+        state: tensors, numbers, texts, and lists, tuples and dictionaries of them.
+
+    Raises:
+        ValueError: the state holds something that could not be loaded again.
+        OSError: it cannot be written; the former checkpoints are kept.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_checkpoint(Path(folder), {"epoch": 3})
+    ...     load_checkpoint(Path(folder))
+    {'epoch': 3}
+    """
+    last = folder / LAST
+    pieces = _pieces(state)
+    # A damaged file must not push out a good one.
+    former = folder / PREVIOUS if _is_whole(last) else None
+    with atomic_file(last, former=former) as unfinished:
+        _write(unfinished, pieces)
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """The last complete checkpoint, its tensors on the CPU; None where none was ever written.
+
+    Raises:
+        ValueError: there are checkpoints, but none of them can be used.
+    """
+    failures = []
+    for name in (LAST, PREVIOUS):
+        try:
+            state = _read(folder / name)
+        except FileNotFoundError:
+            failures.append(f"{folder / name} is missing")
+        except ValueError as error:
+            failures.append(str(error))
+        else:
+            if failures:
+                _logger.warning("%s; going on from %s instead", failures[0], folder / name)
+            return state
+    if not any(os.path.lexists(folder / name) for name in (LAST, PREVIOUS)):
+        return None
+    raise ValueError(f"no checkpoint can be used: {'; '.join(failures)}; {_REMEDY}")
+
+
+def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
+    """Write a checkpoint that is kept for good, to `NAME.pt`; otherwise as `save_checkpoint`."""
+    path = _named(folder, name)
+    pieces = _pieces(state)
+    with atomic_file(path) as unfinished:
+        _write(unfinished, pieces)
+
+
+def load_named(folder: Path, name: str) -> dict[str, Any] | None:
+    """The checkpoint that `save_named` wrote under the name, its tensors on the CPU; None where there is none.
+
+    Raises:
+        ValueError: it is damaged or holds more than data.
+    """
+    path = _named(folder, name)
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{error}; {_REMEDY}") from error
+
+
+def has_named(folder: Path, name: str) -> bool:
+    """Whether `save_named` has written a checkpoint under the name; it is not read."""
+    return _named(folder, name).is_file()
+
+
+def _named(folder: Path, name: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or f"{name}.pt" in (LAST, PREVIOUS):
+        raise ValueError(
+            f"a checkpoint's name is made of letters, digits, '-' and '_', and not 'last' or 'previous'; got {name!r}"
+        )
+    return folder / f"{name}.pt"
+
+
+def _pieces(state: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Header and payload, made in memory: torch's own writer hides a full disk behind an error of its zip code."""
+    if type(state) is not dict:
+        raise ValueError(f"a checkpoint's state must be a dict, got {type(state).__name__}")
+    _check_loadable(state, "state")
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    # Not its buffer: Python 3.12 crashes where a failing write leaves one behind.
+    payload = buffer.getvalue()
+    return _MARK + hashlib.sha256(payload).digest(), payload
+
+
+def _check_loadable(value: object, where: str) -> None:
+    """Refuse now what loading would refuse when the run is resumed, which is too late. Subclasses count as foreign."""
+    kind = type(value)
+    if isinstance(value, dict) and kind in _MAPPINGS:
+        for key, entry in value.items():
+            _check_loadable(key, f"a key of {where}")
+            _check_loadable(entry, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple | set) and kind in _SEQUENCES:
+        for place, entry in enumerate(value):
+            _check_loadable(entry, f"{where}[{place}]")
+    elif kind not in _LEAVES:
+        raise ValueError(
+            f"{where} is a {kind.__module__}.{kind.__name__}, which a checkpoint cannot hold; "
+            "make it a tensor, a number, a text, or a list or dict of them"
+        )
+
+
+def _write(path: Path, pieces: tuple[bytes, bytes]) -> None:
+    with path.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _checked_payload(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _checked_payload(path: Path) -> memoryview:
+    try:
+        content = memoryview(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise reworded(error, f"{path} cannot be read: {error.strerror}; make it readable for you") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+    if len(content) < _HEADER_BYTES or content[: len(_MARK)] != _MARK:
+        raise ValueError(f"{path} is no checkpoint of strucspars, or cut short")
+    payload = content[_HEADER_BYTES:]
+    if hashlib.sha256(payload).digest() != content[len(_MARK) : _HEADER_BYTES]:
+        raise ValueError(f"{path} is damaged: its content does not match its checksum")
+    return payload
+
+
+def _read(path: Path) -> dict[str, Any]:
+    payload = _checked_payload(path)
+    # Bytes with a right checksum may still be anything; whatever stops the reader means the same here.
+    try:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True, mmap=False)
+    except Exception as error:
+        raise ValueError(f"{path} holds more than data, or none: {_first_line(error)}") from error
+    if type(state) is not dict:
+        raise ValueError(f"{path} holds a {type(state).__name__} instead of a run's state")
+    return state
+
+
+def _first_line(error: Exception) -> str:
+    # Torch's advice goes on with how to switch the protection off.
+    return (str(error).splitlines() or [type(error).__name__])[0]

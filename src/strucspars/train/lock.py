@@ -1,0 +1,109 @@
+"""One process per run folder, by a lock that dies with the process."""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from strucspars.io.files import reworded
+
+LOCK_NAME = ".lock"
+
+_held: set[int] = set()
+
+
+class RunFolderBusy(RuntimeError):
+    """Another process, or another part of this one, works in the run folder."""
+
+
+@contextlib.contextmanager
+def folder_lock(path: str | os.PathLike[str], *, is_first: bool = False) -> Iterator[None]:
+    """Hold the folder for this process alone while the block runs.
+
+    The kernel gives the lock back when the process ends, in whatever way. The lock file stays: removing it would let a
+    third process lock a new file of that name while a second still waits on the old one.
+
+    Args:
+        path: the folder.
+        is_first: whether nobody may have held it before; so what was read there without the lock is still true.
+
+    Raises:
+        RunFolderBusy: somebody has it, and the message names the process; or had it, where this one was to be first.
+        OSError: the folder cannot be written, or its file system knows no locks.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, folder_lock(folder):
+    ...     Path(folder, ".lock").exists()
+    True
+    """
+    path = Path(path)
+    descriptor = _opened(path, os.O_EXCL if is_first else 0)
+    _held.add(descriptor)
+    try:
+        _acquire(path, descriptor)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        # Not so in a forked child that comes by here: it has dropped its copy already.
+        if descriptor in _held:
+            _held.remove(descriptor)
+            os.close(descriptor)
+
+
+def was_locked(path: Path) -> bool:
+    """Whether some process has held the folder, or holds it now."""
+    return os.path.lexists(path / LOCK_NAME)
+
+
+def _opened(path: Path, more_flags: int) -> int:
+    """A descriptor of the lock file."""
+    try:
+        # Links are not followed: the process number would be written into a foreign file.
+        return os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | more_flags, 0o666)
+    except FileExistsError as error:
+        raise RunFolderBusy(
+            f"another process has just begun a run in {path}; wait for it, or use another folder"
+        ) from error
+    except OSError as error:
+        remedies = {
+            errno.ENOENT: "there is no such folder; create it first",
+            errno.ENOTDIR: "it is not a folder; choose another path",
+            errno.ELOOP: f"its {LOCK_NAME} is a link; delete that",
+            errno.EISDIR: f"its {LOCK_NAME} is a folder; delete that",
+        }
+        default = f"{error.strerror}; make it writable for you or choose another folder"
+        remedy = remedies.get(error.errno or 0, default)
+        raise reworded(error, f"cannot lock the run folder {path}: {remedy}") from error
+
+
+def _acquire(path: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunFolderBusy(
+            f"the run folder {path} is in use by {_holder(descriptor)}; wait for it, stop it, or use another folder"
+        ) from error
+    except OSError as error:
+        raise reworded(
+            error,
+            f"the file system of {path} refuses locks ({error.strerror}), so nothing would keep two processes from "
+            "writing there; put the run folder on a local disk",
+        ) from error
+
+
+def _holder(descriptor: int) -> str:
+    text = os.pread(descriptor, 20, 0).strip()
+    return f"process {int(text)}" if text.isdigit() else "another process"
+
+
+def _drop_in_child() -> None:
+    """A lock lives as long as any copy of its descriptor: forked workers must not outlive their parent with one."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)

@@ -1,0 +1,108 @@
+"""What a run measures, one JSON object per line, on the disk as soon as it is written."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strucspars.core.checks import checked_at_least
+from strucspars.io.files import sync_folder, unwritable, write_bytes_atomic
+from strucspars.io.records import parse, plain
+
+
+def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
+    """Add one row and wait until it is on the disk; NaN and infinity become null.
+
+    The torn rest of a killed process's row goes first. A row that cannot be written whole is taken back.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     append_row(f"{folder}/metrics.jsonl", {"epoch": 0, "loss": 2.5})
+    ...     read_rows(f"{folder}/metrics.jsonl")
+    [{'epoch': 0, 'loss': 2.5}]
+    """
+    path = Path(path)
+    line = json.dumps(plain(row, "row"), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    is_new = not path.exists()
+    try:
+        # Links are not followed: in a hostile folder they lead to files of the user.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        with open(descriptor, "r+b", buffering=0) as file:
+            end = _end_of_last_row(file.fileno())
+            _write_at(file.fileno(), end, line)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    if is_new:
+        sync_folder(path.parent)
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """All rows, none where there is no file; the torn last line of a killed process is left out.
+
+    Raises:
+        ValueError: a whole line is damaged; the message names it.
+    """
+    path = Path(path)
+    return [_parsed(path, number, line) for number, line in enumerate(_whole_lines(path), start=1)]
+
+
+def keep_rows(path: str | os.PathLike[str], count: int) -> None:
+    """Cut the file after its first `count` rows, all or nothing.
+
+    A resumed run goes back to its last checkpoint, so the rows that were written after it will be written again.
+
+    Raises:
+        ValueError: there are fewer rows, or one of those to keep is damaged.
+    """
+    path = Path(path)
+    count = checked_at_least("count", count, 0)
+    lines = _whole_lines(path)
+    if len(lines) < count:
+        raise ValueError(
+            f"{path} has {len(lines)} whole rows, but the checkpoint was made after {count}; "
+            "restore the file from a copy, or start again in another folder"
+        )
+    for number, line in enumerate(lines[:count], start=1):
+        _parsed(path, number, line)
+    if path.exists():
+        write_bytes_atomic(path, b"".join(line + b"\n" for line in lines[:count]))
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return content.split(b"\n")[:-1]
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    where = f"{path}, line {number},"
+    row = parse(line, where)
+    if not isinstance(row, dict):
+        raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+    return row
+
+
+def _end_of_last_row(descriptor: int) -> int:
+    """Where the last newline ends. A torn row is short, so few bytes from the end are enough nearly always."""
+    size, window = os.fstat(descriptor).st_size, 4096
+    while True:
+        start = max(0, size - window)
+        end = os.pread(descriptor, window, start).rfind(b"\n") + 1
+        if end or start == 0:
+            return start + end
+        window *= 8
+
+
+def _write_at(descriptor: int, end: int, line: bytes) -> None:
+    try:
+        os.ftruncate(descriptor, end)
+        written = 0
+        while written < len(line):
+            written += os.pwrite(descriptor, line[written:], end + written)
+        os.fsync(descriptor)
+    except BaseException:
+        os.ftruncate(descriptor, end)
+        raise

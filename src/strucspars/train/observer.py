@@ -1,0 +1,140 @@
+"""What a run tells whoever watches it. The pipeline itself prints nothing."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+from torch.utils.tensorboard import SummaryWriter
+
+from strucspars.core.checks import FloatArray
+
+
+class Observer(Protocol):
+    """Gets told what happens, in the order in which it happens.
+
+    Several runs may share one, each under the name of its folder, and each from a thread of its own.
+    """
+
+    def run_started(self, run: str) -> None:
+        """A run begins, or goes on: its data and network are being prepared."""
+
+    def run_ended(self, run: str, words: str) -> None:
+        """A run is over, one way or another, in words; empty if it was over before."""
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """A stage of training begins, or goes on after `done_epochs`."""
+
+    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """The present epoch has come to this step; called every some steps."""
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """How the importance matrices of some layers look in their present orders; before the row of the epoch."""
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """An epoch is over; the row is what `metrics.jsonl` got."""
+
+
+class Silence:
+    """Watches, and says nothing."""
+
+    def run_started(self, run: str) -> None:
+        """Say nothing."""
+
+    def run_ended(self, run: str, words: str) -> None:
+        """Say nothing."""
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """Say nothing."""
+
+    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """Say nothing."""
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """Say nothing."""
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """Say nothing."""
+
+
+class Several:
+    """Passes everything on to several observers."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def run_started(self, run: str) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.run_started(run)
+
+    def run_ended(self, run: str, words: str) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.run_ended(run, words)
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.stage_started(run, stage, epochs=epochs, steps=steps, done_epochs=done_epochs)
+
+    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.steps_done(run, epoch=epoch, step=step)
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.matrices_seen(run, matrices)
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        for observer in self._observers:
+            observer.epoch_done(run, row)
+
+
+LARGEST_SIDE = 128
+
+
+class TensorBoardLog(Silence):
+    """Writes the numbers of every epoch; epochs of all stages stand on one axis, in the order they ran."""
+
+    def __init__(self, folder: Path, *, done_rows: int) -> None:
+        # What a killed run wrote beyond its last checkpoint is hidden.
+        self._writer = SummaryWriter(str(folder), purge_step=done_rows + 1)
+        self._rows = done_rows
+
+    def __enter__(self) -> "TensorBoardLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._writer.close()
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+        """Write pictures of the matrices, each as bright as its brightest entry."""
+        for layer, matrix in matrices.items():
+            self._writer.add_image(f"importance/{layer}", _picture(matrix), self._rows + 1, dataformats="HW")
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """Write one row of the metrics."""
+        self._rows += 1
+        for key, value in row.items():
+            if isinstance(value, int | float) and key != "epoch":
+                self._writer.add_scalar(f"{row['stage']}/{key}", value, self._rows)
+        self._writer.flush()
+
+
+def _picture(matrix: FloatArray) -> npt.NDArray[np.uint8]:
+    """Means over blocks, from 0 to 255."""
+    height, width = (min(side, LARGEST_SIDE) for side in matrix.shape)
+    means = functional.adaptive_avg_pool2d(torch.from_numpy(matrix)[None], (height, width))[0]
+    brightest = means.max().clamp(min=torch.finfo(means.dtype).tiny)
+    picture: npt.NDArray[np.uint8] = (255 * means / brightest).round().to(torch.uint8).numpy()
+    return picture

@@ -1,0 +1,168 @@
+"""What a stage does beside minimising its loss: the structured penalty, pruned weights held at zero, or slimming."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from strucspars.core.checks import FloatArray
+from strucspars.core.plan import GroupingPlan
+from strucspars.nn.importance import importance_matrix
+from strucspars.nn.layers import kept_connections
+from strucspars.prune.slimming import SlimmingPenalty
+from strucspars.sparsify.sparsifier import EpochReport, Sparsifier
+
+# How many layers are shown while they are trained.
+PICTURED_LAYERS = 4
+
+
+class TrainingRule(Protocol):
+    """Changes gradients in every step, decides something after every epoch, and remembers what it decided."""
+
+    def add_gradient_(self) -> None:
+        """Called after the backward pass; must not wait for the device, so that it can be captured in a graph."""
+
+    def end_epoch(self) -> Mapping[str, Any]:
+        """What an epoch's end came to, for its row of the metrics."""
+
+    def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """What a report wants to know about the layers after this epoch; empty if nothing."""
+
+    def matrices(self) -> Mapping[str, FloatArray]:
+        """Importance matrices of some layers, in the orders they have now, to look at; empty if there are none."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides the future."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+class PlainRule:
+    """The loss alone."""
+
+    def add_gradient_(self) -> None:
+        """Leave the gradients alone."""
+
+    def end_epoch(self) -> Mapping[str, Any]:
+        """Nothing to decide."""
+        return {}
+
+    def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Nothing to tell."""
+        return {}
+
+    def matrices(self) -> Mapping[str, FloatArray]:
+        """Nothing to look at."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to remember."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class SparsifyRule(PlainRule):
+    """The structured penalty, and the decisions of Algorithm 1 after every epoch."""
+
+    def __init__(self, sparsifier: Sparsifier) -> None:
+        self._sparsifier = sparsifier
+        self._report: EpochReport | None = None
+
+    def add_gradient_(self) -> None:
+        """Add the penalty's gradient."""
+        self._sparsifier.regularize_()
+
+    def end_epoch(self) -> Mapping[str, Any]:
+        """Refresh orders, levels and lambda."""
+        before = self._sparsifier.lambda_value
+        self._report = self._sparsifier.end_epoch()
+        return {
+            "lambda": before,
+            "removed_fraction": self._report.removed_fraction,
+            "mean_churn": float(np.mean([layer.churn for layer in self._report.layers])),
+            "solver_seconds": self._report.seconds,
+        }
+
+    def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Levels, kept norms, costs, churn and orders of all layers, one after the other, in few bytes."""
+        if self._report is None:
+            return {}
+        layers = self._report.layers
+        orders = self._sparsifier.state_dict()["layers"].values()
+        depth = max(len(layer.kept_norm) for layer in layers)
+        kept_norm = [layer.kept_norm + (np.nan,) * (depth - len(layer.kept_norm)) for layer in layers]
+        return {
+            "group_level": np.array([layer.group_level for layer in layers], dtype=np.uint8),
+            "kept_norm": np.array(kept_norm, dtype=np.float32),
+            "cost": np.array([layer.cost for layer in layers]),
+            "churn": np.array([layer.churn for layer in layers], dtype=np.float32),
+            "out_perm": np.concatenate([np.asarray(order["out_perm"], dtype=np.uint16) for order in orders]),
+            "in_perm": np.concatenate([np.asarray(order["in_perm"], dtype=np.uint16) for order in orders]),
+        }
+
+    def matrices(self) -> Mapping[str, FloatArray]:
+        """Of a few layers from the first to the last."""
+        layers, orders = self._sparsifier.selection.layers, self._sparsifier.state_dict()["layers"]
+        chosen = sorted({round(place) for place in np.linspace(0, len(layers) - 1, PICTURED_LAYERS)})
+        found = {}
+        for layer in (layers[place] for place in chosen):
+            order = orders[layer.name]
+            importance = importance_matrix(layer.weight, self._sparsifier.config.norm)
+            found[layer.name] = importance[order["out_perm"]][:, order["in_perm"]]
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sparsifier's state."""
+        return self._sparsifier.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sparsifier."""
+        self._sparsifier.load_state_dict(state)
+
+
+class HeldZerosRule(PlainRule):
+    """Dense convolutions whose pruned weights are zero and get no gradient: the masked form of the compressed network.
+
+    The same as `mask_` with a fresh optimizer, without a product per layer in the forward pass: a weight that starts at
+    zero, with no gradient and no momentum, stays there, weight decay included.
+    """
+
+    def __init__(self, model: nn.Module, plan: GroupingPlan) -> None:
+        self._weights: list[torch.Tensor] = []
+        self._masks: list[torch.Tensor] = []
+        for name, layer in plan.layers.items():
+            if layer.group_level > 1:
+                weight = model.get_submodule(name).get_parameter("weight")
+                kept = kept_connections(layer).to(weight.device)
+                mask = kept.view(*kept.shape, *[1] * (weight.dim() - 2)).expand_as(weight)
+                # In the layout of the weight: the fused product wants it so.
+                self._masks.append(torch.empty_like(weight, requires_grad=False).copy_(mask))
+                self._weights.append(weight)
+        if self._weights:
+            with torch.no_grad():
+                torch._foreach_mul_(self._weights, self._masks)
+
+    @torch.no_grad()
+    def add_gradient_(self) -> None:
+        """Zero the gradients of pruned weights."""
+        pairs = zip(self._weights, self._masks, strict=True)
+        # A layer that takes no part in the forward pass has no gradient.
+        present = [(weight.grad, mask) for weight, mask in pairs if weight.grad is not None]
+        if present:
+            torch._foreach_mul_([gradient for gradient, _ in present], [mask for _, mask in present])
+
+
+class SlimmingRule(PlainRule):
+    """The L1 penalty on batch-norm scales of Network Slimming."""
+
+    def __init__(self, model: nn.Module, strength: float) -> None:
+        self._penalty = SlimmingPenalty(model, strength)
+
+    def add_gradient_(self) -> None:
+        """Add the penalty's gradient."""
+        self._penalty.add_gradient_()

@@ -1,0 +1,317 @@
+"""The folder that a run is: where everything lies, and how it gets there whole.
+
+Everything that is read back is data; nothing in the folder is executed, so a folder from anywhere can be opened.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from strucspars.core.checks import checked_at_least
+from strucspars.core.plan import GroupingPlan
+from strucspars.io.arrays import load_arrays, save_arrays
+from strucspars.io.files import UNFINISHED, reworded, write_text_atomic
+from strucspars.io.records import parse, plain
+from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
+from strucspars.train.lock import LOCK_NAME, folder_lock, was_locked
+from strucspars.train.metrics import append_row, keep_rows, read_rows
+
+
+@final
+class RunFolder:
+    """A run's folder, by whose methods nothing is lost whenever the process dies.
+
+    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. Whatever may refuse it
+    comes before: `check_usable()`, and all that only reads, leave the disk as it is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     folder = RunFolder(f"{place}/first")
+    ...     folder.create()
+    ...     with folder.locked():
+    ...         folder.write_recipe("seed: 0")
+    ...         folder.remember("finetune_form", "masked")
+    ...     folder.remembered("finetune_form")
+    'masked'
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.recipe_path = self.path / "recipe.yaml"
+        self.environment_path = self.path / "environment.json"
+        self.classes_path = self.path / "classes.json"
+        self.plan_path = self.path / "plan.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.decisions_path = self.path / "decisions.json"
+        self.summary_json_path = self.path / "summary.json"
+        self.summary_text_path = self.path / "summary.txt"
+        self.one_shot_path = self.path / "one_shot.json"
+        self.model_path = self.path / "model.safetensors"
+        self.checkpoints = self.path / "checkpoints"
+        self.dynamics = self.path / "dynamics"
+        self.importance = self.path / "importance"
+        self.tensorboard = self.path / "tensorboard"
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @property
+    def _subfolders(self) -> tuple[Path, ...]:
+        return self.checkpoints, self.dynamics, self.importance, self.tensorboard
+
+    def check_usable(self) -> None:
+        """Refuse a place where no run can be, before anything is computed; writes nothing.
+
+        Raises:
+            ValueError: the path is a file, or a folder that holds something else than a run that can go on.
+            OSError: the folder cannot be made.
+        """
+        try:
+            self._check_own()
+            if not self.path.exists():
+                nearest = next(place for place in self.path.absolute().parents if place.exists())
+                if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+                    number = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+                    raise OSError(number, os.strerror(number), str(self.path))
+        except OSError as error:
+            raise self._unmakable(error) from error
+
+    def create(self) -> None:
+        """Make the folder and its subfolders, or take it as it is if a run lies there.
+
+        Raises:
+            ValueError, OSError: as `check_usable`.
+        """
+        self.check_usable()
+        try:
+            for folder in (self.path, *self._subfolders):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unmakable(error) from error
+
+    def _unmakable(self, error: OSError) -> OSError:
+        where = error.filename or self.path
+        remedy = "make its parent folder writable for you or choose another path"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            remedy = "a file stands in the way; choose another path"
+        return reworded(error, f"cannot make the run folder {where}: {error.strerror}; {remedy}")
+
+    @property
+    def was_locked(self) -> bool:
+        """Whether some process has worked here before, or does now."""
+        return was_locked(self.path)
+
+    def locked(self, *, is_first: bool = False) -> AbstractContextManager[None]:
+        """Hold the folder for this process alone while the block runs; see `folder_lock`."""
+        return folder_lock(self.path, is_first=is_first)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether there is something to go on from, or an outcome that must not be lost."""
+        outcomes = (self.summary_json_path, self.one_shot_path)
+        return any(path.exists() for path in outcomes) or any(self.checkpoints.glob("*.pt"))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run has come to its end here, and its network is there."""
+        return all(path.is_file() for path in (self.model_path, self.recipe_path, self.summary_json_path))
+
+    @property
+    def is_one_shot(self) -> bool:
+        """Whether the network that lies here was compressed as it was: there was no run, and none can go on."""
+        return self.one_shot_path.exists() and not self.summary_json_path.exists()
+
+    def write_recipe(self, text: str) -> None:
+        """Store the resolved recipe."""
+        write_text_atomic(self.recipe_path, text)
+
+    def remove_leftovers(self) -> None:
+        """Remove what a killed process was writing; only while the folder is locked."""
+        for leftover in self.path.rglob(".*.unfinished"):
+            leftover.unlink(missing_ok=True)
+        for leftover in self.path.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def write_json(self, path: Path, value: object) -> None:
+        """Replace a JSON file, all or nothing; NaN and infinity become null."""
+        text = json.dumps(plain(value, path.name), allow_nan=False, indent=2, ensure_ascii=False)
+        write_text_atomic(path, text + "\n")
+
+    def read_json(self, path: Path) -> Any:
+        """The value of a JSON file; None where there is no such file."""
+        text = _text(path)
+        return None if text is None else parse(text, str(path))
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the metrics; it is on the disk when this returns."""
+        append_row(self.metrics_path, row)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All whole rows of the metrics."""
+        return read_rows(self.metrics_path)
+
+    def rewind_metrics(self, count: int) -> None:
+        """Keep the first `count` rows, those that the checkpoint knows of."""
+        keep_rows(self.metrics_path, count)
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint and keep the one before it; see `strucspars.train.checkpoint`."""
+        self.checkpoints.mkdir(exist_ok=True)
+        save_checkpoint(self.checkpoints, state)
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The last complete checkpoint, None before the first."""
+        return load_checkpoint(self.checkpoints)
+
+    def save_plan(self, plan: GroupingPlan) -> None:
+        """Store the plan."""
+        write_text_atomic(self.plan_path, plan.to_json() + "\n")
+
+    def load_plan(self) -> GroupingPlan | None:
+        """The stored plan, None before there is one."""
+        text = _text(self.plan_path)
+        try:
+            return None if text is None else GroupingPlan.from_json(text)
+        except ValueError as error:
+            raise ValueError(f"{self.plan_path}: {error}") from error
+
+    def save_epoch_arrays(self, stage: str, epoch: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Store what an epoch of a stage did to every layer, by array name."""
+        self.dynamics.mkdir(exist_ok=True)
+        save_arrays(self._epoch_path(stage, epoch), arrays)
+
+    def epoch_arrays(self, stage: str, epoch: int) -> dict[str, np.ndarray[Any, Any]]:
+        """What `save_epoch_arrays` stored; a `FileNotFoundError` where it did not."""
+        return load_arrays(self._epoch_path(stage, epoch))
+
+    def remember(self, key: str, value: object) -> None:
+        """Store what is decided once in a run. A second time the value must be the same.
+
+        Raises:
+            ValueError: the key was decided otherwise, or the value would not come back from JSON as it is.
+        """
+        if value is None or plain(value, f"decision {key!r}") != value:
+            raise ValueError(f"decision {key!r}: {value!r} would not come back from JSON as it is; use plain values")
+        decisions = self._decisions()
+        if key in decisions and decisions[key] != value:
+            raise ValueError(
+                f"{self.decisions_path}: {key!r} was decided to be {decisions[key]!r}, now {value!r}; "
+                "a run keeps to its decisions: ask for them with remembered()"
+            )
+        if key not in decisions:
+            self.write_json(self.decisions_path, decisions | {key: value})
+
+    def remembered(self, key: str) -> Any:
+        """What was decided for the key, None if nothing was."""
+        return self._decisions().get(key)
+
+    def _decisions(self) -> dict[str, Any]:
+        decisions = self.read_json(self.decisions_path)
+        if decisions is None and not self.decisions_path.exists():
+            return {}
+        if not isinstance(decisions, dict):
+            raise ValueError(f"{self.decisions_path} must hold a JSON object, got {type(decisions).__name__}")
+        return decisions
+
+    def _epoch_path(self, stage: str, epoch: int) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", stage):
+            raise ValueError(f"a stage's name is made of letters, digits, '-' and '_'; got {stage!r}")
+        return self.dynamics / f"{stage}-{checked_at_least('epoch', epoch, 0):04d}.npz"
+
+    def _check_own(self) -> None:
+        """Refuse a folder of somebody else. A run that was killed before its recipe was there is no such thing."""
+        if self.is_one_shot:
+            raise ValueError(
+                f"{self.path} holds a network of one-shot compression ({self.one_shot_path.name}), which a run would "
+                "overwrite; choose another folder with --out"
+            )
+        if self.recipe_path.exists() or not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file; choose another path for the run folder")
+        empty = {folder for folder in self._subfolders if folder.is_dir() and not any(folder.iterdir())}
+        leftovers = {self.path / LOCK_NAME, self.path / f".{self.recipe_path.name}.unfinished", *empty}
+        foreign = sorted(entry.name for entry in self.path.iterdir() if entry not in leftovers)
+        if foreign:
+            raise ValueError(
+                f"{self.path} holds {', '.join(foreign[:3])}{' and more' if foreign[3:] else ''}, but no "
+                f"{self.recipe_path.name}: it is not a run folder; choose an empty one or a path that does not exist"
+            )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is not UTF-8 text ({error.reason})") from error
+    except OSError as error:
+        raise reworded(error, f"cannot read {path}: {error.strerror}; make it a file that you may read") from error
+
+
+def store_classes(folder: RunFolder, classes: Sequence[str] | None) -> None:
+    """Write the names down, in the order of the outputs; None for data whose classes are fixed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     store_classes(RunFolder(place), ["cat", "dog"])
+    ...     stored_classes(RunFolder(place))
+    ('cat', 'dog')
+    """
+    if classes is None:
+        # Of an attempt that came to nothing, with other data.
+        folder.classes_path.unlink(missing_ok=True)
+        return
+    # Escaped: a folder's name is bytes, and need not be UTF-8.
+    write_text_atomic(folder.classes_path, json.dumps(list(classes), indent=2) + "\n")
+
+
+def stored_classes(folder: RunFolder) -> tuple[str, ...] | None:
+    """The names in the order of the outputs; None where none are stored.
+
+    Raises:
+        ValueError: the file is damaged; names it.
+    """
+    names = folder.read_json(folder.classes_path)
+    if names is None and not folder.classes_path.exists():
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{folder.classes_path} must hold a list of class names; restore it from a copy or delete it")
+    return tuple(names)
+
+
+def check_same_classes(folder: RunFolder, classes: Sequence[str] | None, *, data: str) -> None:
+    """Refuse data whose classes are not those of a run. Where either names none, there is nothing to compare.
+
+    Args:
+        folder: of the run.
+        classes: of the data.
+        data: what to call them.
+
+    Raises:
+        ValueError: the classes differ; names the first that does.
+    """
+    stored = stored_classes(folder)
+    if stored is None or classes is None:
+        return
+    for output, (before, now) in enumerate(zip_longest(stored, classes)):
+        if before != now:
+            raise ValueError(
+                f"the run in {folder.path} has other classes than {data}: output {output} means {_named(before)} in "
+                f"the run, {_named(now)} in the data; give the data of that run. Where only names have changed, and "
+                f"not the order of the classes, delete {folder.classes_path}"
+            )
+
+
+def _named(name: str | None) -> str:
+    return "no class" if name is None else repr(name)

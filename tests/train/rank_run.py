@@ -1,0 +1,150 @@
+"""One rank of some runs: `python -m torch.distributed.run --nproc-per-node 2 rank_run.py FOLDER`. Run by test_ranks."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import small_networks  # type: ignore[import-not-found]  # beside this script
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from strucspars.data.batches import Batch
+from strucspars.train import stage
+from strucspars.train.checkpoint import save_checkpoint
+from strucspars.train.compression import recalibrate_
+from strucspars.train.engine import Engine
+from strucspars.train.observer import Silence
+from strucspars.train.pipeline import run_pipeline
+from strucspars.train.recipe import EngineRecipe
+from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import RunFolder
+from strucspars.train.stage import RunInterrupted
+
+RECIPE = Path(__file__).with_name("small_recipe.yaml")
+RUNS = {
+    "plain": ("model.name=small_networks:without_norm",),
+    "stopped": ("model.name=small_networks:without_norm",),
+    "dropout": ("model.name=small_networks:with_dropout", "stage1.ema=0.8"),
+    # Whatever has to be brought together by hand: statistics, averages, decisions.
+    "rich": ("stage1.ema=0.8", "stage2.ema=0.8", "finetune.recalibrate_bn=true", "finetune.form=auto"),
+}
+
+
+class Witness(Silence):
+    """Notes a digest of the network that is being trained, after every epoch."""
+
+    def __init__(self) -> None:
+        self.digests: list[str] = []
+        self.seeds: list[int] = []
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        self.digests.append(digest(small_networks.built[0]))
+        self.seeds.append(torch.initial_seed())
+
+
+def digest(model: nn.Module) -> str:
+    content = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
+    return hashlib.sha256(content).hexdigest()
+
+
+def failures(place: Path, rank: int) -> list[str]:
+    """What every process hears where one of them fails: the first, because of the folder; the second, of its data."""
+    # The folder is finished: another seed must not be taken for it.
+    other = read_recipe(RECIPE, [*RUNS["plain"], "seed=9"])
+    lost = read_recipe(RECIPE, ["data.name=cifar10", "data.root=/nowhere"] if rank == 1 else [])
+    heard = []
+    for recipe, name in ((other, "plain"), (lost, "lost")):
+        try:
+            run_pipeline(recipe, place / name)
+        except (ValueError, OSError) as error:
+            heard.append(str(error))
+    return heard
+
+
+def stopped_midway(place: Path, name: str, rank: int) -> str:
+    """Stop in the middle of an epoch, then go on to the end; a copy of the stopped run is left for others."""
+    stage.STEPS_BETWEEN_AGREEMENTS = 2
+    recipe, path = read_recipe(RECIPE, RUNS[name]), place / f"{name}-midway"
+    try:
+        run_pipeline(recipe, path, should_stop=lambda: rank == 1)
+    except RunInterrupted as stop:
+        if rank == 0:
+            shutil.copytree(path, place / f"{name}-left")
+        run_pipeline(recipe, path)
+        return str(stop)
+    return "not stopped"
+
+
+def seeds_after_an_update(place: Path, rank: int) -> list[int]:
+    """Of every epoch, where the middle of the first was saved by a version that kept one random state for all."""
+    path = place / "dropout-updated"
+    if rank == 0:
+        shutil.copytree(place / "dropout-left", path)
+        state = RunFolder(path).load_checkpoint()
+        assert state is not None
+        del state["data_epochs_before"]
+        older = {"version": 1, "random_states": state["random_states"][0], "sums": state["sums"].mean(dim=0)}
+        save_checkpoint(RunFolder(path).checkpoints, state | older)
+    small_networks.built.clear()
+    witness = Witness()
+    run_pipeline(read_recipe(RECIPE, RUNS["dropout"]), path, observer=witness)
+    return witness.seeds
+
+
+class SharedBatches:
+    """One batch with a large mean and a small deviation; each process has a mean of its own."""
+
+    steps, batch_size = 1, 4
+
+    def __init__(self, rank: int) -> None:
+        self._mean = 8 + 0.002 * rank
+
+    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
+        images = torch.full((4, 1, 8, 8), self._mean + 0.003)
+        images[:, :, ::2] = self._mean - 0.003
+        yield Batch(images, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool))
+
+
+def recalibrated_statistics(rank: int) -> list[float]:
+    """Mean and variance over the images of all processes."""
+    norm = nn.BatchNorm2d(1)
+    recalibrate_(norm, SharedBatches(rank), Engine(EngineRecipe(device="cpu")))
+    return [norm.get_buffer("running_mean").item(), norm.get_buffer("running_var").item()]
+
+
+def main(place: Path) -> None:
+    rank = int(os.environ["RANK"])
+    findings: dict[str, Any] = {}
+    for name, options in RUNS.items():
+        small_networks.built.clear()
+        witness, recipe = Witness(), read_recipe(RECIPE, options)
+        stopped = None
+        if name == "stopped":
+            try:
+                # One process alone hears of it.
+                run_pipeline(recipe, place / name, should_stop=lambda: rank == 1)
+            except RunInterrupted as stop:
+                stopped = str(stop)
+            small_networks.built.clear()
+        summary = run_pipeline(recipe, place / name, observer=witness).to_json()
+        findings[name] = {"digests": witness.digests, "summary": summary, "stopped": stopped}
+        findings[name]["seeds"] = witness.seeds
+    findings["failures"] = failures(place, rank)
+    findings["midway"] = {name: stopped_midway(place, name, rank) for name in ("plain", "dropout")}
+    findings["seeds_after_an_update"] = seeds_after_an_update(place, rank)
+    findings["recalibrated"] = recalibrated_statistics(rank)
+    (place / f"rank{rank}.json").write_text(json.dumps(findings))
+    dist.barrier()
+    # Now and then torch's background threads abort the process while things are torn down; the work is done.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

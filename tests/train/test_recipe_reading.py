@@ -1,0 +1,353 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from strucspars.core.controller import longest_warmup
+from strucspars.train.recipe import (
+    Ablation,
+    DataRecipe,
+    EngineRecipe,
+    FinetuneRecipe,
+    ModelRecipe,
+    Precision,
+    Recipe,
+    Schedule,
+    SlimmingRecipe,
+    SparsifyRecipe,
+    StageRecipe,
+)
+from strucspars.train.recipe_reading import read_recipe, recipe_names, recipe_yaml
+
+
+def written(folder: Path, text: str, name: str = "mine.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def complaint(source: str | Path, overrides: tuple[str, ...] = ()) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the callers look at the message
+        read_recipe(source, overrides)
+    return str(caught.value)
+
+
+def from_literal(choices: object) -> st.SearchStrategy[Any]:
+    return st.sampled_from(get_args(choices))
+
+
+texts = st.text(min_size=1, max_size=12) | st.text(min_size=100, max_size=200)
+fractions = st.floats(0, 1)
+
+
+@st.composite
+def stages(draw: st.DrawFn, warmup: bool = True) -> StageRecipe:
+    epochs = draw(st.integers(1, 300))
+    return StageRecipe(
+        epochs=epochs,
+        lr=draw(st.floats(1e-9, 1e3)),
+        momentum=draw(st.floats(0, 0.99)),
+        weight_decay=draw(st.floats(0, 1)),
+        schedule=draw(from_literal(Schedule)),
+        lr_warmup_epochs=draw(st.integers(0, epochs - 1)) if warmup else 0,
+        label_smoothing=draw(st.floats(0, 0.99)),
+        ema=draw(st.none() | st.floats(0.01, 0.99)),
+    )
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> Recipe:
+    paper_text = draw(st.booleans())
+    stage1 = draw(stages())
+    sparsify = SparsifyRecipe(
+        target=draw(st.floats(0, 0.99)),
+        min_kept_norm=draw(fractions),
+        lambda_step=draw(st.none() | st.floats(1e-12, 1)),
+        lambda_warmup_epochs=0 if paper_text else draw(st.integers(0, longest_warmup(stage1.epochs))),
+        include=tuple(draw(st.lists(texts, max_size=3))),
+        exclude=tuple(draw(st.lists(texts, max_size=3))),
+        layer_types=tuple(draw(st.lists(st.sampled_from(["Conv1d", "Conv2d", "Conv3d", "Linear"]), max_size=3))),
+    )
+    return Recipe(
+        name=draw(texts.filter(lambda text: bool(text.strip()))),
+        seed=draw(st.integers(0, 2**40)),
+        protocol="paper-text" if paper_text else "original",
+        data=draw(st.builds(DataRecipe, name=texts, root=st.none() | texts, batch_size=st.integers(2, 512))),
+        model=draw(st.builds(ModelRecipe, name=texts, weights=st.none() | texts)),
+        sparsify=sparsify,
+        slimming=draw(st.builds(SlimmingRecipe, target=st.floats(0, 0.99), strength=fractions)),
+        stage1=stage1,
+        finetune=draw(st.builds(FinetuneRecipe, ablation=from_literal(Ablation), distill_weight=fractions)),
+        stage2=draw(stages(warmup=not paper_text)),
+        engine=draw(st.builds(EngineRecipe, precision=from_literal(Precision), compile=st.booleans())),
+    )
+
+
+@settings(max_examples=40)
+@given(recipes())
+@example(Recipe(name="mine", data=DataRecipe(name="\x85")))
+@example(Recipe(name="Größe ✓ \ufeff", data=DataRecipe(root="null"), model=ModelRecipe(weights="1e-3 # : \r\n")))
+def test_a_written_recipe_reads_back_equal(tmp_path_factory: pytest.TempPathFactory, recipe: Recipe) -> None:
+    path = written(tmp_path_factory.mktemp("recipe"), recipe_yaml(recipe), "another name.yaml")
+    assert read_recipe(path) == recipe
+
+
+def test_what_is_not_given_has_the_defaults_of_its_section(tmp_path: Path) -> None:
+    recipe = read_recipe(written(tmp_path, "stage2: {epochs: 30}\nstage1: {lr: 0.2}"))
+    default = Recipe(name="mine")
+    first, second = replace(default.stage1, lr=0.2), replace(default.stage2, epochs=30)
+    assert recipe == replace(default, stage1=first, stage2=second)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("sparsify: {lambda_step: 2e-6}", "lambda_step", 2e-6),  # text to YAML
+        ("sparsify: {lambda_step: 1}", "lambda_step", 1.0),
+        ("sparsify: {lambda_step: null}", "lambda_step", None),
+        ("sparsify: {exclude: [conv1, '*.fc']}", "exclude", ("conv1", "*.fc")),
+        ("sparsify: {layer_types: [Conv2d, Linear]}", "layer_types", ("Conv2d", "Linear")),
+        ("sparsify: {exclude: []}", "exclude", ()),
+        ("sparsify: {}", "target", 0.5),
+    ],
+)
+def test_values_take_the_annotated_type(tmp_path: Path, line: str, key: str, value: object) -> None:
+    found = getattr(read_recipe(written(tmp_path, line)).sparsify, key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_choice_that_looks_like_a_number_needs_no_quotes(tmp_path: Path) -> None:
+    assert read_recipe(written(tmp_path, "engine: {precision: 16}")).engine.precision == "16"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("stage1: {epochs: true}", ["stage1.epochs must be a whole number, got True"]),
+        ("stage1: {epochs: 3.0}", ["stage1.epochs must be a whole number, got 3.0"]),
+        ("stage1: {epochs: '3'}", ["stage1.epochs must be a whole number, got '3'"]),
+        ("stage1: {lr: fast}", ["stage1.lr must be a finite number, got 'fast'"]),
+        ("stage1: {lr: .nan}", ["stage1.lr must be a finite number, got nan"]),
+        ("stage1: {lr: false}", ["stage1.lr must be a finite number, got False"]),
+        (f"stage1: {{lr: {'9' * 400}}}", ["stage1.lr must be a finite number, got 9999"]),
+        ("stage1: {lr: null}", ["stage1.lr must be a finite number, got None"]),
+        ("stage1: {ema: [1]}", ["stage1.ema must be a finite number or null, got [1]"]),
+        ("data: {download: 1}", ["data.download must be true or false, got 1"]),
+        ("name: 2024", ["name must be text (numbers in quotes), got 2024"]),
+        ("sparsify: {exclude: fc}", ["sparsify.exclude must be a list of texts", "got 'fc'"]),
+        ("sparsify: {exclude: [1]}", ["sparsify.exclude must be a list of texts", "got [1]"]),
+        ("stage2: {schedule: step}", ["stage2.schedule must be one of constant, steps, cosine, got 'step'"]),
+        ("stage2: 5", ["stage2 must be a mapping with keys out of epochs, lr", "got 5"]),
+        ("stage2:", ["stage2 must be a mapping with keys out of epochs, lr", "got None"]),
+        ("seed: {}", ["seed must be a whole number, got {}"]),
+        ("stage1: {epoch: 3}", ["no key 'stage1.epoch' (value 3)", "did you mean 'stage1.epochs'?", "momentum"]),
+        ("lr: 3", ["no key 'lr'", "did you mean 'stage1.lr'?"]),
+        ("target: 0.5", ["no key 'target'", "did you mean 'sparsify.target'?"]),
+        ("sparsfy: {target: 0.5}", ["no key 'sparsfy'", "did you mean 'sparsify'?"]),
+        ("dta: {root: x}", ["no key 'dta'", "did you mean 'data'?"]),
+        ("sparsify: {tagret: 0.5}", ["no key 'sparsify.tagret'", "did you mean 'sparsify.target'?"]),
+        ("lambda_step: 3", ["did you mean 'sparsify.lambda_step'?"]),
+        ("zebra: 3", ["no key 'zebra'", "Known here: name, kind, seed"]),
+        ("1: 3", ["no key '1'"]),
+        ("stage1.epochs: 3", ["no key 'stage1.epochs'", "nested, not dotted: stage1: {epochs: ...}"]),
+        ("stage1: {epochs: 0}", ["stage1.epochs 0 groups the weights as they are", "model.weights"]),
+        ("stage1: {epochs: -7}", ["stage1.epochs must be a whole number from 0 on, got -7"]),
+        ("stage2: {momentum: 1}", ["stage2.momentum must lie in [0, 1), got 1"]),
+        ("sparsify: {target: 1.5}", ["sparsify.target is a removed fraction", "1.5"]),
+        ("{kind: dense, sparsify: {target: 1.5}}", ["sparsify.target is a removed fraction", "1.5"]),
+        ("data: {batch_size: 1}", ["data.batch_size must be a whole number from 2 on, got 1"]),
+        ("{kind: dense, finetune: {ablation: random}}", ["finetune.ablation 'random' needs kind strucspars"]),
+        ("name: ' '", ["name must not be empty"]),
+        ("seed: 1\nkind: dense\nseed: 2", ["key 'seed' stands there twice, again in line 3"]),
+        ("stage1: {epochs: 2, epochs: 3}", ["key 'stage1.epochs' stands there twice"]),
+        ("- 1", ["must be a mapping of keys to values, got [1]"]),
+        ("just text", ["must be a mapping of keys to values, got 'just text'"]),
+        ("", ["the file is empty"]),
+        ("# nothing", ["the file is empty"]),
+        ("seed: [", ["is no valid YAML"]),
+        ("seed: 1\n---\nseed: 2", ["is no valid YAML"]),
+        ("seed: !!python/object/apply:os.getcwd []", ["is no valid YAML", "could not determine a constructor"]),
+        ("[" * 1500, ["is no valid YAML"]),
+        ("base: 3", ["base must be a name or path, or a list of them, got 3"]),
+        ("base: nowhere.yaml", ["base: there is no recipe 'nowhere.yaml'"]),
+        ("base: dem", ["base: there is no recipe 'dem'", "did you mean 'demo'?"]),
+    ],
+)
+def test_a_mistake_is_named_with_file_key_value_and_remedy(tmp_path: Path, line: str, words: list[str]) -> None:
+    path = written(tmp_path, line)
+    message = complaint(path)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+def test_a_value_that_aliases_blow_up_is_named_briefly(tmp_path: Path) -> None:
+    depth = 40
+    lists = ["- &a0 [x, x]", *(f"- &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, depth))]
+    path = written(tmp_path, "seed:\n" + "\n".join(lists))
+    assert "seed must be a whole number" in complaint(path)
+    assert len(complaint(path)) < 1000
+    assert "seed must be a whole number" in complaint(written(tmp_path, "seed: &a [*a]"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("stage1.epochs", ["must be key=value"]),
+        ("stage1.epoch=3", ["no key 'stage1.epoch'", "'stage1.epochs'"]),
+        ("stage1.epochs=many", ["stage1.epochs must be a whole number, got 'many'"]),
+        ("stage1.epochs=", ["stage1.epochs must be a whole number, got None"]),
+        ("stage1=3", ["stage1 must be a mapping"]),
+        ("seed.deep=3", ["seed must be a whole number, got {'deep': 3}"]),
+        ("=3", ["no key ''"]),
+        ("base=demo", ["no key 'base'"]),
+        ("sparsify.include=[*]", ["is no valid YAML", "goes in quotes"]),
+        ("stage1={epochs: 1, epochs: 2}", ["twice"]),
+        ("stage1.epochs=-1", ["stage1.epochs must be a whole number from 0 on, got -1"]),
+        ("sparsify.target=2", ["sparsify.target is a removed fraction"]),
+        ("stage1.lr_warmup_epochs=100", ["stage1.lr_warmup_epochs must be fewer than the 100 epochs, got 100"]),
+    ],
+)
+def test_a_mistake_in_an_override_names_the_override(tmp_path: Path, override: str, words: list[str]) -> None:
+    message = complaint(written(tmp_path, "seed: 3"), (override,))
+    assert message.startswith(f"override {override!r}: ")
+    assert [word for word in words if word not in message] == []
+
+
+def test_overrides_hold_over_the_file_and_the_last_one_wins(tmp_path: Path) -> None:
+    path = written(tmp_path, "seed: 3\nstage1: {epochs: 40, lr: 0.3}\ndata: {root: here}")
+    overrides = ["seed=4", "stage1.epochs=30", "sparsify.target=0.4", "data.root=~/cifar", "seed=5", "name=other"]
+    recipe = read_recipe(path, [*overrides, "sparsify.exclude=['*.conv1', fc]", "stage2={lr: 1e-2}"])
+    assert (recipe.seed, recipe.stage1.epochs, recipe.stage1.lr, recipe.sparsify.target) == (5, 30, 0.3, 0.4)
+    assert (recipe.data.root, recipe.name, recipe.stage2.lr) == ("~/cifar", "other", 0.01)
+    assert recipe.sparsify.exclude == ("*.conv1", "fc")
+    assert read_recipe(path, ["data.root=null"]).data.root is None
+
+
+def test_bases_hold_where_a_file_says_nothing_and_later_ones_win(tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    written(tmp_path, "name: first\nseed: 1\nstage1: {epochs: 50, lr: 0.5, momentum: 0.5}", "first.yaml")
+    written(tmp_path, "base: ../first.yaml\nstage1: {epochs: 60}", "deeper/second.yaml")
+    written(tmp_path, "seed: 3", "third.yaml")
+    recipe = read_recipe(
+        written(tmp_path, "base: [deeper/second.yaml, third.yaml]\nstage1: {momentum: 0.7}", "top.yaml")
+    )
+    assert (recipe.name, recipe.seed) == ("top", 3)
+    assert (recipe.stage1.epochs, recipe.stage1.lr, recipe.stage1.momentum) == (60, 0.5, 0.7)
+
+
+def test_a_base_may_be_a_recipe_of_the_package(tmp_path: Path) -> None:
+    recipe = read_recipe(written(tmp_path, "base: cifar10-resnet56-60\nseed: 7"))
+    assert recipe == replace(read_recipe("cifar10-resnet56-60"), name="mine", seed=7)
+
+
+def test_a_mistake_in_a_base_names_the_base(tmp_path: Path) -> None:
+    base = written(tmp_path, "stage1: {epochs: 0}", "base.yaml")
+    assert complaint(written(tmp_path, "base: base.yaml")).startswith(f"{base}: stage1.epochs")
+
+
+def test_bases_in_a_circle_are_an_error_but_a_base_used_twice_is_not(tmp_path: Path) -> None:
+    written(tmp_path, "seed: 9", "common.yaml")
+    written(tmp_path, "base: common.yaml", "one.yaml")
+    written(tmp_path, "base: common.yaml", "two.yaml")
+    assert read_recipe(written(tmp_path, "base: [one.yaml, two.yaml]")).seed == 9
+    written(tmp_path, "base: mine.yaml", "common.yaml")
+    assert "circle" in complaint(tmp_path / "mine.yaml")
+    assert "circle" in complaint(written(tmp_path, "base: self.yaml", "self.yaml"))
+
+
+@pytest.mark.parametrize(("source", "near"), [("cifar10-resnet20-2", "cifar10-resnet20-20"), ("demo.yml", "demo")])
+def test_a_missing_recipe_is_an_error_with_the_nearest_name(source: str, near: str) -> None:
+    message = complaint(source)
+    assert repr(source) in message
+    assert f"did you mean {near!r}?" in message
+    assert "those of the package are" in complaint("qqqq")
+
+
+def test_what_cannot_be_read_as_text_is_an_error(tmp_path: Path) -> None:
+    assert "this is a folder, not a recipe" in complaint(tmp_path)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00seed")
+    assert "is no text" in complaint(binary)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    assert read_recipe(written(tmp_path, "\ufeffseed: 3")).seed == 3
+
+
+def test_a_name_of_the_package_goes_before_a_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "seed: 77", "demo")
+    assert read_recipe("demo").seed != 77
+    assert read_recipe(Path("demo")).seed == 77
+    written(tmp_path, "seed: 78", "own")
+    assert read_recipe("own").seed == 78
+
+
+def test_the_papers_text_has_no_warmups(tmp_path: Path) -> None:
+    path = written(tmp_path, "protocol: paper-text")
+    recipe = read_recipe(path)
+    assert (recipe.sparsify.lambda_warmup_epochs, recipe.stage2.lr_warmup_epochs) == (0, 0)
+    message = complaint(path, ("stage2.lr_warmup_epochs=5",))
+    assert "stage2.lr_warmup_epochs is 5; set it to 0" in message
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (9, 0), (10, 1), (11, 1), (12, 10), (60, 10), (200, 10)])
+def test_the_default_lambda_warmup_fits_into_every_first_stage(tmp_path: Path, epochs: int, warmup: int) -> None:
+    recipe = read_recipe(written(tmp_path, "seed: 0"), [f"stage1.epochs={epochs}"])
+    assert recipe.sparsify.lambda_warmup_epochs == warmup
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (10, 0), (11, 10), (120, 10)])
+def test_the_default_lr_warmup_fits_into_every_second_stage(tmp_path: Path, epochs: int, warmup: int) -> None:
+    recipe = read_recipe(written(tmp_path, f"stage2: {{epochs: {epochs}}}"))
+    assert recipe.stage2.lr_warmup_epochs == warmup
+
+
+def test_a_warmup_that_was_asked_for_and_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path, "sparsify: {lambda_warmup_epochs: 10}\nstage1: {epochs: 5}")
+    assert "sparsify.lambda_warmup_epochs must be at most 3 of 5 epochs, got 10" in complaint(path)
+    # Nor does it help that somebody changes the epochs: they are not to blame.
+    assert "at most 1 of 3 epochs" in complaint(path, ("stage1.epochs=3",))
+    assert "at most 6 of 8 epochs" in complaint(path, ("stage1.epochs=8",))
+    short = written(tmp_path, "stage2: {epochs: 4, lr_warmup_epochs: 1}", "short.yaml")
+    late = written(tmp_path, "base: short.yaml\nstage2: {lr_warmup_epochs: 4}", "late.yaml")
+    assert complaint(late).startswith(f"{late}: stage2.lr_warmup_epochs must be fewer than the 4")
+    overrides = ("stage2.epochs=3", "stage2.lr_warmup_epochs=3")
+    for message in (complaint(short, overrides), complaint(short, overrides[::-1])):
+        assert message.startswith("override 'stage2.lr_warmup_epochs=3': stage2.lr_warmup_epochs must be fewer than")
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (3, 0), (4, 1), (8, 2), (9, 8), (40, 8)])
+def test_the_warmup_of_a_base_keeps_its_share_where_it_does_not_fit(tmp_path: Path, epochs: int, warmup: int) -> None:
+    base = written(tmp_path, "stage2: {epochs: 32, lr_warmup_epochs: 8}", "base.yaml")
+    mine = written(tmp_path, f"base: base.yaml\nstage2: {{epochs: {epochs}}}")
+    assert read_recipe(mine).stage2.lr_warmup_epochs == warmup
+    assert read_recipe(base, [f"stage2.epochs={epochs}"]).stage2.lr_warmup_epochs == warmup
+
+
+def test_a_warmup_of_most_epochs_leaves_lambda_one_to_act_in(tmp_path: Path) -> None:
+    written(tmp_path, "stage1: {epochs: 10}\nsparsify: {lambda_warmup_epochs: 8}", "base.yaml")
+    mine = written(tmp_path, "base: base.yaml\nstage1: {epochs: 5}")
+    assert read_recipe(mine).sparsify.lambda_warmup_epochs == 3
+
+
+def test_the_share_of_a_warmup_is_that_of_the_epochs_it_was_given_for(tmp_path: Path) -> None:
+    written(tmp_path, "stage1: {epochs: 40}\nsparsify: {lambda_warmup_epochs: 20}", "base.yaml")
+    middle = written(tmp_path, "base: base.yaml\nstage1: {epochs: 4}", "middle.yaml")
+    assert read_recipe(middle).sparsify.lambda_warmup_epochs == 2
+    # Not of the two epochs in between: it was never given.
+    assert read_recipe(middle, ["stage1.epochs=20"]).sparsify.lambda_warmup_epochs == 10
+    assert read_recipe(middle, ["stage1.epochs=40"]).sparsify.lambda_warmup_epochs == 20
+    assert "stage1.epochs must be a whole number from 0 on, got -3" in complaint(middle, ("stage1.epochs=-3",))
+
+
+def test_names_of_the_package_are_sorted_and_without_bases() -> None:
+    names = recipe_names()
+    assert names == sorted(set(names))
+    assert {"demo", "demo-dense", "cifar10-resnet20-40", "imagenet-densenet201-60"} <= set(names)
+    assert not [name for name in names if name.startswith("_")]

@@ -1,0 +1,186 @@
+"""A run that cannot begin leaves the disk as it was."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strucspars.train import pipeline
+from strucspars.train.lock import RunFolderBusy
+from strucspars.train.outcome import RunSummary
+from strucspars.train.pipeline import run_pipeline
+from strucspars.train.recipe import Recipe
+from strucspars.train.run_folder import RunFolder
+from strucspars.train.setting import Setting
+from strucspars.train.side_by_side import run_side_by_side
+from strucspars.train.stage import RunInterrupted
+
+Recipes = Callable[..., Recipe]
+REFUSED = {
+    "data": ("data.name=cifar10", "data.root=/nowhere"),
+    "batch": ("data.batch_size=1348",),
+    "batch beyond all memory": ("data.batch_size=1000000000000",),
+    "network": ("model.name=no-such-network",),
+    "weights": ("model.weights=/nowhere.pt",),
+    "teacher": ("finetune.teacher=/nowhere",),
+    "first stage": ("sparsify.from_run=/nowhere",),
+    "target": ("sparsify.target=0.99",),
+    "layers": ("sparsify.include=['no-such-layer']",),
+    "slimming": ("kind=slimming",),
+    "dense": ("kind=dense", "model.weights=/nowhere.pt"),
+    "batch norms": ("kind=slimming", "model.name=cifar-resnet8", "slimming.target=0.99"),
+}
+
+
+def contents(place: Path) -> dict[Path, bytes | None]:
+    """All that is there; but for a lock file that was there, whose number of a process nobody minds."""
+    return {
+        path: path.read_bytes() if path.is_file() and path.name != ".lock" else None
+        for path in sorted(place.rglob("*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def stopped(small_recipe: Recipes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped in its first epoch."""
+    path = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(RunInterrupted):
+        run_pipeline(small_recipe("stage1.epochs=1", "stage2.epochs=1"), path, should_stop=lambda: True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(small_recipe: Recipes, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("finished") / "run"
+    run_pipeline(small_recipe("kind=dense", "stage2.epochs=1"), path)
+    return path
+
+
+@pytest.mark.parametrize("cause", REFUSED)
+def test_where_nothing_was_nothing_is(cause: str, small_recipe: Recipes, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, OSError)):
+        run_pipeline(small_recipe(*REFUSED[cause]), tmp_path / "deep" / "run")
+    assert contents(tmp_path) == {}
+
+
+def test_the_first_stage_of_another_recipe_leaves_nothing(stopped: Path, small_recipe: Recipes, tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    run_pipeline(small_recipe("stage1.epochs=1", "stage2.epochs=1"), shutil.copytree(stopped, origin))
+    recipe = small_recipe("stage2.epochs=1", f"sparsify.from_run={origin}")
+    with pytest.raises(ValueError, match="another first stage"):
+        run_pipeline(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("entry", [None, ".lock", "checkpoints", ".recipe.yaml.unfinished"])
+def test_a_folder_without_a_run_stays_as_it_was(entry: str | None, small_recipe: Recipes, tmp_path: Path) -> None:
+    if entry == "checkpoints":
+        (tmp_path / entry).mkdir()
+    elif entry is not None:
+        (tmp_path / entry).touch()
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="train the teacher first"):
+        run_pipeline(small_recipe(*REFUSED["teacher"]), tmp_path)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("with_lock", [True, False])
+def test_a_stopped_run_keeps_all_that_it_has(
+    with_lock: bool, stopped: Path, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    run = shutil.copytree(stopped, tmp_path / "run")
+    if not with_lock:  # a copy may leave out what is hidden
+        (run / ".lock").unlink()
+    before = contents(tmp_path)
+    with pytest.raises((ValueError, OSError)):
+        run_pipeline(small_recipe("stage1.epochs=1", "stage2.epochs=1", "data.name=cifar10", "data.root=/nowhere"), run)
+    assert contents(tmp_path) == before
+    assert run_pipeline(small_recipe("stage1.epochs=1", "stage2.epochs=1"), run).name == "small"
+
+
+def test_a_lost_network_that_cannot_be_written_again_yet_costs_nothing_more(
+    small_recipe: Recipes, finished: Path, tmp_path: Path
+) -> None:
+    teacher = shutil.copytree(finished, tmp_path / "teacher")
+    recipe = small_recipe("kind=strucspars", "stage1.epochs=1", "stage2.epochs=1", f"finetune.teacher={teacher}")
+    summary = run_pipeline(recipe, tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").unlink()
+    shutil.move(teacher, tmp_path / "away")
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="train the teacher first"):
+        run_pipeline(recipe, tmp_path / "run")
+    assert contents(tmp_path) == before
+    shutil.move(tmp_path / "away", teacher)
+    assert run_pipeline(recipe, tmp_path / "run") == summary
+
+
+def test_a_lost_network_beside_damaged_metrics_does_not_cost_the_summary(
+    small_recipe: Recipes, finished: Path, tmp_path: Path
+) -> None:
+    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
+    folder.model_path.unlink()
+    folder.metrics_path.write_text("nonsense\n{}\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1, is not valid JSON"):
+        run_pipeline(small_recipe("kind=dense", "stage2.epochs=1"), folder.path)
+    assert folder.summary_json_path.is_file()
+
+
+def test_a_finished_run_without_a_lock_file_is_read_and_gets_none(
+    finished: Path, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns(".lock", "tensorboard", "dynamics"))
+    before = contents(tmp_path)
+    assert run_pipeline(small_recipe("kind=dense", "stage2.epochs=1"), run).kind == "dense"
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_of_two_that_begin_at_once_the_later_is_refused_and_disturbs_nothing(
+    is_stopped: bool, small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, left = small_recipe("kind=dense", "stage2.epochs=1"), {}
+
+    def overtaken(*arguments: Any) -> Setting:
+        monkeypatch.undo()
+        with contextlib.suppress(RunInterrupted):
+            run_pipeline(recipe, tmp_path / "run", should_stop=lambda: is_stopped)
+        left.update(contents(tmp_path))
+        return Setting(*arguments)
+
+    monkeypatch.setattr(pipeline, "Setting", overtaken)
+    with pytest.raises(RunFolderBusy, match=f"another process has just begun a run in {tmp_path / 'run'}; wait for it"):
+        run_pipeline(recipe, tmp_path / "run")
+    assert contents(tmp_path) == left != {}
+    assert isinstance(run_pipeline(recipe, tmp_path / "run"), RunSummary)
+
+
+def test_a_busy_folder_is_refused_before_data_and_networks_take_up_memory(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    monkeypatch.setattr(pipeline, "Setting", None)
+    with folder.locked(), pytest.raises(RunFolderBusy):
+        run_pipeline(small_recipe(), folder.path)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_data_are_read(
+    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not by taking the right away: the administrator may write anywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(pipeline, "Setting", None)
+    with pytest.raises(PermissionError, match=r"cannot make the run folder .*run: Permission denied; make its parent"):
+        run_pipeline(small_recipe(), tmp_path / "run")
+
+
+def test_beside_a_run_that_is_refused_another_goes_on(small_recipe: Recipes, tmp_path: Path) -> None:
+    good = small_recipe("kind=dense", "stage2.epochs=1")
+    recipes = {tmp_path / "runs" / "refused": small_recipe(*REFUSED["teacher"]), tmp_path / "runs" / "good": good}
+    outcomes = run_side_by_side(recipes, jobs=2)
+    assert [type(outcome) for outcome in outcomes.values()] == [ValueError, RunSummary]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["good"]
