@@ -146,7 +146,7 @@ def environments(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def gpu_minutes(facts: Mapping[str, Any]) -> float:
-    """Those of a run, with what it took before it was recorded unfinished."""
+    """Those of a run, on all the machines that it had."""
     return float(sum(each.get("gpu_minutes", 0) for each in environments(facts)))
 
 

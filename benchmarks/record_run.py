@@ -2,10 +2,8 @@
 
     python benchmarks/record_run.py runs/cifar10-resnet20-40 results/cifar10 --gpu-minutes 3.0
 
-Copies plan, metrics, summary and environment, the recipe without the places of data and other runs, the finished
-network and the one after the first stage, from which other finetunings can start. A network that is too large for one
-file is kept in parts, which `cat model.safetensors.part-* > model.safetensors` puts together again. Of a run that waits
-for more time on a GPU, `--unfinished` keeps the checkpoint with which it goes on.
+Copies plan, summary, environment, the recipe without the places of data and other runs, and of the metrics what the
+tables are made from. `--network` keeps the finished network too, in half precision.
 """
 
 import argparse
@@ -14,30 +12,35 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_identity import without_place
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml
 from strucspars.train.run_folder import RunFolder
 
-SMALL_FILES = ("plan.json", "selection.json", "metrics.jsonl", "summary.json", "decisions.json")
-NETWORKS = ("model.safetensors", "checkpoints/sparsified.pt")
-CHECKPOINT = "checkpoints/last.pt"
-LARGEST_FILE_BYTES = 2_000_000
+SMALL_FILES = ("plan.json", "selection.json", "summary.json", "decisions.json")
+# Two thirds of the bytes of a record are metrics: timings within an epoch and digits beyond the fifth are left out.
+LEFT_OUT = ("train_seconds", "solver_seconds", "mean_churn")
+ROUNDED = ("lr", "train_loss", "train_top1", "test_loss", "lambda", "seconds")
 
 
-def record(
-    run: Path, results: Path, *, gpu_minutes: float, commit: str | None = None, unfinished: bool = False
-) -> Path:
-    """Copy a finished run, or one to go on with, into the results; returns its folder there."""
+def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None = None, network: bool = False) -> Path:
+    """Copy a finished run into the results; returns its folder there."""
     source, target = RunFolder(run), RunFolder(results / run.name)
-    if source.summary_json_path.is_file() == unfinished:
-        word, has = ("an unfinished", "a") if unfinished else ("a finished", "no")
-        raise ValueError(f"{run} is not {word} run: it has {has} {source.summary_json_path.name}")
-    if unfinished and not (run / CHECKPOINT).is_file():
-        raise ValueError(f"{run} has no {CHECKPOINT} to go on with")
-    for name in (*SMALL_FILES, *NETWORKS, *([CHECKPOINT] if unfinished else [])):
+    if not source.summary_json_path.is_file():
+        raise ValueError(f"{run} is not a finished run: it has no {source.summary_json_path.name}")
+    target.path.mkdir(parents=True, exist_ok=True)
+    for name in SMALL_FILES:
         if (run / name).is_file():
-            _keep(run / name, target.path / name)
+            shutil.copyfile(run / name, target.path / name)
+    metrics = [shortened(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in metrics]
+    (target.path / "metrics.jsonl").write_text("".join(lines))
+    if network:
+        save_in_half_precision(source.model_path, target.model_path)
     target.write_recipe(recipe_yaml(_anywhere(read_recipe(source.recipe_path))))
     environment = json.loads(source.environment_path.read_text())
     if commit is not None:
@@ -47,6 +50,27 @@ def record(
     environment["gpu_minutes"] = gpu_minutes
     target.write_json(target.environment_path, environment)
     return target.path
+
+
+def shortened(row: dict[str, float]) -> dict[str, float]:
+    """A row of the metrics as it is kept.
+
+    >>> shortened({"epoch": 3, "lr": 0.0010000000000000002, "test_top1": 0.9325, "train_seconds": 6.5})
+    {'epoch': 3, 'lr': 0.001, 'test_top1': 0.9325}
+    """
+    kept = {name: value for name, value in row.items() if name not in LEFT_OUT}
+    return {name: float(f"{value:.5g}") if name in ROUNDED else value for name, value in kept.items()}
+
+
+def save_in_half_precision(source: Path, target: Path) -> None:
+    """Copy a saved network with its floating-point tensors as float16; `strucspars.load` reads both."""
+    with safe_open(source, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+        metadata = file.metadata()
+    halves = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    if not all(torch.isfinite(tensor).all() for tensor in halves.values() if tensor.is_floating_point()):
+        raise ValueError(f"{source} has values that float16 cannot hold")
+    save_file(halves, target, metadata)
 
 
 def _anywhere(recipe: Recipe) -> Recipe:
@@ -63,20 +87,6 @@ def _usual_folder(run: str | None) -> str | None:
     return None if run is None else f"runs/{Path(run).name}"
 
 
-def _keep(source: Path, target: Path) -> None:
-    """Copy a file, in as many parts as its size asks for."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for former in (target, *target.parent.glob(f"{target.name}.part-*")):
-        former.unlink(missing_ok=True)
-    if source.stat().st_size <= LARGEST_FILE_BYTES:
-        shutil.copyfile(source, target)
-        return
-    content = source.read_bytes()
-    for number, start in enumerate(range(0, len(content), LARGEST_FILE_BYTES)):
-        part = target.with_name(f"{target.name}.part-{number:02}")
-        part.write_bytes(content[start : start + LARGEST_FILE_BYTES])
-
-
 def main() -> None:
     """Parse, copy, say where."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,12 +94,9 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="where to keep it")
     parser.add_argument("--commit", help="where the run could not know its commit, or was made from several")
     parser.add_argument(
-        "--gpu-minutes",
-        type=float,
-        required=True,
-        help="the run's share of the GPU, where several had it together; of one that was recorded unfinished, the rest",
+        "--gpu-minutes", type=float, required=True, help="the run's share of the GPU, where several had it together"
     )
-    parser.add_argument("--unfinished", action="store_true", help="to be gone on with: keep its last checkpoint")
+    parser.add_argument("--network", action="store_true", help="keep the finished network, in half precision")
     options = parser.parse_args()
     kept = record(**vars(options))
     print(f"recorded: {kept}")

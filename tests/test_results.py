@@ -1,7 +1,6 @@
 """Published numbers are generated from the measurements, never typed."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,15 @@ import table2_recipes
 import torch
 import training_step
 from permutations import markdown, summary_table
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from strucspars.bench.results import report_from_json
 from strucspars.cli.running import run_name
 from strucspars.cli.table_rows import table_rows
 from strucspars.convert.conversion import convert_
 from strucspars.cost.counting import count_macs
+from strucspars.export.storage import load
 from strucspars.models.catalogue import build_model
 from strucspars.paper.measured import Sample
 from strucspars.paper.noise import noise_limit
@@ -126,7 +128,7 @@ def test_the_summaries_of_recorded_runs_are_those_of_their_epochs(path: Path) ->
     assert summary.finetuned == stage_accuracy(rows, "train" if summary.kind == "dense" else "finetune")
     # In bfloat16 group convolutions round otherwise than masked ones: one or two images may change their class.
     assert summary.converted_top1 == pytest.approx(rows[-1]["test_top1"], abs=2.5 / 10_000)
-    assert summary.seconds == stage_seconds(rows)
+    assert summary.seconds == pytest.approx(stage_seconds(rows), rel=1e-4)  # rows keep five digits
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
@@ -146,21 +148,20 @@ def test_the_sizes_of_recorded_runs_are_those_of_their_plans(path: Path) -> None
     assert recorded == (count.params, count.macs, count.paper_flops)
 
 
-def assert_small_and_nowhere(path: Path) -> None:
-    assert max(file.stat().st_size for file in path.rglob("*") if file.is_file()) <= 2_000_000
+def assert_nowhere(path: Path) -> None:
     recipe = read_recipe(path / "recipe.yaml")
     places = (recipe.data.root, recipe.sparsify.from_run, recipe.finetune.teacher)
     assert not any(Path(place).is_absolute() for place in places if place is not None)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_recorded_runs_are_small_and_say_what_they_took(path: Path) -> None:
+def test_recorded_runs_say_what_they_took(path: Path) -> None:
     folder = RunFolder(path)
     summary, recipe = read_summary(folder), read_recipe(folder.recipe_path)
     assert summary is not None
     assert path.name == run_name(recipe)
     assert (summary.name, summary.seed) == (recipe.name, recipe.seed)
-    assert_small_and_nowhere(path)
+    assert_nowhere(path)
     environment = json.loads(folder.environment_path.read_text())
     assert environment["gpu_minutes"] > 0
     environments = cifar10_page.environments(environment)
@@ -256,18 +257,13 @@ def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
     assert {rate for rate, goal in inference_page.GOALS.items() if reached[rate] >= goal} == set(inference_page.GOALS)
 
 
-def test_a_run_that_waits_can_go_on_from_its_parts(tmp_path: Path) -> None:
-    waiting = [path for path in (ROOT / "results" / "unfinished").iterdir() if path.is_dir()]
-    assert waiting, "with the last of them the folder goes, and this test"
-    for path in waiting:
-        assert_small_and_nowhere(path)
-        folder = RunFolder(tmp_path / path.name)
-        folder.checkpoints.mkdir(parents=True)
-        parts = sorted((path / "checkpoints").glob("last.pt.part-*"))
-        (folder.checkpoints / "last.pt").write_bytes(b"".join(part.read_bytes() for part in parts))
-        checkpoint = folder.load_checkpoint()
-        assert checkpoint is not None
-        assert checkpoint["metrics_rows"] == len(read_metrics(RunFolder(path)))
+METRICS = {
+    "stage": "finetune",
+    "epoch": 160,
+    "train_loss": 0.025133093575919595,
+    "test_top1": 0.9325,
+    "solver_seconds": 2.0,
+}
 
 
 def finished_run(path: Path) -> Recipe:
@@ -283,10 +279,12 @@ def finished_run(path: Path) -> Recipe:
     (path / "checkpoints").mkdir(parents=True)
     for name in (*record_run.SMALL_FILES, "checkpoints/last.pt", "summary.txt"):
         (path / name).write_text(f"content of {name}")
+    (path / "metrics.jsonl").write_text(json.dumps(METRICS) + "\n")
     (path / "recipe.yaml").write_text(recipe_yaml(recipe))
     (path / "environment.json").write_text('{"commit": "0123456789ab", "device": "a GPU"}')
-    (path / "model.safetensors").write_bytes(bytes(record_run.LARGEST_FILE_BYTES))
-    (path / "checkpoints" / "sparsified.pt").write_bytes(os.urandom(2 * record_run.LARGEST_FILE_BYTES + 1))
+    save_file(
+        {"weight": torch.tensor([0.1, 3e4]), "order": torch.tensor([1, 0])}, path / "model.safetensors", {"a": "b"}
+    )
     return recipe
 
 
@@ -294,15 +292,12 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
     recipe = finished_run(tmp_path / "runs" / "mine-seed2")
     kept = record_run.record(tmp_path / "runs" / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
     assert kept == tmp_path / "results" / "mine-seed2"
-    # The network after the first stage is too large for one file, and checkpoints are of no use to others.
-    parts = [f"sparsified.pt.part-0{number}" for number in range(3)]
     found = {path.name for path in kept.rglob("*") if path.is_file()}
-    assert found == {*record_run.SMALL_FILES, "recipe.yaml", "environment.json", "model.safetensors", *parts}
-    assert [(kept / "checkpoints" / part).stat().st_size for part in parts] == [2_000_000, 2_000_000, 1]
-    whole = b"".join((kept / "checkpoints" / part).read_bytes() for part in parts)
-    assert whole == (tmp_path / "runs" / "mine-seed2" / "checkpoints" / "sparsified.pt").read_bytes()
+    assert found == {*record_run.SMALL_FILES, "recipe.yaml", "environment.json", "metrics.jsonl"}
     for name in record_run.SMALL_FILES:
         assert (kept / name).read_text() == f"content of {name}"
+    (row,) = read_metrics_lines(kept)
+    assert row == {"stage": "finetune", "epoch": 160, "train_loss": 0.025133, "test_top1": 0.9325}
     recorded = read_recipe(kept / "recipe.yaml")
     assert (recorded.sparsify.from_run, recorded.finetune.teacher) == ("runs/first-seed2", "runs/dense-seed2")
     anywhere = replace(recorded, sparsify=recipe.sparsify, finetune=recipe.finetune)
@@ -312,14 +307,24 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
     assert environment == {"commit": "0123456789ab", "device": "a GPU", "gpu_minutes": 3.5}
 
 
-def test_a_run_that_is_recorded_again_leaves_no_former_parts(tmp_path: Path) -> None:
+def read_metrics_lines(kept: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (kept / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_recorded_network_is_kept_in_half_precision(tmp_path: Path) -> None:
     finished_run(tmp_path / "mine-seed2")
-    record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
-    (tmp_path / "mine-seed2" / "checkpoints" / "sparsified.pt").write_bytes(b"smaller")
-    (tmp_path / "mine-seed2" / "model.safetensors").write_bytes(bytes(record_run.LARGEST_FILE_BYTES + 1))
-    kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
-    networks = {path.name for path in kept.rglob("*") if path.name.startswith(("model", "sparsified"))}
-    assert networks == {"sparsified.pt", "model.safetensors.part-00", "model.safetensors.part-01"}
+    kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5, network=True)
+    with safe_open(kept / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"a": "b"}
+        torch.testing.assert_close(file.get_tensor("weight"), torch.tensor([0.1, 3e4]).half())
+        assert file.get_tensor("order").tolist() == [1, 0]
+
+
+def test_a_network_beyond_half_precision_is_not_recorded(tmp_path: Path) -> None:
+    finished_run(tmp_path / "mine-seed2")
+    save_file({"weight": torch.tensor([1e6])}, tmp_path / "mine-seed2" / "model.safetensors")
+    with pytest.raises(ValueError, match="float16 cannot hold"):
+        record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5, network=True)
 
 
 def test_a_run_that_could_not_know_its_commit_is_told(tmp_path: Path) -> None:
@@ -338,20 +343,25 @@ def test_a_run_that_went_on_elsewhere_took_the_minutes_of_all_its_parts(tmp_path
     assert cifar10_page.gpu_minutes(environment) == 10
 
 
-def test_an_unfinished_run_is_recorded_only_as_one(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_recorded(tmp_path: Path) -> None:
     finished_run(tmp_path / "mine-seed2")
     (tmp_path / "mine-seed2" / "summary.json").unlink()
     with pytest.raises(ValueError, match=r"is not a finished run: it has no summary\.json"):
         record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
     assert not (tmp_path / "results").exists()
-    kept = record_run.record(tmp_path / "mine-seed2", tmp_path / "unfinished", gpu_minutes=3.5, unfinished=True)
-    assert (kept / "checkpoints" / "last.pt").read_text() == "content of checkpoints/last.pt"
-    (tmp_path / "mine-seed2" / "checkpoints" / "last.pt").unlink()
-    with pytest.raises(ValueError, match=r"has no checkpoints/last\.pt to go on with"):
-        record_run.record(tmp_path / "mine-seed2", tmp_path / "unfinished", gpu_minutes=3.5, unfinished=True)
 
 
-def test_a_finished_run_is_not_recorded_as_unfinished(tmp_path: Path) -> None:
-    finished_run(tmp_path / "mine-seed2")
-    with pytest.raises(ValueError, match=r"is not an unfinished run: it has a summary\.json"):
-        record_run.record(tmp_path / "mine-seed2", tmp_path / "results", gpu_minutes=3.5, unfinished=True)
+NETWORKS = sorted((ROOT / "results" / "cifar10").glob("*/model.safetensors"))
+
+
+@pytest.mark.parametrize("path", NETWORKS, ids=lambda path: path.parent.name)
+def test_recorded_networks_load(path: Path) -> None:
+    folder = RunFolder(path.parent)
+    summary, recipe = read_summary(folder), read_recipe(folder.recipe_path)
+    assert summary is not None
+    network = load(path, build_model(recipe.model.name, num_classes=10))
+    assert count_macs(network, torch.zeros(1, 3, 32, 32)).params == summary.params.after
+
+
+def test_the_results_stay_small() -> None:
+    assert sum(file.stat().st_size for file in (ROOT / "results").rglob("*") if file.is_file()) <= 8_000_000
