@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from strucspars.bench import inference_forms, runtimes, suite
+from strucspars.bench import runtimes, suite
 from strucspars.bench.networks import random_networks
 from strucspars.bench.results import BenchReport, report_from_json
 from strucspars.bench.runtimes import InferenceForms
@@ -79,7 +79,7 @@ def test_networks_are_folded_with_an_image_that_is_not_blank(
         examples.append(example)
         return fold(model, example, **options)
 
-    monkeypatch.setattr(inference_forms, "fold", watched)
+    monkeypatch.setattr(runtimes, "fold", watched)
     measured(runtimes=("pytorch",))
     assert len(examples) == 3
     assert all(example.std() > 0.5 for example in examples)
