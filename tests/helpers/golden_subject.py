@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import strucspars as ss
-from strucspars.cli.app import main
+from strucspars.cli.main import main
 
 __all__ = ["Said", "document_of", "said", "ss"]
 
