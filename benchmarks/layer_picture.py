@@ -26,7 +26,7 @@ def draw(run: Path, layer: str, out: Path) -> None:
     plan = GroupingPlan.from_json((run / "plan.json").read_text()).layers[layer]
     importance = importance_matrix(state[f"{layer}.weight"].numpy())
     permuted = importance[plan.out_perm][:, plan.in_perm]
-    mask = connection_mask(*permuted.shape, plan.group_level)
+    mask = connection_mask(len(permuted), len(permuted[0]), plan.group_level)
     kept = permuted[mask > 0].sum() / permuted.sum()
     panels = (
         ("a trained layer", importance),
