@@ -85,12 +85,18 @@ def test_wrong_outputs_are_an_error_row_and_never_timed(clock: Any, contestants:
     assert compressed.timing is None
     assert compressed.difference is not None
     assert compressed.difference > 1e-4
-    assert "outputs are off by" in compressed.error
+    assert "the output is off by" in compressed.error
     # Once for the check.
     assert clock.called.count("pytorch compressed") == 1
     assert dense.timing is not None
     assert bound.timing is not None
     assert bound.timing.speedup is not None
+
+
+def test_a_network_that_puts_out_no_numbers_is_refused(clock: Any, contestants: list[Contestant]) -> None:
+    nn.init.constant_(contestants[0].network.model[1].weight, float("nan"))  # type: ignore[index]
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        rows_of(clock, contestants, told(clock, "pytorch", contestants))
 
 
 def test_a_runtime_that_fails_takes_no_other_with_it(clock: Any, contestants: list[Contestant]) -> None:

@@ -16,6 +16,7 @@ from strucspars.bench.results import report_from_json
 from strucspars.cli import bench as benchmarking
 from strucspars.cli.bench import BenchRequest, bench_subjects, benchmarked
 from strucspars.cli.console import Output
+from strucspars.convert.comparison import Comparison
 from strucspars.models.catalogue import build_model
 
 SMALL = "tiny_networks:small"
@@ -144,10 +145,11 @@ def test_code_that_a_folder_names_is_run_only_if_the_user_names_it(call: Any, ti
 
 
 def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strucspars.bench.sitting.relative_difference", lambda outputs, expected: 0.5)
+    wrong = Comparison(relative_error=0.5, tolerance=1e-4, complaint="the output is off by 0.5")
+    monkeypatch.setattr("strucspars.bench.sitting.compare_outputs", lambda outputs, expected: wrong)
     said = call("bench", *OWN)
     assert said.status == 1
-    assert "[1] not timed: its outputs are off by 0.5" in said.out
+    assert "[1] not timed: the output is off by 0.5" in said.out
     assert "3 of 3 programs were not timed" in said.err
 
 

@@ -11,11 +11,13 @@ import torch
 from torch import fx, nn
 
 import strucspars as ss
-from strucspars.convert.comparison import difference
+from strucspars.convert.comparison import compare_outputs, relative_error, tolerance
 
 CHANNELS = 16
 IMAGES = torch.randn(2, CHANNELS, 6, 6, generator=torch.Generator().manual_seed(1))
 ONES, TWOS = torch.ones(3), 2 * torch.ones(3)
+SCORES = torch.tensor([[1.0, 2.0, -4.0], [0.5, 0.5, 0.0]])
+INF, NAN = math.inf, math.nan
 
 Pair = namedtuple("Pair", "first second")
 
@@ -27,7 +29,7 @@ class Masks:
 
 
 class Opaque:
-    """An object that nobody can look into."""
+    """An object of unknown parts."""
 
     def __init__(self, mask: torch.Tensor) -> None:
         self.mask = mask
@@ -56,100 +58,120 @@ CONTAINERS: dict[str, Callable[[Any], object]] = {
 }
 
 
+def complaint(outputs: object, expected: object, *, whole_numbers: bool = True) -> str:
+    return compare_outputs(outputs, expected, whole_numbers=whole_numbers).complaint
+
+
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_tensors_in_containers_are_compared(container: str) -> None:
     build = CONTAINERS[container]
-    assert difference(build(ONES), build(ONES.clone())) == ""
-    assert "off by 1" in difference(build(TWOS), build(ONES))
+    assert complaint(build(ONES), build(ONES.clone())) == ""
+    assert "off by 1" in complaint(build(TWOS), build(ONES))
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_objects_in_containers_make_outputs_incomparable(container: str) -> None:
     outputs = (ONES, CONTAINERS[container](Opaque(ONES)))
-    assert "object of Opaque" in difference(outputs, outputs)
+    assert "object of Opaque" in complaint(outputs, outputs)
 
 
 def test_outputs_without_tensors_cannot_be_compared() -> None:
     without: tuple[object, ...] = (None, 3, "text", [], {}, {"count": 3}, Masks(None), deque())
     for outputs in without:
-        assert "no tensor" in difference(outputs, outputs)
+        assert "no output is a tensor" in complaint(outputs, outputs)
 
 
 @pytest.mark.parametrize(
     ("value", "other"), [(1, 2), (1.5, 2.5), (None, 0), ("a", "b"), (True, False), (1, True), (None, ONES), (ONES, 1.0)]
 )
 def test_values_that_are_no_tensors_must_be_the_same(value: object, other: object) -> None:
-    assert difference([ONES, value], [ONES, value]) == ""
-    assert "puts out" in difference([ONES, value], [ONES, other])
+    assert complaint([ONES, value], [ONES, value]) == ""
+    assert "output 1 is" in complaint([ONES, value], [ONES, other])
 
 
 @pytest.mark.parametrize("kind", [float, complex])
 def test_fractions_outside_of_tensors_may_differ_by_rounding(kind: type[float] | type[complex]) -> None:
     # A mean of outputs that reach 2 is rounded as they are, however small it is.
-    assert difference([TWOS, kind(1e-9)], [TWOS, kind(5e-9)]) == ""
-    assert difference([ONES, kind(1e9 + 1)], [ONES, kind(1e9)]) == ""
-    assert "puts out" in difference([TWOS, kind(0.01)], [TWOS, kind(0.02)])
-    assert difference([ONES, kind(math.inf)], [ONES, kind(math.inf)]) == ""
-    assert "puts out" in difference([ONES, kind(math.inf)], [ONES, kind(1)])
-
-
-@pytest.mark.parametrize("with_whole_numbers", [True, False])
-def test_complex_tensors_are_compared_up_to_rounding(with_whole_numbers: bool) -> None:
-    expected = torch.complex(ONES, TWOS)
-    for outputs, others in ((expected, expected), (expected.conj(), expected.conj().clone())):
-        assert difference(outputs + 1e-5, others, with_whole_numbers=with_whole_numbers) == ""
-        assert "off by" in difference(outputs + 1e-2j, others, with_whole_numbers=with_whole_numbers)
-    assert "other tensors" in difference(ONES, expected)
+    assert complaint([TWOS, kind(1e-9)], [TWOS, kind(5e-9)]) == ""
+    assert complaint([ONES, kind(1e9 + 1)], [ONES, kind(1e9)]) == ""
+    assert "output 1 is" in complaint([TWOS, kind(0.01)], [TWOS, kind(0.02)])
+    assert complaint([ONES, kind(math.inf)], [ONES, kind(math.inf)]) == ""
+    assert "output 1 is" in complaint([ONES, kind(math.inf)], [ONES, kind(1)])
+    assert complaint([ONES, kind(math.nan)], [ONES, kind("nan")]) == ""
 
 
 def test_truth_values_beside_fractions_are_no_measure_of_them() -> None:
     outputs = [torch.tensor([True]), ONES, 0.5]
-    assert difference(outputs, list(outputs), with_whole_numbers=True) == ""
-
-
-def test_not_a_number_is_the_same_as_itself() -> None:
-    assert difference([ONES, math.nan], [ONES, float("nan")]) == ""
+    assert complaint(outputs, list(outputs)) == ""
 
 
 def test_keys_and_shapes_must_be_the_same() -> None:
-    for outputs in ({"other": ONES}, {"mask": ONES, "other": ONES}, {}, {"mask": ONES[:2]}):
-        assert "other tensors" in difference(outputs, {"mask": ONES})
+    expected = {"mask": ONES}
+    assert complaint({"other": ONES}, expected) == "it puts out output other instead of output mask"
+    assert complaint({"mask": ONES, "other": ONES}, expected)
+    assert complaint({}, expected) == "it puts out nothing instead of output mask"
+    assert complaint({"mask": ONES[:2]}, expected) == "output mask has shape (2,) instead of (3,)"
+
+
+def test_the_first_output_that_differs_is_named_and_the_largest_error_told() -> None:
+    compared = compare_outputs([ONES, {"a": 1.25 * ONES, "b": TWOS}], [ONES, {"a": ONES, "b": ONES}])
+    assert compared.complaint == "output 1.a is off by 0.25 of its largest entry, 0.0001 is allowed"
+    assert (compared.relative_error, compared.tolerance) == (1, 1e-4)
+    assert compare_outputs([ONES, ONES.half()], [ONES, ONES.half()]).tolerance == tolerance(ONES.half())
+
+
+def test_errors_are_relative_to_the_largest_entry() -> None:
+    for scale in (1, 1e-6, -1):
+        error = relative_error(scale * (SCORES + 0.004), scale * SCORES)
+        assert error == pytest.approx(0.001, rel=1e-3)
+    assert relative_error(SCORES, SCORES) == 0
+    assert relative_error(torch.zeros(3), torch.zeros(3)) == 0
+    assert relative_error(torch.full((3,), 1e-9), torch.zeros(3)) == math.inf
+    assert relative_error(torch.zeros(0), torch.zeros(0)) == 0
+    assert relative_error(ONES[:2], ONES) == math.inf
 
 
 @pytest.mark.parametrize(
-    ("dtype", "allowed"),
-    [(torch.float64, 1e-6), (torch.float32, 1e-4), (torch.float16, 0.1), (torch.bfloat16, 0.1)],
+    ("found", "expected", "error"),
+    [
+        ([1.0, NAN], [1.0, NAN], 0),
+        ([1.0, INF], [1.0, INF], 0),
+        ([1.0, -INF], [1.0, INF], INF),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([1.0, NAN], [1.0, 2.0], INF),
+        ([1.0, INF], [1.0, 2.0], INF),
+        ([NAN, NAN], [NAN, NAN], 0),
+        ([0.0, 0.0], [NAN, NAN], INF),
+    ],
 )
-def test_rounding_is_measured_against_the_largest_entry(dtype: torch.dtype, allowed: float) -> None:
-    expected = torch.tensor([[1.0, 2.0, -4.0], [0.5, 0.5, 0.0]], dtype=dtype)
-    assert difference(expected + 4 * allowed / 2, expected) == ""
-    assert "off by" in difference(expected + 4 * allowed * 2, expected)
+def test_nan_and_infinity_must_be_in_the_same_places(found: list[float], expected: list[float], error: float) -> None:
+    assert relative_error(torch.tensor(found), torch.tensor(expected)) == error
 
 
-def test_outputs_below_zero_are_as_large_as_those_above() -> None:
-    expected = torch.tensor([-1.0, -5.0])
-    assert difference(expected + 1e-5, expected) == ""
-    assert "where outputs reach 5" in difference(expected + 1, expected)
+def test_complex_tensors_are_compared_up_to_rounding() -> None:
+    expected = torch.complex(ONES, TWOS)
+    for outputs, others in ((expected, expected), (expected.conj(), expected.conj().clone())):
+        assert complaint(outputs + 1e-5, others) == ""
+        assert "off by" in complaint(outputs + 1e-2j, others)
+    assert relative_error(ONES, expected) == math.inf
 
 
-def test_nan_and_infinity_must_be_in_the_same_places() -> None:
-    expected = torch.tensor([1.0, math.nan, math.inf])
-    assert difference(expected.clone(), expected) == ""
-    assert difference(torch.tensor([math.nan, 1.0, math.inf]), expected)
-    assert difference(torch.tensor([1.0, math.nan, -math.inf]), expected)
-    assert difference(torch.zeros(2), torch.full((2,), math.nan))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_few_roundings_are_allowed_in_every_precision_and_a_wrong_order_in_none(dtype: torch.dtype) -> None:
+    expected = SCORES.to(dtype)
+    allowed = tolerance(expected)
+    assert 10 * torch.finfo(dtype).eps < allowed < 0.2
+    assert complaint(expected + 4 * allowed / 2, expected) == ""
+    assert "off by" in complaint(expected + 4 * allowed * 2, expected)
 
 
-def test_every_tensor_of_a_list_is_compared() -> None:
-    assert "off by 1" in difference([ONES, ONES, TWOS], [ONES, ONES, ONES])
-    assert "other tensors" in difference([ONES], [ONES, ONES])
-
-
-def test_whole_numbers_are_compared_where_asked() -> None:
+def test_whole_numbers_must_be_the_same_unless_they_are_left_out() -> None:
     numbers, others = torch.tensor([1, 2]), torch.tensor([1, 3])
-    assert difference(numbers, others) == ""
-    assert "other whole numbers" in difference(numbers, others, with_whole_numbers=True)
-    assert difference(numbers, numbers.clone(), with_whole_numbers=True) == ""
+    assert complaint(numbers, numbers.to(torch.int32)) == ""
+    assert "off by inf" in complaint(numbers, others)
+    assert "off by inf" in complaint(numbers.double(), numbers)
+    assert complaint(numbers, others, whole_numbers=False) == ""
+    assert "shape" in complaint(numbers, others[:1], whole_numbers=False)
 
 
 class Network(nn.Module):
@@ -188,12 +210,12 @@ def test_a_network_that_puts_out_an_opaque_object_stays_as_it_is(lies: bool) -> 
     model = Network(lambda mask: packed(mask), lies=lies).eval()
     folded = ss.fold(model, IMAGES, widen_groups_below=8)
     report = ss.fold_report(folded)
-    assert "an object of Opaque, by which its graph cannot be compared" in report.untraced_reason
+    assert "an object of Opaque, which cannot be compared" in report.untraced_reason
     assert report.untraced_reason in str(report)
     torch.testing.assert_close(folded(IMAGES).mask, model(IMAGES).mask)
 
 
 def test_a_network_that_puts_out_no_tensor_stays_as_it_is() -> None:
     folded = ss.fold(Network(lambda mask: counted(mask), lies=False), IMAGES)
-    assert "no tensor" in ss.fold_report(folded).untraced_reason
+    assert "no output is a tensor" in ss.fold_report(folded).untraced_reason
     assert folded(IMAGES) == len(IMAGES)

@@ -105,7 +105,7 @@ def test_a_graph_that_is_wrong_by_little_is_not_used(
     network = model().eval()
     with caplog.at_level(logging.WARNING):
         folded = ss.fold(network, example)
-    assert "puts out" in ss.fold_report(folded).untraced_reason
+    assert "off by" in ss.fold_report(folded).untraced_reason
     torch.testing.assert_close(folded(example), network(example))
 
 
@@ -121,7 +121,7 @@ class OfDictionary(nn.Module):
 
 def test_zeros_in_a_dictionary_hide_no_wrong_graph() -> None:
     network, example = OfDictionary().eval(), ({"images": torch.zeros_like(IMAGES)},)
-    assert "puts out" in ss.fold_report(ss.fold(network, example)).untraced_reason
+    assert "off by" in ss.fold_report(ss.fold(network, example)).untraced_reason
 
 
 def test_a_network_that_insists_on_its_precision_is_folded_all_the_same() -> None:

@@ -1,49 +1,18 @@
 """One sitting: all forms of a network, in all runtimes, at one batch size and number of threads, checked and timed."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from strucspars.bench.networks import BenchNetwork, Form, ImageShape
 from strucspars.bench.results import BenchRow, NetworkSize, sitting_words
 from strucspars.bench.runtimes import GathersLeft, Images, InferenceForms, Program, Runtime, Target, torch_threads
 from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times, row_timing
-from strucspars.export.agreement import TOLERANCE, relative_error
+from strucspars.convert.comparison import compare_outputs
 from strucspars.export.quiet import first_line
-
-ALLOWED_DIFFERENCE = TOLERANCE[torch.float32]
-
-
-def relative_difference(outputs: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> float:
-    """Largest difference between outputs, relative to the largest expected one; infinite where they do not compare.
-
-    >>> relative_difference(np.float32([1, 3]), np.float32([1, 4]))
-    0.25
-    """
-    if outputs.shape != expected.shape or not np.isfinite(expected).all():
-        return math.inf
-    # Copies: runtimes give out memory that is theirs, and read-only.
-    return relative_error(torch.tensor(outputs), torch.tensor(expected))
-
-
-def difference_error(difference: float) -> str:
-    """Why outputs that differ so much are refused; empty if they are the same up to rounding.
-
-    >>> difference_error(3e-7)
-    ''
-    >>> difference_error(0.5)
-    'not timed: its outputs are off by 0.5 of the largest one, where rounding explains 0.0001'
-    """
-    if difference <= ALLOWED_DIFFERENCE:
-        return ""
-    off = f"its outputs are off by {difference:.2g} of the largest one"
-    return f"not timed: {off}, where rounding explains {ALLOWED_DIFFERENCE:g}"
-
 
 # What is being done, and how much of it is done, from 0 to 1.
 Observer = Callable[[str, float], None]
@@ -169,10 +138,15 @@ def _checked_program(
     except Exception as error:
         reason = f"not timed: {type(error).__name__}: {first_line(error)}"
         return _Checked(contestant=contestant, gathers=gathers, error=reason)
-    difference = relative_difference(outputs, expected)
-    wrong = difference_error(difference)
-    timed = None if wrong else partial(_in_parts, program, images, target.batch)
-    return _Checked(contestant=contestant, gathers=gathers, difference=difference, error=wrong, timed=timed)
+    # Copies: runtimes give out memory that is theirs, and read-only.
+    compared = compare_outputs(torch.tensor(outputs), torch.tensor(expected))
+    return _Checked(
+        contestant=contestant,
+        gathers=gathers,
+        difference=compared.relative_error,
+        error=f"not timed: {compared.complaint}" if compared.complaint else "",
+        timed=None if compared.complaint else partial(_in_parts, program, images, target.batch),
+    )
 
 
 def _in_parts(program: Program, images: Images, images_per_call: int) -> Images:
@@ -194,6 +168,8 @@ def _expected(contestant: Contestant, images: Images) -> Images:
             "are compared: wrap it in a module that returns one"
         )
     expected: Images = outputs.numpy()
+    if not np.isfinite(expected).all():
+        raise ValueError("the network gives NaN or infinity for random images, by which runtimes cannot be compared")
     return expected
 
 

@@ -1,108 +1,173 @@
-"""Whether a graph computes what its network does."""
+"""Whether two computations put out the same: trees of tensors, equal up to rounding."""
 
+import cmath
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch.utils import _pytree as pytree
 
-# Against the largest output. A wrong order is off by as much as the output itself; rounding stays far below, in half
-# precision too. What is subtler shows in double precision, in which every network is tried that can be.
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
-HALF_PRECISION_TOLERANCE = 0.1
+# Allowed differences, as fractions of the largest entry. A wrong channel order is off by as much as the output itself;
+# rounding stays far below. Subtler mistakes show in double precision, which `fold` tries wherever it can.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
+LOWEST_PRECISION_TOLERANCE = 0.1
 
-# What can be compared with `==`.
+# Values that `==` compares.
 PLAIN_VALUES = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
-LEAVES = (torch.Tensor, *PLAIN_VALUES)
+
+Place = tuple[object, ...]
 
 
-def difference(outputs: object, expected: object, *, with_whole_numbers: bool = False) -> str:
-    """How outputs differ from the expected ones, or why nobody can tell; empty if they are equal up to rounding.
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How outputs compare with the expected ones.
+
+    Attributes:
+        relative_error: largest difference over the largest entry of its tensor, of all outputs; infinite where outputs
+            do not match at all.
+        tolerance: the widest that was allowed for any of them.
+        complaint: the first output that differs, and how; empty if all agree.
+    """
+
+    relative_error: float
+    tolerance: float
+    complaint: str
+
+
+def compare_outputs(outputs: object, expected: object, *, whole_numbers: bool = True) -> Comparison:
+    """Compare outputs, tensor by tensor, with the expected ones.
 
     Args:
         outputs: a tensor, or lists, tuples, dictionaries, dataclasses and pytrees of tensors and plain values.
         expected: likewise.
-        with_whole_numbers: compare tensors of these too. They are often places of largest values, which rounding can
-            move.
+        whole_numbers: whether tensors of whole numbers have to be equal. They are often positions of largest values,
+            which rounding can move.
+
+    >>> compare_outputs({"scores": torch.tensor([1.0, 3.0])}, {"scores": torch.tensor([1.0, 4.0])}).complaint
+    'output scores is off by 0.25 of its largest entry, 0.0001 is allowed'
     """
     try:
-        leaves, wanted_leaves = dict(_leaves(outputs)), dict(_leaves(expected))
-    except _CannotBeOpenedError as error:
-        return str(error)
-    if not any(isinstance(wanted, torch.Tensor) for wanted in wanted_leaves.values()):
-        return "the network puts out no tensor that its graph could be compared by"
-    if leaves.keys() != wanted_leaves.keys():
-        return "the traced graph puts out other tensors than the network"
-    tensors = (wanted for wanted in wanted_leaves.values() if isinstance(wanted, torch.Tensor))
-    largest = max((_largest(_as_real(tensor)) for tensor in tensors if _has_fractions(tensor)), default=0.0)
-    for place, wanted in wanted_leaves.items():
-        found = leaves[place]
-        if isinstance(found, torch.Tensor) and isinstance(wanted, torch.Tensor):
-            wrong = _tensor_difference(found, wanted, with_whole_numbers)
-        else:
-            wrong = _value_difference(found, wanted, largest)
-        if wrong:
-            return wrong
-    return ""
+        found, wanted = dict(_leaves(outputs)), dict(_leaves(expected))
+    except _NotComparableError as error:
+        return Comparison(relative_error=math.inf, tolerance=0.0, complaint=str(error))
+    tensors = [leaf for leaf in wanted.values() if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        return Comparison(relative_error=math.inf, tolerance=0.0, complaint="no output is a tensor to compare by")
+    if found.keys() != wanted.keys():
+        names, wanted_names = (", ".join(map(_name, leaves)) or "nothing" for leaves in (found, wanted))
+        complaint = f"it puts out {names} instead of {wanted_names}"
+        return Comparison(relative_error=math.inf, tolerance=0.0, complaint=complaint)
+    largest = max((_largest(tensor) for tensor in tensors if _has_fractions(tensor)), default=0.0)
+    errors, complaints = [], []
+    for place, leaf in wanted.items():
+        off, complaint = _compare_leaves(found[place], leaf, largest, whole_numbers=whole_numbers)
+        errors.append(off)
+        complaints += [f"{_name(place)} {complaint}"] if complaint else []
+    return Comparison(
+        relative_error=max(errors),
+        tolerance=max(map(tolerance, tensors)),
+        complaint=complaints[0] if complaints else "",
+    )
 
 
-class _CannotBeOpenedError(Exception):
-    """An output holds an object whose parts nobody knows."""
+def tolerance(expected: torch.Tensor) -> float:
+    """How far off a tensor may be, as a fraction of its largest entry. Whole numbers and truth values may not be."""
+    if expected.is_complex():
+        expected = torch.view_as_real(expected.resolve_conj())
+    return TOLERANCE.get(expected.dtype, LOWEST_PRECISION_TOLERANCE) if expected.is_floating_point() else 0.0
 
 
-def _value_difference(value: object, wanted: object, largest: float) -> str:
-    is_same = type(value) is type(wanted) and (value == wanted or (value != value and wanted != wanted))
+def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest finite entry expected; infinite where the two do not match at all.
+
+    NaN and infinities have to stand in the same places. Whole numbers have to be equal.
+
+    >>> relative_error(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0]))
+    0.25
+    """
+    if output.shape != expected.shape or _has_fractions(output) != _has_fractions(expected):
+        return math.inf
+    if not _has_fractions(expected):
+        return 0.0 if torch.equal(output.cpu().to(expected.dtype), expected.cpu()) else math.inf
+    if output.is_complex() != expected.is_complex():
+        return math.inf
+    output, expected = _as_doubles(output), _as_doubles(expected)
+    finite = expected.isfinite()
+    if not torch.allclose(output[~finite], expected[~finite], equal_nan=True):
+        return math.inf
+    off = _largest_of(output[finite] - expected[finite])
+    largest = _largest_of(expected[finite])
+    if off == 0:
+        return 0.0
+    return off / largest if largest and math.isfinite(off) else math.inf
+
+
+class _NotComparableError(Exception):
+    """An output holds an object of unknown parts."""
+
+
+def _compare_leaves(found: object, wanted: object, largest: float, *, whole_numbers: bool) -> tuple[float, str]:
+    if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        return (
+            (0.0, "") if _is_same_value(found, wanted, largest) else (math.inf, f"is {found!r} instead of {wanted!r}")
+        )
+    if found.shape != wanted.shape:
+        return math.inf, f"has shape {tuple(found.shape)} instead of {tuple(wanted.shape)}"
+    if not _has_fractions(wanted) and not whole_numbers:
+        return 0.0, ""
+    error, allowed = relative_error(found, wanted), tolerance(wanted)
+    if error <= allowed:
+        return error, ""
+    return error, f"is off by {error:.3g} of its largest entry, {allowed:g} is allowed"
+
+
+def _is_same_value(value: object, wanted: object, largest: float) -> bool:
+    if type(value) is not type(wanted):
+        return False
     if isinstance(value, float | complex) and isinstance(wanted, float | complex):
-        # Read off a tensor that nobody sees: a mean, say, may be small beside what it is the mean of.
-        is_same = is_same or abs(value - wanted) <= TOLERANCE[torch.float32] * max(largest, abs(wanted))
-    return "" if is_same else f"the traced graph puts out {value!r} where the network puts out {wanted!r}"
-
-
-def _tensor_difference(tensor: torch.Tensor, wanted: torch.Tensor, with_whole_numbers: bool) -> str:
-    if tensor.shape != wanted.shape or tensor.is_complex() != wanted.is_complex():
-        return "the traced graph puts out other tensors than the network"
-    if _has_fractions(wanted):
-        return _distance(_as_real(tensor), _as_real(wanted))
-    if with_whole_numbers and not torch.equal(tensor, wanted):
-        return "the traced graph puts out other whole numbers than the network"
-    return ""
+        # Often read off a tensor that is no output: a mean may be small beside the values it is the mean of.
+        allowed = TOLERANCE[torch.float32]
+        is_close = cmath.isclose(value, wanted, rel_tol=allowed, abs_tol=allowed * largest)
+        return is_close or (cmath.isnan(value) and cmath.isnan(wanted))
+    return bool(value == wanted)
 
 
 def _has_fractions(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _distance(tensor: torch.Tensor, wanted: torch.Tensor) -> str:
-    largest = _largest(wanted)
-    allowed = TOLERANCE.get(wanted.dtype, HALF_PRECISION_TOLERANCE) * largest
-    if torch.allclose(tensor, wanted, rtol=0, atol=allowed, equal_nan=True):
-        return ""
-    finite = wanted.isfinite()
-    off = (tensor - wanted)[finite].abs().max().item() if finite.any() else math.nan
-    return f"the traced graph puts out something else: off by {off:.3g} where outputs reach {largest:.3g}"
+def _as_doubles(tensor: torch.Tensor) -> torch.Tensor:
+    # On the CPU: some devices have no double precision.
+    tensor = tensor.detach().cpu()
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    finite = tensor[tensor.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+    values = _as_doubles(tensor)
+    return _largest_of(values[values.isfinite()])
 
 
-def _leaves(value: object, place: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], object]]:
-    """Tensors and plain values, each by its place."""
-    if isinstance(value, LEAVES):
+def _largest_of(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
+
+
+def _name(place: Place) -> str:
+    return f"output {'.'.join(map(str, place))}" if place else "the output"
+
+
+def _leaves(value: object, place: Place = ()) -> Iterator[tuple[Place, object]]:
+    """Tensors and plain values, each with its place."""
+    if isinstance(value, (torch.Tensor, *PLAIN_VALUES)):
         yield place, value
         return
-    for key, part in _parts(value):
+    for key, part in _parts(value, place):
         yield from _leaves(part, (*place, key))
 
 
-def _parts(value: object) -> Iterator[tuple[object, object]]:
+def _parts(value: object, place: Place) -> Iterator[tuple[object, object]]:
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, list | tuple):
@@ -112,8 +177,8 @@ def _parts(value: object) -> Iterator[tuple[object, object]]:
     else:
         parts = pytree.tree_leaves(value, is_leaf=lambda part: part is not value)
         if any(part is value for part in parts):
-            raise _CannotBeOpenedError(
-                f"the network puts out an object of {type(value).__name__}, by which its graph cannot be compared; "
-                "a dataclass, a dictionary or a tuple could be"
+            raise _NotComparableError(
+                f"{_name(place)} is an object of {type(value).__name__}, which cannot be compared; return a dataclass, "
+                "a dictionary or a tuple of tensors instead"
             )
         yield from enumerate(parts)

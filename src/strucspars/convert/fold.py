@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from strucspars.channels.rules import BATCH_NORMS
 from strucspars.channels.tracing import graph_of_one_call, traced, without_unread_attributes
-from strucspars.convert.comparison import difference
+from strucspars.convert.comparison import compare_outputs
 from strucspars.convert.conversion import plan_of, unmask_
 from strucspars.convert.fold_norms import batch_norms_as_modules_, fold_batch_norms_, frozen_batch_norms_as_modules_
 from strucspars.convert.merged_groups import widen_called_groups_, widen_groups_
@@ -78,7 +78,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
         expected = called(*fresh_arguments(arguments))
         try:
             folded, report = _folded(_inference_copy(model), arguments, min_width)
-            wrong = difference(folded(*fresh_arguments(arguments)), expected)
+            wrong = _wrong(folded(*fresh_arguments(arguments)), expected)
             wrong = wrong or _wrong_in_another_call(folded, called, arguments)
             wrong = wrong or _wrong_on_random_inputs(model, arguments, min_width)
         # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
@@ -111,6 +111,11 @@ def _again(folded: fx.GraphModule, min_width: int) -> fx.GraphModule:
     return copy.deepcopy(folded)
 
 
+def _wrong(outputs: object, expected: object, *, whole_numbers: bool = False) -> str:
+    complaint = compare_outputs(outputs, expected, whole_numbers=whole_numbers).complaint
+    return f"the graph is not known to compute the same: {complaint}" if complaint else ""
+
+
 def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
     """What is wrong with the graph on random inputs: nothing hides behind zeros, nor, in double precision, rounding.
 
@@ -125,7 +130,7 @@ def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_wi
         except Exception:
             continue
         folded, _ = _folded(_twin(model, in_double=in_double), inputs, min_width)
-        wrong = difference(folded(*fresh_arguments(inputs)), expected, with_whole_numbers=in_double)
+        wrong = _wrong(folded(*fresh_arguments(inputs)), expected, whole_numbers=in_double)
         others = random_arguments(arguments, in_double=in_double, seed=1)
         return wrong or _wrong_in_another_call(folded, called, others)
     return ""
@@ -138,7 +143,7 @@ def _twin(model: nn.Module, *, in_double: bool) -> nn.Module:
 
 def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments: tuple[Any, ...]) -> str:
     """What is wrong with the graph where both were called before: it has no memory of that, the network may have."""
-    wrong = difference(folded(*fresh_arguments(arguments)), called(*fresh_arguments(arguments)))
+    wrong = _wrong(folded(*fresh_arguments(arguments)), called(*fresh_arguments(arguments)))
     return f"{wrong}, once both were called before: does the network keep something from call to call?" if wrong else ""
 
 
@@ -197,7 +202,7 @@ def _widened_copy(
     try:
         names = [name for name, _ in twin.named_modules()]
         widened = widen_groups_(twin, names, widen_groups_below=min_width)
-        wrong = difference(copied(twin)(*fresh_arguments(arguments)), expected) if widened else ""
+        wrong = _wrong(copied(twin)(*fresh_arguments(arguments)), expected) if widened else ""
     # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
     except Exception as error:
         wrong = _first_line(error)

@@ -1,7 +1,6 @@
 """Whether a runtime computes what the network computes: random inputs, two batch sizes, every output."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from strucspars.convert.comparison import Comparison, compare_outputs, tolerance
 from strucspars.cost.counting import undisturbed
 from strucspars.export.example_batch import Arguments, ExampleBatch
 from strucspars.export.quiet import first_line
@@ -103,9 +103,6 @@ def _checked(argument: str, names: Sequence[str], wanted: int) -> tuple[str, ...
     return tuple(names)
 
 
-# Against the largest output. A wrong order is off by as much as the output itself, rounding stays far below.
-TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
 Run = Callable[[Arguments], Sequence[torch.Tensor]]
 
 
@@ -152,7 +149,10 @@ def checked_agreement(model: nn.Module, run: Run, batch: ExampleBatch, *, runtim
         with undisturbed(model):
             expected = output_tensors(model(*(tensor.clone() for tensor in inputs)))
         outputs = _outputs(run, inputs, f"{runtime} cannot run the network at batch size {size}", path)
-        complaint = _complaint(outputs, expected)
+        # Some runtimes compute double precision in single.
+        expected = [right.float() if right.dtype == torch.float64 else right for right in expected]
+        compared = compare_outputs(list(outputs), expected)
+        complaint = _complaint(compared, outputs, expected)
         if complaint:
             raise ExportMismatch(
                 f"{runtime} computes something else than the network at batch size {size}: {complaint}; {path} is not "
@@ -160,8 +160,8 @@ def checked_agreement(model: nn.Module, run: Run, batch: ExampleBatch, *, runtim
                 "be compared; otherwise try another format or version of the runtime, and compare "
                 "fold(model, example_inputs) with the network"
             )
-        errors += [relative_error(output, right) for output, right in zip(outputs, expected, strict=True)]
-        tolerances += [tolerance(right) for right in expected]
+        errors.append(compared.relative_error)
+        tolerances.append(compared.tolerance)
         num_winners += sum(int(clear_winners(right).sum()) for right in expected)
         num_outputs = len(expected)
     return Agreement(
@@ -184,48 +184,17 @@ def _outputs(run: Run, inputs: Arguments, failure: str, path: Path) -> Sequence[
         ) from error
 
 
-def _complaint(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+def _complaint(compared: Comparison, outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
     """How outputs differ from the expected ones; empty if they agree."""
-    shapes, wanted = [tuple(tensor.shape) for tensor in outputs], [tuple(tensor.shape) for tensor in expected]
-    if shapes != wanted:
-        return f"its outputs have shapes {shapes}, not {wanted}"
+    if compared.complaint:
+        return compared.complaint
     for place, (output, right) in enumerate(zip(outputs, expected, strict=True)):
-        error, allowed = relative_error(output, right), tolerance(right)
-        if not error <= allowed:
-            return f"output {place} is off by {error:.3g} of its largest entry, {allowed:g} is allowed"
         clear = clear_winners(right)
         if clear.any() and not torch.equal(output[clear].argmax(1), right[clear].argmax(1)):
             return f"another class wins in output {place}"
     if not any(right.isfinite().any() for right in expected):
         return "nothing can be compared, as the network puts out no finite number for inputs like the example"
     return ""
-
-
-def tolerance(expected: torch.Tensor) -> float:
-    """How far off an output may be, as a fraction of its largest entry."""
-    # Whole numbers and truth values must be the same.
-    return TOLERANCE.get(expected.dtype, 0.0)
-
-
-def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over the largest expected entry; infinite where NaN, infinity or whole numbers differ.
-
-    >>> relative_error(torch.tensor([1.0, 3.9]), torch.tensor([1.0, 4.0]))
-    0.02499997615814209
-    """
-    if not expected.is_floating_point():
-        return 0.0 if torch.equal(output.to(expected.dtype), expected) else math.inf
-    output, expected = output.double(), expected.double()
-    finite = expected.isfinite()
-    if not torch.allclose(output[~finite], expected[~finite], equal_nan=True):
-        return math.inf
-    if not finite.any():
-        return 0.0
-    off = (output - expected)[finite].abs().max().item()
-    largest = expected[finite].abs().max().item()
-    if off == 0:
-        return 0.0
-    return off / largest if largest and math.isfinite(off) else math.inf
 
 
 def clear_winners(expected: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from strucspars._version import __version__
+from strucspars.convert.comparison import compare_outputs
 from strucspars.convert.fold import fold
 from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import ExampleInputs, undisturbed
@@ -20,8 +21,6 @@ from strucspars.export.agreement import (
     chosen_input_names,
     chosen_output_names,
     output_tensors,
-    relative_error,
-    tolerance,
     with_plain_containers,
 )
 from strucspars.export.example_batch import SMALLEST_TRACED_BATCH, ExampleBatch, example_batch
@@ -130,8 +129,7 @@ def _samples_are_independent(reference: nn.Module, batch: ExampleBatch) -> bool:
     # Outputs that are no batch cannot be joined, and some networks need several samples.
     except Exception:
         return False
-    pairs = zip(together, joined, strict=True)
-    return all(one.shape == other.shape and relative_error(one, other) <= tolerance(one) for one, other in pairs)
+    return not compare_outputs(together, joined).complaint
 
 
 def _check_names(model: nn.Module) -> None:
