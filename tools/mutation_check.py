@@ -2,9 +2,9 @@
 
     python tools/mutation_check.py --places 60 --seed 0
 
-Draws places in core, nn, sparsify, convert, channels and export with a seeded generator, changes one operator, comparison
-or constant there in a copy of the checkout, and runs the tests: first those of the same folder, then the others that cover
-the library. Prints a line per place.
+Draws places in core, nn, sparsify, convert, channels and export with a seeded generator, changes one operator,
+comparison or constant there in a copy of the checkout, and runs the tests: first those of the same folder, then the
+others that cover the library. Prints a line per place.
 """
 
 import argparse
