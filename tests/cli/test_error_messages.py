@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +115,17 @@ def test_an_unreadable_file_is_not_called_damaged(
     arguments: tuple[str, ...], call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not by taking the right away: the administrator may read anything.
-    opened = Path.open
+    def refusing(opened: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Path, *options: Any, **more: Any) -> Any:
+            if Path(path).name.startswith("secret"):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return opened(path, *options, **more)
 
-    def refuse(path: Path, *options: Any, **more: Any) -> Any:
-        if path.name.startswith("secret"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return opened(path, *options, **more)
+        return refuse
 
     Path(arguments[1]).touch()
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "open", refusing(Path.open))
+    monkeypatch.setattr(os, "open", refusing(os.open))
     said = call(*arguments)
     assert said.status == 2
     assert said.err.startswith("error: ")
@@ -139,4 +142,7 @@ def test_what_the_system_refuses_comes_with_a_remedy(call: Any, monkeypatch: pyt
     monkeypatch.setattr(Path, "is_dir", refuse)
     said = call("summary", "sealed/run")
     assert said.status == 2
-    assert said.err == "error: sealed/run: Permission denied; make it accessible for you, or give another path\n"
+    assert (
+        said.err
+        == "error: sealed/run: Permission denied; give yourself access to it and its folder, or choose another path\n"
+    )

@@ -124,7 +124,7 @@ def test_a_failed_write_keeps_the_earlier_report(call: Any, monkeypatch: pytest.
     monkeypatch.setattr(Path, "write_bytes", full)
     said = call("report", str(run))
     assert said.status == 1
-    assert "what was there before is kept. Free some space" in said.err
+    assert "what was there is kept; free some space" in said.err
     assert page.read_bytes() == before
     assert [path.name for path in run.iterdir() if path.name.startswith(".unfinished")] == []
 

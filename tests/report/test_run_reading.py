@@ -210,7 +210,7 @@ def test_a_damaged_line_is_named_and_left_out(path: Path, line: str, words: str)
     run = read_run(path)
     assert len(run.rows) == 8
     (problem,) = run.problems
-    assert problem.startswith("metrics.jsonl, line 9,")
+    assert problem.startswith("metrics.jsonl, line 9:")
     assert words in problem
 
 
@@ -218,7 +218,7 @@ def test_many_damaged_lines_are_counted(path: Path) -> None:
     (path / "metrics.jsonl").write_text("no\n" * 10)
     problems = read_run(path).problems
     assert [problem.partition(" is")[0] for problem in problems[:3]] == [
-        f"metrics.jsonl, line {number}," for number in (1, 2, 3)
+        f"metrics.jsonl, line {number}:" for number in (1, 2, 3)
     ]
     assert problems[3] == "7 more lines of metrics.jsonl are damaged"
 

@@ -82,7 +82,9 @@ def every_step(folder: Path) -> dict[str, Any]:
         _, status = os.waitpid(in_child(die_saving), 0)
         epochs.append(consistent_epoch(folder))
         if not os.WIFSIGNALED(status):
-            return {"epochs": epochs, "status": status, "names": sorted(path.name for path in folder.iterdir())}
+            # What the deaths have left goes when the next run begins.
+            names = sorted(path.name for path in folder.iterdir() if not path.name.startswith(".unfinished-"))
+            return {"epochs": epochs, "status": status, "names": names}
         save_checkpoint(folder, state(2 * fatal_call + 2))
     raise RuntimeError("the save never ended")
 
@@ -119,7 +121,7 @@ def random_moments(folder: Path) -> dict[str, Any]:
         time.sleep(generator.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        inside_writes += (folder / ".last.pt.unfinished").exists()
+        inside_writes += any(folder.glob(".unfinished-*"))
         epochs.append(consistent_epoch(folder) or 0)
     return {"epochs": epochs, "inside_writes": inside_writes, "rows": [row["epoch"] for row in read_rows(rows)]}
 

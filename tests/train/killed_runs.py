@@ -125,22 +125,15 @@ def _run(options: tuple[str, ...], folder: Path, pipe: int) -> None:
 
 def killed_inside_a_write(options: tuple[str, ...], folder: Path) -> bool:
     """Start a run, kill it as soon as it has begun to write a checkpoint; whether the write was really cut short."""
-    unfinished = folder / "checkpoints" / ".last.pt.unfinished"
-    leftover = _modified(unfinished)
+    checkpoints = folder / "checkpoints"
+    # What an earlier death has left.
+    before = set(checkpoints.glob(".unfinished-*"))
     child = Child(options, folder)
     deadline = time.monotonic() + 30
-    # A leftover of an earlier death is there from the start; a new one is younger.
-    while _modified(unfinished) in (None, leftover):
+    while not set(checkpoints.glob(".unfinished-*")) - before:
         if time.monotonic() > deadline:
             raise TimeoutError(f"no checkpoint was begun in {folder}")
-    return child.kill() and _modified(unfinished) not in (None, leftover)
-
-
-def _modified(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None
+    return child.kill() and bool(set(checkpoints.glob(".unfinished-*")) - before)
 
 
 def kill_until_finished(options: tuple[str, ...], folder: Path, *, kills: int, seed: int) -> dict[str, Any]:

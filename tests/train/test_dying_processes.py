@@ -47,7 +47,7 @@ def test_a_write_that_the_system_refuses_keeps_what_was_there(findings: Any) -> 
     assert found["kept"] == {"epoch": 1, "rows": [{"epoch": 1}]}
     assert found["names"] == ["last.pt", "metrics.jsonl"]
     checkpoint, row = found["messages"]
-    remedy = "File too large; the previous version of it is kept. Raise the limit on the size of files (ulimit -f)"
+    remedy = "File too large; what was there is kept; raise the limit on the size of files (ulimit -f)"
     assert f"last.pt: {remedy}" in checkpoint
     assert f"metrics.jsonl: {remedy}" in row
     assert found["later"] == 2

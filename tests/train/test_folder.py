@@ -62,7 +62,8 @@ def test_a_run_killed_before_its_recipe_was_there_can_begin_again(tmp_path: Path
     folder = RunFolder(tmp_path)
     folder.create()
     with folder.locked():
-        (tmp_path / ".recipe.yaml.unfinished").write_text("da")
+        (tmp_path / f"{UNFINISHED}x1").mkdir()
+        (tmp_path / f"{UNFINISHED}x1" / "recipe.yaml").write_text("da")
     RunFolder(tmp_path).create()
     folder.write_recipe(RECIPE)
     assert folder.recipe_path.read_text() == RECIPE
@@ -147,18 +148,16 @@ def test_a_run_is_begun_once_there_is_something_to_go_on_from(folder: RunFolder,
 
 
 def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(folder: RunFolder) -> None:
-    leftovers = [folder.path / ".model.safetensors.17.unfinished", folder.checkpoints / ".last.pt.unfinished"]
+    leftovers = [place / f"{UNFINISHED}x1" / "last.pt" for place in (folder.path, folder.checkpoints)]
     kept = [folder.recipe_path, folder.checkpoints / "last.pt", folder.path / "unfinished"]
     # No folder, so nothing of ours.
     kept.append(folder.path / f"{UNFINISHED}notes")
     for path in (*leftovers, *kept):
+        path.parent.mkdir(exist_ok=True)
         path.touch()
-    half_written = folder.path / f"{UNFINISHED}x1" / "model.safetensors"
-    half_written.parent.mkdir()
-    half_written.touch()
     folder.remove_leftovers()
     assert [path.exists() for path in (*leftovers, *kept)] == [False, False, True, True, True, True]
-    assert not half_written.parent.exists()
+    assert not any(path.parent.exists() for path in leftovers)
 
 
 def test_json_values_come_back_and_missing_ones_are_none(folder: RunFolder) -> None:

@@ -277,8 +277,8 @@ def test_finetuning_does_not_go_on_with_other_channels_than_slimming_kept(
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        (["nonsense", "{}", "{}"], "metrics.jsonl, line 1, is not valid JSON"),
-        (["{}", "[1]", "{}"], "metrics.jsonl, line 2, must be a JSON object"),
+        (["nonsense", "{}", "{}"], "metrics.jsonl, line 1: is not valid JSON"),
+        (["{}", "[1]", "{}"], "metrics.jsonl, line 2: must be a JSON object"),
         (["{}"], "has 1 whole rows, but the checkpoint was made after 3"),
     ],
 )

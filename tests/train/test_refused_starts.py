@@ -76,9 +76,9 @@ def test_the_first_stage_of_another_recipe_leaves_nothing(stopped: Path, small_r
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("entry", [None, ".lock", "checkpoints", ".recipe.yaml.unfinished"])
+@pytest.mark.parametrize("entry", [None, ".lock", "checkpoints", ".unfinished-x1"])
 def test_a_folder_without_a_run_stays_as_it_was(entry: str | None, small_recipe: Recipes, tmp_path: Path) -> None:
-    if entry == "checkpoints":
+    if entry in ("checkpoints", ".unfinished-x1"):
         (tmp_path / entry).mkdir()
     elif entry is not None:
         (tmp_path / entry).touch()
@@ -124,7 +124,7 @@ def test_a_lost_network_beside_damaged_metrics_does_not_cost_the_summary(
     folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
     folder.model_path.unlink()
     folder.metrics_path.write_text("nonsense\n{}\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1, is not valid JSON"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: is not valid JSON"):
         run_pipeline(small_recipe("kind=dense", "stage2.epochs=1"), folder.path)
     assert folder.summary_json_path.is_file()
 

@@ -48,4 +48,4 @@ def test_the_kills_came_in_both_stages_between_them_and_inside_writes(findings: 
 
 def test_a_killed_run_leaves_no_unfinished_files_behind(findings: Any, place: Path) -> None:
     assert findings["masked"]["status"] == 0
-    assert not list((place / "masked-killed").rglob("*.unfinished"))
+    assert not list((place / "masked-killed").rglob(".unfinished-*"))

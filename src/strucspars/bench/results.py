@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from strucspars.bench.networks import Form, ImageShape
-from strucspars.io.records import parse, plain
+from strucspars.io.records import parse_json, plain
 
 FORMAT = "strucspars-bench"
 FORMAT_VERSION = 2
@@ -172,7 +172,7 @@ def report_from_json(text: str, where: str = "the report") -> BenchReport:
     Raises:
         ValueError: the text is no such report.
     """
-    document = parse(text, where)
+    document = parse_json(text, where)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"{where} is not a report of strucspars bench")
     version = document.get("format_version")

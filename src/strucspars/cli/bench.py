@@ -47,7 +47,7 @@ from strucspars.cli.networks import (
     usual_image_shape,
 )
 from strucspars.core.checks import checked_at_least
-from strucspars.io.files import followed, write_text_atomic
+from strucspars.io.files import followed, write_text
 from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
@@ -152,7 +152,7 @@ def benchmarked(request: BenchRequest, *, out: Path | None, output: Output, forc
     with _shown_progress(output) as observer:
         report = run_bench(subjects, command=request.command, rules=rules, observer=observer)
     if out is not None:
-        write_text_atomic(followed(out), report.to_json())
+        write_text(followed(out), report.to_json())
     return Benchmarked(report)
 
 

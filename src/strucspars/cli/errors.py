@@ -1,6 +1,5 @@
 """Errors as one readable line and an exit status."""
 
-import errno
 import os
 import shlex
 import signal
@@ -16,7 +15,7 @@ import typer
 
 from strucspars.cli.console import is_first_process
 from strucspars.cli.interrupt import Interrupted
-from strucspars.io.files import DISK_REMEDIES
+from strucspars.io.files import REMEDIES
 from strucspars.train.lock import RunFolderBusy
 
 FAILED = 1
@@ -26,15 +25,6 @@ BY_SIGNAL = 128
 # What typer raises for wrong arguments, and what its parameters raise, share this base, which it does not export.
 _ArgumentError: type[BaseException] = typer.BadParameter.__mro__[2]
 _NOT_THERE = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
-# Of the system's own words, where nothing nearer to the file has said more.
-_REMEDIES = {
-    **DISK_REMEDIES,
-    errno.EACCES: "make it accessible for you, or give another path",
-    errno.EPERM: "make it accessible for you, or give another path",
-    errno.ENOENT: "give a path that is there",
-    errno.ENOTDIR: "give another path",
-    errno.EISDIR: "give the path of a file",
-}
 
 
 class RunFailed(Exception):
@@ -124,7 +114,7 @@ def _argument_words(error: typer.BadParameter) -> str:
 def _one_line(error: BaseException) -> str:
     """The message of an error; what it lists on lines of their own stands after the first, with semicolons."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}; {_REMEDIES.get(error.errno or 0, 'see to that')}"
+        return f"{error.filename}: {error.strerror}; {REMEDIES.get(error.errno or 0, 'check that path')}"
     first, *others = [" ".join(line.split()) for line in (str(error) or type(error).__name__).splitlines()]
     return f"{first} {'; '.join(others)}".strip()
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from strucspars.export.agreement import Agreement, Run, checked_agreement
 from strucspars.export.program import InferenceProgram
-from strucspars.io.files import written_whole
+from strucspars.io.files import replace_file
 
 Format = Literal["onnx", "openvino", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
@@ -105,7 +105,7 @@ def write_checked(
         ExportMismatch: the runtime computes something else.
         OSError: the file cannot be written.
     """
-    with written_whole(path) as unfinished:
+    with replace_file(path, follow_link=True) as unfinished:
         write(unfinished)
         agreement = checked_agreement(program.reference, runner(unfinished), program.batch, runtime=runtime, path=path)
         nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())

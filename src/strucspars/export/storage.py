@@ -23,7 +23,7 @@ from strucspars.convert.conversion import check_fits, convert_, model_plan, plan
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.folded import is_folded
 from strucspars.export.input_transform import InputTransforms
-from strucspars.io.files import check_readable, written_whole
+from strucspars.io.files import check_readable, replace_file
 from strucspars.nn.groupable import parameter_key
 from strucspars.nn.layers import DENSE_TYPES, check_plain_weights, is_grouped, planned_orders
 from strucspars.nn.names import bare_modules, bare_state_names, inner_name, modules_by_name, under_first_names
@@ -133,7 +133,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dic
     except SafetensorError as error:
         raise OSError(f"cannot write {path}: {error}") from error
     header_end = 8 + int.from_bytes(content[:8], "little")
-    with written_whole(path) as unfinished, unfinished.open("wb") as file:
+    with replace_file(path, follow_link=True) as unfinished, unfinished.open("wb") as file:
         # As bytes, written here: the library's own files can be read by nobody else.
         file.write(_in_order(content[8:header_end]))
         file.write(memoryview(content)[header_end:])

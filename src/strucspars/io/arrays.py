@@ -8,13 +8,12 @@ import io
 import os
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
 
-from strucspars.io.files import write_bytes_atomic
+from strucspars.io.files import ARRAYS_BYTES, read_bytes, write_bytes
 
 _SUFFIX = ".npy"
 
@@ -38,7 +37,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[An
         for entry, data in entries.items():
             # Made from its name alone, an entry is dated 1980 and so does not depend on the clock.
             archive.writestr(zipfile.ZipInfo(entry), data, compress_type=zipfile.ZIP_DEFLATED)
-    write_bytes_atomic(path, buffer.getvalue())
+    write_bytes(path, buffer.getvalue())
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
@@ -48,15 +47,18 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or holds anything but arrays of plain values.
     """
-    path = Path(path)
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, limit=ARRAYS_BYTES)
     except FileNotFoundError:
         raise FileNotFoundError(f"there are no arrays at {path}") from None
     # Whatever zip, deflate and npy parsers make of bytes that may be anything, it means the same here.
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.namelist()
+            # What the entries say of their sizes, reading them keeps to.
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > ARRAYS_BYTES:
+                raise ValueError(f"it would become {size:,} bytes, and {ARRAYS_BYTES:,} are allowed")
             arrays = {_decoded(entry): _from_npy(archive.read(entry)) for entry in entries}
         if len(arrays) < len(entries):
             raise ValueError("a name stands twice in it")

@@ -1,18 +1,55 @@
-"""Files that are replaced whole or not at all, whenever the process or the machine dies."""
+"""Files that are replaced whole or not at all, and files that are read only if they are what they should be.
+
+    with replace_file("plan.json") as unfinished:      # a file beside it, which takes the name when the block ends well
+        unfinished.write_text(plan.to_json())
+    write_text("plan.json", plan.to_json())            # the same for content that is at hand
+    text = read_text("plan.json", limit=RECORD_BYTES)  # a FIFO, a device, a folder or 5 GB: an error in words, at once
+    image = Image.open(open_file("cat.jpg", limit=IMAGE_BYTES))
+
+A failure leaves the former file. Every `OSError` names the file and what helps, from one table. A link in place of a
+file that is written is itself replaced; with `follow_link=True`, for paths that a user gives, the file it leads to is.
+"""
 
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-# What helps wherever a file or a folder was to be written; each place adds its own.
-DISK_REMEDIES = {
+REMEDIES = {
     errno.ENOSPC: "free some space on that disk",
     errno.EDQUOT: "free some of your disk quota",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EACCES: "give yourself access to it and its folder, or choose another path",
+    errno.EPERM: "give yourself access to it and its folder, or choose another path",
+    errno.EROFS: "choose a disk that is not read-only",
+    errno.ENOENT: "make its folder first, or choose a path that is there",
+    errno.ENOTDIR: "a file stands in the way; choose another path",
+    errno.EEXIST: "a file stands in the way; choose another path",
+    errno.EISDIR: "choose the path of a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "it is a link; delete it, or choose another path",
+}
+
+# Largest sizes that are read, by kind of file; what this package writes is far smaller.
+RECIPE_BYTES = 2**18
+RECORD_BYTES = 2**26
+IMAGE_BYTES = 2**28
+ARRAYS_BYTES = 2**29
+CHECKPOINT_BYTES = 2**35
+
+# How the folders of unfinished files are named, to recognise those that a killed process has left.
+UNFINISHED = ".unfinished-"
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
 }
 
 
@@ -29,166 +66,141 @@ def reworded(error: OSError, message: str) -> OSError:
     return result
 
 
-def check_readable(path: Path) -> None:
-    """Raise an `OSError` that says what to do where a file cannot be opened: readers of some formats call it damaged.
+def disk_error(action: str, path: str | os.PathLike[str], error: OSError, note: str = "") -> OSError:
+    """The same failure as a sentence: what could not be done to which file, why, and what helps.
 
-    >>> check_readable(Path("nowhere.safetensors"))
-    Traceback (most recent call last):
-    FileNotFoundError: cannot read nowhere.safetensors: No such file or directory; give a file that you may read
+    >>> print(disk_error("write", "plan.json", OSError(errno.ENOSPC, "No space left on device")))
+    cannot write plan.json: No space left on device; free some space on that disk
+    """
+    remedy = REMEDIES.get(error.errno or 0, "check that path and its disk, or choose another path")
+    return reworded(error, f"cannot {action} {path}: {error.strerror}; {note}{remedy}")
+
+
+def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Args:
+        path: the file, or a link to it.
+        limit: number of bytes that it may have.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder.
+        ValueError: it is a named pipe, a socket or a device, which might never end, or larger than the limit.
     """
     try:
-        path.open("rb").close()
+        # Without waiting for the other end of a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            os.close(descriptor)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
-        raise reworded(error, f"cannot read {path}: {error.strerror}; give a file that you may read") from error
+        # Opening a socket fails.
+        if error.errno != errno.ENXIO:
+            raise disk_error("read", path, error) from error
+        raise ValueError(f"cannot read {path}: it is a socket; give a regular file") from error
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a special file")
+        raise ValueError(f"cannot read {path}: it is {kind}; give a regular file")
+    if limit is not None and status.st_size > limit:
+        os.close(descriptor)
+        raise _too_large(path, limit)
+    return open(descriptor, "rb")
 
 
-_REMEDIES = {
-    **DISK_REMEDIES,
-    errno.EACCES: "make the folder writable",
-    errno.EPERM: "make the folder writable",
-    errno.EROFS: "use a disk that is not read-only",
-    errno.ENOENT: "create the folder",
-    errno.ENOTDIR: "create the folder",
-}
+def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) -> None:
+    """Raise as `open_file` does, for libraries that open the file themselves.
+
+    >>> check_readable("nowhere.safetensors")
+    Traceback (most recent call last):
+    FileNotFoundError: cannot read nowhere.safetensors: No such file or directory; make its folder first, ...
+    """
+    open_file(path, limit=limit).close()
 
 
-def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
+def read_bytes(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> bytes:
+    """The content of a regular file; errors as `open_file`."""
+    with open_file(path, limit=limit) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise disk_error("read", path, error) from error
+    # It may grow meanwhile, and files of the kernel have no size.
+    if len(content) > limit:
+        raise _too_large(path, limit)
+    return content
+
+
+def read_text(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> str:
+    """The content of a UTF-8 text file, without a byte order mark; errors as `open_file`."""
+    try:
+        return read_bytes(path, limit=limit).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error.reason}); restore it from a copy, or save it so") from error
+
+
+def _too_large(path: str | os.PathLike[str], limit: int) -> ValueError:
+    return ValueError(f"cannot read {path}: it has more than {limit:,} bytes, so it is not what belongs there")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Replace a file's content by the text, in UTF-8, all or nothing."""
-    write_bytes_atomic(path, text.encode())
+    write_bytes(path, text.encode())
 
 
-def write_bytes_atomic(path: str | os.PathLike[str], data: bytes) -> None:
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file's content, all or nothing.
 
-    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_bytes_atomic(f"{folder}/notes", b"all of it")
-    ...     Path(f"{folder}/notes").read_bytes()
+    ...     write_bytes(f"{folder}/notes", b"all of it")
+    ...     read_bytes(f"{folder}/notes")
     b'all of it'
     """
-    with atomic_file(path) as unfinished:
+    with replace_file(path) as unfinished:
         unfinished.write_bytes(data)
 
 
-@contextlib.contextmanager
-def atomic_file(path: str | os.PathLike[str], *, former: Path | None = None) -> Iterator[Path]:
-    """Give an unfinished file beside `path` to write to; it takes the name `path` when the block ends well.
+@contextmanager
+def replace_file(
+    path: str | os.PathLike[str], *, former: Path | None = None, follow_link: bool = False
+) -> Iterator[Path]:
+    """Give a file of the same name in an unfinished folder; it takes its place when the block ends well.
 
-    On any failure the unfinished file is removed, and what was under `path` stays. The unfinished file's name does not
-    depend on the process, so that what a killed process left is overwritten by the next; the run folder's lock sees to
-    it that there is one writer.
+    Files that the block writes beside it, as formats of several files need, go with it. On any failure nothing is left,
+    and what was there before stays.
 
     Args:
         path: the file to replace.
         former: another name to keep its present version under, which must exist then; None: it goes.
+        follow_link: where `path` is a link, replace the file it leads to, instead of the link.
 
     Raises:
-        OSError: the file cannot be written; the message says why, that the former version is kept, and what to do.
+        OSError: the file cannot be written; the message says why, and what helps.
     """
     path = Path(path)
-    unfinished = _unfinished(path)
+    target = followed(path) if follow_link else path
     try:
-        # A leftover may be a link to a foreign file, which writing would overwrite.
-        unfinished.unlink(missing_ok=True)
-        yield unfinished
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-        if former is not None:
-            _keep(path, former)
-        os.replace(unfinished, path)
+        if target.is_dir() and not target.is_symlink():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with unfinished_folder(target.parent) as folder:
+            yield folder / target.name
+            _publish(folder, target, former)
     except OSError as error:
-        raise unwritable(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def _keep(path: Path, former: Path) -> None:
-    """Give the file the name `former`, while it keeps its own until the next version takes that."""
-    link = _unfinished(former)
-    link.unlink(missing_ok=True)
-    try:
-        os.link(path, link)
-    except OSError:
-        # Some file systems have no links. Then for a moment the file has the name `former` alone.
-        os.replace(path, former)
-        return
-    try:
-        os.replace(link, former)
-    finally:
-        # Where both are one file already, since a process was killed after this, the rename does nothing, by standard.
-        link.unlink(missing_ok=True)
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.name}.unfinished")
-
-
-def sync_folder(path: Path) -> None:
-    """Wait until the folder's list of names is on the disk, without which a power failure may undo a rename."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems know no such order; the rename stands all the same.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise reworded(error, f"{path} took a new file, but cannot make it last: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-
-
-def unwritable(path: Path, error: OSError) -> OSError:
-    """The same failure, said in terms of the file, with what is kept and what to do."""
-    remedy = _REMEDIES.get(error.errno or 0, "see to that")
-    reason = error.strerror or error
-    return reworded(
-        error,
-        f"cannot write {path}: {reason}; the previous version of it is kept. "
-        f"{remedy[0].upper()}{remedy[1:]}, then run the same command again",
-    )
-
-
-_NEW_FILE_REMEDIES = {
-    **DISK_REMEDIES,
-    errno.EACCES: "make the folder writable for you, or choose another path",
-    errno.EPERM: "make the folder writable for you, or choose another path",
-    errno.EROFS: "choose a disk that is not read-only",
-    errno.ENOENT: "make the folder first, or choose another path",
-    errno.ENOTDIR: "choose a path whose folders are folders",
-    errno.EISDIR: "choose the path of a file",
-    errno.ENAMETOOLONG: "choose a shorter name",
-}
-
-
-# What the folders of unfinished files are called, to know those that a killed process has left.
-UNFINISHED = ".unfinished-"
+        # Without the system's words it is a sentence already, which names its own file.
+        if error.strerror is None:
+            raise
+        note = "what was there is kept; " if target.is_file() else ""
+        raise disk_error("write", path, error, note) from error
+    sync_folder(target.parent)
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give a file of the same name in an unfinished folder; it takes its place when the block ends well.
-
-    Files that the block writes beside it, as formats of several files need, go with it. On any failure nothing is left,
-    and what was there before stays. A link is followed: the file that it leads to is replaced, and the link stays.
-
-    Raises:
-        OSError: the file cannot be written; the message names it and says what to do.
-    """
-    target = followed(path)
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        # Beside the file, since a rename does not cross disks. Not named after it: the name may be as long as allowed.
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=target.parent) as folder:
-            yield Path(folder) / target.name
-            _publish(Path(folder), target)
-    except OSError as error:
-        # Ours have no number, and say all already.
-        if error.errno is None:
-            raise
-        remedy = _NEW_FILE_REMEDIES.get(error.errno, "see to that, or choose another path")
-        raise reworded(error, f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+def unfinished_folder(place: Path) -> Iterator[Path]:
+    """An empty folder that goes with the block. It lies on the disk of what it will replace, for a rename to do."""
+    # Not named after what it will replace: that name may be as long as allowed.
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=place, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def followed(path: Path) -> Path:
@@ -210,7 +222,20 @@ def check_companion(path: Path, companion: Path) -> None:
         )
 
 
-def _publish(folder: Path, path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Wait until the folder's list of names is on the disk, without which a power failure may undo a rename."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems know no such order; the rename stands all the same.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise reworded(error, f"{path} took a new file, but cannot make it last: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _publish(folder: Path, path: Path, former: Path | None) -> None:
     """Move all files of the folder to where `path` is, that of its name last."""
     main = folder / path.name
     companions = sorted(file for file in folder.iterdir() if file != main)
@@ -219,20 +244,35 @@ def _publish(folder: Path, path: Path) -> None:
     for file in (*companions, main):
         with file.open("rb") as written:
             os.fsync(written.fileno())
-    former: dict[Path, Path] = {}
+    if former is not None:
+        _keep(path, former, folder / "former")
+    replaced: dict[Path, Path] = {}
     placed: list[Path] = []
     try:
         for file in companions:
             target = followed(path.with_name(file.name))
             if target.exists():
-                former[target] = file.with_name(f"{len(former)}.former")
-                os.replace(target, former[target])
+                replaced[target] = file.with_name(f"{len(replaced)}.former")
+                os.replace(target, replaced[target])
             os.replace(file, target)
             placed.append(target)
         os.replace(main, path)
     except BaseException:
         for target in placed:
             target.unlink(missing_ok=True)
-        for target, kept in former.items():
+        for target, kept in replaced.items():
             os.replace(kept, target)
         raise
+
+
+def _keep(path: Path, former: Path, link: Path) -> None:
+    """Give the file the name `former`, while it keeps its own until the next version takes that."""
+    try:
+        os.link(path, link)
+    except OSError:
+        # Some file systems have no links. Then for a moment the file has the name `former` alone.
+        os.replace(path, former)
+        return
+    # Where both are one file already, since a process was killed after this, the rename does nothing, by standard.
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(link, former)

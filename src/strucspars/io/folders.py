@@ -1,61 +1,44 @@
-"""Folders that are replaced whole or not at all, and only if nobody else's files would go."""
+"""Folders that are replaced whole or not at all, and only if no files of anyone else would go."""
 
-import errno
-import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from strucspars.io.files import DISK_REMEDIES, reworded
+from strucspars.io.files import disk_error, read_text, unfinished_folder
+from strucspars.io.records import parse_json, to_json
 
 MANIFEST = "report.json"
 _FORMAT = "strucspars-report"
 _SHOWN_FILES = 3
-_REMEDIES = {
-    **DISK_REMEDIES,
-    errno.EACCES: "make the folder around it writable for you, or choose another one with --out",
-    errno.EPERM: "make the folder around it writable for you, or choose another one with --out",
-    errno.EROFS: "choose a disk that is not read-only with --out",
-    errno.EEXIST: "a file stands in the way; choose another folder with --out",
-    errno.ENOTDIR: "a file stands in the way; choose another folder with --out",
-    errno.ENAMETOOLONG: "choose a shorter name with --out",
-}
 
 
 @contextmanager
-def replaced_folder(path: Path) -> Iterator[Path]:
+def replace_folder(path: Path) -> Iterator[Path]:
     """Give an empty folder to write a report to; it takes the name `path` when the block ends well.
 
-    On any failure nothing of it is left, and the report that was there before stays.
+    On any failure nothing of it is left, and the report that was there before stays. What a link points to is replaced,
+    not the link.
 
     Raises:
         FileExistsError: `path` is a file, or holds files that no report has written.
         OSError: the folder cannot be written; the message names it and says what to do.
     """
-    # What a link points to is replaced, not the link. A link to itself stays what it is.
     path = Path(os.path.realpath(path))
     check_replaceable(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the folder, since a rename does not cross disks.
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as place:
-            unfinished = Path(place) / "report"
+        with unfinished_folder(path.parent) as place:
+            unfinished = place / "report"
             unfinished.mkdir()
             yield unfinished
             _write_manifest(unfinished)
-            _swap(unfinished, path, former=Path(place) / "former")
+            _swap(unfinished, path, former=place / "former")
     except OSError as error:
-        # Ours have no number, and say all already.
-        if error.errno is None:
+        # Without the system's words it is a sentence already, which names its own file.
+        if error.strerror is None:
             raise
-        remedy = _REMEDIES.get(error.errno, "see to that, or choose another folder with --out")
-        raise reworded(
-            error,
-            f"cannot write the report {path}: {error.strerror or error}; what was there before is kept. "
-            f"{remedy[0].upper()}{remedy[1:]}",
-        ) from error
+        raise disk_error("write", path, error, "what was there is kept; " if path.exists() else "") from error
 
 
 def check_replaceable(path: Path) -> None:
@@ -76,21 +59,17 @@ def check_replaceable(path: Path) -> None:
 
 
 def _manifest_files(path: Path) -> set[str]:
-    """The files of the report that is there."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] == _FORMAT:
+    """The files of the report that is there; none where nothing says that they are of a report."""
+    with suppress(OSError, ValueError):
+        manifest = parse_json(read_text(path / MANIFEST), MANIFEST)
+        if isinstance(manifest, dict) and manifest.get("format") == _FORMAT and isinstance(manifest.get("files"), list):
             return {MANIFEST, *map(str, manifest["files"])}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        # Nothing says that these files are ours, so they are not.
-        pass
     return set()
 
 
 def _write_manifest(folder: Path) -> None:
     files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    text = json.dumps({"format": _FORMAT, "files": files}, indent=2)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    (folder / MANIFEST).write_text(to_json({"format": _FORMAT, "files": files}) + "\n", encoding="utf-8")
 
 
 def _swap(unfinished: Path, path: Path, *, former: Path) -> None:

@@ -1,15 +1,289 @@
-"""JSON as its standard has it: no NaN, no infinity, plain values only; and errors that say where."""
+"""Text of JSON and YAML as plain values, plain values as dataclasses, and one error that says where.
+
+    document = parse_json(read_text(path), str(path))           # no NaN, no name twice; or parse_yaml, bounded
+    fields = check_header(document, str(path), format="strucspars-bench", format_version=2)
+    report = as_record(BenchReport, fields, str(path))          # dataclasses in it too, as their annotations say
+    width = convert(int, document["width"], str(path), "width")  # one value: any annotation that a record may have
+    write_text(path, to_json(report))                           # dataclasses become objects, NaN becomes null
+
+What is wrong is a `RecordError`, a `ValueError` such as `plan.json: layers.conv1.group_level: must be a whole number,
+got 'x'`. What the types cannot say, a dataclass checks when it is made; its `ValueError` gets the place in front.
+Nothing here opens a file.
+"""
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import yaml
+
+Record = TypeVar("Record")
+
+# Nothing that is measured or counted is larger, and arithmetic with larger numbers may overflow.
+LARGEST = 2.0**63
+# Of a YAML text, with every alias written out.
+MOST_NODES = 100_000
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 120
+_SHORT.maxlevel = 2
+
+
+class RecordError(ValueError):
+    """A record that cannot be used.
+
+    Attributes:
+        where: the file, or whatever it was read from.
+        key: the dotted path of the field; empty for the whole.
+        problem: what is wrong with it.
+
+    >>> print(RecordError("plan.json", "layers.conv1.group_level", "must be a whole number, got 'x'"))
+    plan.json: layers.conv1.group_level: must be a whole number, got 'x'
+    """
+
+    def __init__(self, where: str, key: str, problem: str) -> None:
+        super().__init__(where, key, problem)
+        self.where, self.key, self.problem = where, key, problem
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.where, self.key, self.problem) if part)
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The value of a JSON text as the standard has it, without names that stand twice in one object.
+
+    >>> parse_json(b'{"loss": 0.5}', "row 1")
+    {'loss': 0.5}
+    """
+    try:
+        return json.loads(
+            text.decode() if isinstance(text, bytes) else text,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_object_of_pairs,
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecordError(where, "", f"is not valid JSON: {error}") from error
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    return entries
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text of plain values; None where it is empty.
+
+    A key that stands twice in one mapping is an error, and so are aliases and merge keys that amount to a huge value.
+
+    >>> parse_yaml("stage1: {lr: 2e-3}", "recipe.yaml")
+    {'stage1': {'lr': 0.002}}
+    """
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    # YAML 1.2 takes `2e-3`, which has no point, for a number; PyYAML is of YAML 1.1.
+    loader.yaml_implicit_resolvers = _resolvers()
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_nodes(node, where, "", {})
+        return loader.construct_document(node)
+    except RecordError:
+        raise
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise RecordError(where, "", f"is no valid YAML, text with * or : goes in quotes: {reason}") from error
+    finally:
+        loader.dispose()
+
+
+def _resolvers() -> dict[str, Any]:
+    import re
+
+    import yaml
+
+    number = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+")
+    resolvers = {key: list(entries) for key, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+    for first in "-+0123456789":
+        resolvers[first] = [*resolvers.get(first, []), ("tag:yaml.org,2002:float", number)]
+    return resolvers
+
+
+def _count_nodes(node: "yaml.Node", where: str, key: str, sizes: dict[int, int]) -> int:
+    """The number of nodes with every alias written out; refuses too many, and keys that stand twice."""
+    import yaml
+
+    if id(node) in sizes:
+        # Unfinished, it is inside itself.
+        size = sizes[id(node)] or MOST_NODES + 1
+    elif isinstance(node, yaml.SequenceNode):
+        sizes[id(node)] = 0
+        size = 1 + sum(_count_nodes(item, where, key, sizes) for item in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        sizes[id(node)], size = 0, 1
+        seen = set()
+        for name, value in node.value:
+            path = f"{key}.{name.value}" if key else f"{name.value}"
+            if str(name.value) in seen:
+                raise RecordError(where, path, f"stands there twice, again in line {name.start_mark.line + 1}")
+            seen.add(str(name.value))
+            size += 1 + _count_nodes(value, where, path, sizes)
+    else:
+        size = 1
+    if size > MOST_NODES:
+        raise RecordError(where, key, f"its aliases amount to more than {MOST_NODES:,} values; write out what is meant")
+    sizes[id(node)] = size
+    return size
+
+
+def check_header(document: object, where: str, **expected: str | int) -> dict[str, Any]:
+    """The fields of a document without those that tell its format and version, which must be as expected.
+
+    >>> check_header({"version": 1, "layers": {}}, "plan.json", version=1)
+    {'layers': {}}
+    """
+    if not isinstance(document, Mapping):
+        raise RecordError(where, "", f"must be an object, got {_SHORT.repr(document)}")
+    for key, value in expected.items():
+        found = document.get(key)
+        if type(found) is not type(value) or found != value:
+            raise RecordError(
+                where,
+                key,
+                f"must be {value!r}, got {_SHORT.repr(found)}: this is another kind of file, or of another version of "
+                "strucspars",
+            )
+    return {key: value for key, value in document.items() if key not in expected}
+
+
+def as_record(kind: type[Record], value: object, where: str, key: str = "") -> Record:
+    """The dataclass that an object stands for: all its fields and no others, but for those with a default.
+
+    Args:
+        kind: the dataclass. Its annotations may be of the kinds that `convert` knows.
+        value: plain values.
+        where: what an error calls the file.
+        key: path of the value in it.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Size:
+    ...     params: int
+    ...     shape: tuple[int, ...] = ()
+    >>> as_record(Size, {"params": 3, "shape": [1, 2]}, "size.json")
+    Size(params=3, shape=(1, 2))
+    >>> as_record(Size, {"params": "many"}, "size.json", "after")
+    Traceback (most recent call last):
+    strucspars.io.records.RecordError: size.json: after.params: must be a whole number, got 'many'
+    """
+    if not isinstance(value, Mapping):
+        raise RecordError(where, key, f"must be an object, got {_SHORT.repr(value)}")
+    hints = get_type_hints(kind)
+    # All kinds are dataclasses, which the checker cannot tell.
+    known = {field.name: field for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    prefix = f"{key}." if key else ""
+    for name in value:
+        if name not in known:
+            raise RecordError(where, f"{prefix}{name}", f"is not known here; known are {', '.join(known)}")
+    for name, field in known.items():
+        if name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise RecordError(where, f"{prefix}{name}", "is missing")
+    options = {name: convert(hints[name], entry, where, f"{prefix}{name}") for name, entry in value.items()}
+    try:
+        return kind(**options)
+    except ValueError as error:
+        raise RecordError(where, key, str(error)) from error
+
+
+def convert(hint: Any, value: Any, where: str, key: str = "") -> Any:
+    """A plain value as the annotated type, or a `RecordError`.
+
+    Annotations: `bool`, `int`, `float`, `str`, `Any`, `Literal`, one of these or None, dataclasses, `tuple`, `list`,
+    `Sequence` and `Mapping` of such, and arrays of whole numbers. Numbers are finite, and no booleans.
+
+    >>> convert(tuple[float, ...] | None, [1, 0.5], "here"), convert(float | None, None, "here")
+    ((1.0, 0.5), None)
+    """
+    wanted = hint
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        if value is None and NoneType in arguments:
+            return None
+        (hint,) = (argument for argument in arguments if argument is not NoneType)
+        kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if is_dataclass(kind):
+        return as_record(kind, value, where, key)  # type: ignore[arg-type]  # a class, not an instance
+    if kind is Any:
+        return value
+    if kind is Literal:
+        # `precision: 32` is a number to YAML.
+        text = str(value) if type(value) is int else value
+        if isinstance(text, str) and text in arguments:
+            return text
+    elif kind in (tuple, list, Sequence) and isinstance(value, list):
+        return _items(kind, arguments, value, where, key)
+    elif kind in (dict, Mapping) and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        prefix = f"{key}." if key else ""
+        return {name: convert(arguments[1], entry, where, f"{prefix}{name}") for name, entry in value.items()}
+    elif kind is np.ndarray and isinstance(value, list):
+        if all(type(item) is int and abs(item) < LARGEST for item in value):
+            return np.array(value, dtype=np.int64)
+    elif kind is float and type(value) in (int, float) and abs(value) < LARGEST:
+        return float(value)
+    elif kind in (bool, int, str) and type(value) is kind and (kind is not int or abs(value) < LARGEST):
+        return value
+    raise RecordError(where, key, f"must be {describe(wanted)}, got {_SHORT.repr(value)}")
+
+
+def _items(kind: Any, arguments: tuple[Any, ...], value: list[Any], where: str, key: str) -> Any:
+    """The items of a list; a tuple may have an annotation for each."""
+    hints = arguments[:1] * len(value) if kind is not tuple or arguments[-1] is Ellipsis else arguments
+    if len(hints) != len(value):
+        raise RecordError(where, key, f"must be a list of {len(hints)}, got {_SHORT.repr(value)}")
+    pairs = enumerate(zip(hints, value, strict=True))
+    items = [convert(hint, item, where, f"{key}[{place}]") for place, (hint, item) in pairs]
+    return items if kind is list else tuple(items)
+
+
+def describe(hint: Any) -> str:
+    """What a value of this type may be, in words.
+
+    >>> describe(float | None)
+    'a finite number or null'
+    """
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return " or ".join("null" if argument is NoneType else describe(argument) for argument in arguments)
+    if kind is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if kind in (tuple, list, Sequence):
+        return f"a list, each {describe(arguments[0])}"
+    if is_dataclass(kind):
+        return f"a mapping with keys out of {', '.join(field.name for field in fields(kind))}"
+    words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text (numbers in quotes)"}
+    words |= {dict: "a mapping", Mapping: "a mapping", np.ndarray: "a list of whole numbers", Any: "any value"}
+    return words[kind]
 
 
 def plain(value: object, where: str) -> Any:
     """The value in the types of JSON; numbers that JSON cannot hold (NaN, infinity) become null.
 
-    A run must not die of a measure that has no value; whether the loss is finite is for the training to watch.
+    A run must not fail over a measure that has no value; whether the loss is finite is for the training to watch.
 
     >>> plain({"loss": float("nan"), "sizes": (1, 2)}, "row")
     {'loss': None, 'sizes': [1, 2]}
@@ -18,6 +292,8 @@ def plain(value: object, where: str) -> Any:
         return float(value) if math.isfinite(value) else None
     if value is None or type(value) in (bool, int, str):
         return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name), f"{where}.{each.name}") for each in fields(value)}
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -31,17 +307,10 @@ def plain(value: object, where: str) -> Any:
     )
 
 
-def parse(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text, or a `ValueError` that begins with `where`.
+def to_json(value: object, where: str = "the document", *, indent: int | None = 2) -> str:
+    """JSON text of plain values and dataclasses, with NaN and infinity as null.
 
-    >>> parse(b'{"loss": 0.5}', "row 1")
-    {'loss': 0.5}
+    >>> print(to_json({"loss": float("inf")}, indent=None))
+    {"loss": null}
     """
-    try:
-        return json.loads(text.decode() if isinstance(text, bytes) else text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not valid JSON: {error}") from error
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number")
+    return json.dumps(plain(value, where), allow_nan=False, indent=indent, ensure_ascii=False)

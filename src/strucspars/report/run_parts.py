@@ -18,7 +18,7 @@ from strucspars.core.importance import Norm
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
-from strucspars.io.records import parse
+from strucspars.io.records import parse_json
 from strucspars.nn.importance import importance_matrix
 from strucspars.train.outcome import LARGEST, ROW_TYPES
 from strucspars.train.recipe import STAGES
@@ -91,7 +91,7 @@ class PartReader:
         rows, damaged = [], []
         for number, line in enumerate(content.split(b"\n")[:-1], start=1):
             try:
-                rows.append(_row(line, f"metrics.jsonl, line {number},"))
+                rows.append(_row(line, f"metrics.jsonl, line {number}"))
             except ValueError as error:
                 damaged.append(str(error))
         self._note_some(damaged, "lines of metrics.jsonl are damaged")
@@ -170,17 +170,17 @@ def _bytes_of(path: Path) -> bytes:
 
 def _row(line: bytes, where: str) -> Mapping[str, Any]:
     """A row with its stage, its epoch, and whatever else is a number."""
-    row = parse(line, where)
+    row = parse_json(line, where)
     if not isinstance(row, dict):
-        raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+        raise ValueError(f"{where}: must be a JSON object, got {type(row).__name__}")
     if row.get("stage") not in STAGES:
-        raise ValueError(f"{where} is of no stage that is known here: {json.dumps(row.get('stage'))[:40]}")
+        raise ValueError(f"{where}: is of no stage that is known here: {json.dumps(row.get('stage'))[:40]}")
     if not is_whole_number(row.get("epoch")):
-        raise ValueError(f"{where} must have an epoch")
+        raise ValueError(f"{where}: must have an epoch")
     numbers = {key: value for key, value in row.items() if is_number(value) and abs(value) < LARGEST}
     for key in ROW_TYPES:
         if key != "stage" and key not in numbers:
-            raise ValueError(f"{where} must have a number for {key}")
+            raise ValueError(f"{where}: must have a number for {key}")
     return {"stage": row["stage"], **numbers}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strucspars.io.folders import replaced_folder
+from strucspars.io.folders import replace_folder
 from strucspars.report.contents import comparison_contents, run_contents
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.named_table import NamedTable
@@ -47,7 +47,7 @@ def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
     """
     out = Path(out)
     _check_runs(runs)
-    with replaced_folder(out) as folder:
+    with replace_folder(out) as folder:
         pages = _write_runs(runs, folder) if len(runs) > 1 else [_write_run(runs[0], folder, overview=None)]
         files = sorted(file for file in folder.rglob("*") if file.is_file())
     return WrittenReport(

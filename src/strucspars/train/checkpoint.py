@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from strucspars.io.files import atomic_file, reworded
+from strucspars.io.files import replace_file, reworded
 
 LAST = "last.pt"
 PREVIOUS = "previous.pt"
@@ -54,7 +54,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     pieces = _pieces(state)
     # A damaged file must not push out a good one.
     former = folder / PREVIOUS if _is_whole(last) else None
-    with atomic_file(last, former=former) as unfinished:
+    with replace_file(last, former=former) as unfinished:
         _write(unfinished, pieces)
 
 
@@ -85,7 +85,7 @@ def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
     """Write a checkpoint that is kept for good, to `NAME.pt`; otherwise as `save_checkpoint`."""
     path = _named(folder, name)
     pieces = _pieces(state)
-    with atomic_file(path) as unfinished:
+    with replace_file(path) as unfinished:
         _write(unfinished, pieces)
 
 

@@ -14,7 +14,7 @@ from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, plan_hash, save
 from strucspars.io.arrays import save_arrays
-from strucspars.io.files import write_text_atomic
+from strucspars.io.files import write_text
 from strucspars.nn.importance import importance_matrix
 from strucspars.prune.channel_selection import ChannelSelection
 from strucspars.prune.narrowing import load_slimmed, save_slimmed, slim_
@@ -250,7 +250,7 @@ class NetworkSlimming:
             target, example = self._workshop.recipe.slimming.target, self._workshop.example
             self.selection = select_channels(model, target=target, example_inputs=example)
         if self._workshop.is_first:
-            write_text_atomic(self._path, self.selection.to_json() + "\n")
+            write_text(self._path, self.selection.to_json() + "\n")
         return {"removed_channel_fraction": self.selection.removed_channel_fraction}
 
     def recall(self) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.core.checks import checked_at_least
-from strucspars.io.files import sync_folder, unwritable, write_bytes_atomic
-from strucspars.io.records import parse, plain
+from strucspars.io.files import disk_error, sync_folder, write_bytes
+from strucspars.io.records import RecordError, parse_json, plain
 
 
 def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
             end = _end_of_last_row(file.fileno())
             _write_at(file.fileno(), end, line)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise disk_error("write", path, error, "what was there is kept; ") from error
     if is_new:
         sync_folder(path.parent)
 
@@ -66,7 +66,7 @@ def keep_rows(path: str | os.PathLike[str], count: int) -> None:
     for number, line in enumerate(lines[:count], start=1):
         _parsed(path, number, line)
     if path.exists():
-        write_bytes_atomic(path, b"".join(line + b"\n" for line in lines[:count]))
+        write_bytes(path, b"".join(line + b"\n" for line in lines[:count]))
 
 
 def _whole_lines(path: Path) -> list[bytes]:
@@ -78,10 +78,10 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    where = f"{path}, line {number},"
-    row = parse(line, where)
+    where = f"{path}, line {number}"
+    row = parse_json(line, where)
     if not isinstance(row, dict):
-        raise ValueError(f"{where} must be a JSON object, got {type(row).__name__}")
+        raise RecordError(where, "", f"must be a JSON object, got {type(row).__name__}")
     return row
 
 

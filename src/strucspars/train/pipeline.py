@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from strucspars.bench.machine import environment_after
-from strucspars.io.files import write_text_atomic
+from strucspars.io.files import write_text
 from strucspars.nn.copying import copied
 from strucspars.train.checkpoint import save_named
 from strucspars.train.compression import FORMS, form_milliseconds, recalibrate_
@@ -317,7 +317,7 @@ class _Run:
             )
         if self._engine.is_first:
             text = outcome_text(summary, self._recipe, self._folder)
-            write_text_atomic(self._folder.summary_text_path, text + "\n")
+            write_text(self._folder.summary_text_path, text + "\n")
             # Last: a run that has this file is finished.
             self._folder.write_json(self._folder.summary_json_path, summary.to_json())
         return summary

@@ -19,8 +19,8 @@ import numpy as np
 from strucspars.core.checks import checked_at_least
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays, save_arrays
-from strucspars.io.files import UNFINISHED, reworded, write_text_atomic
-from strucspars.io.records import parse, plain
+from strucspars.io.files import UNFINISHED, read_text, reworded, write_text
+from strucspars.io.records import parse_json, plain
 from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
 from strucspars.train.lock import LOCK_NAME, folder_lock, was_locked
 from strucspars.train.metrics import append_row, keep_rows, read_rows
@@ -132,24 +132,22 @@ class RunFolder:
 
     def write_recipe(self, text: str) -> None:
         """Store the resolved recipe."""
-        write_text_atomic(self.recipe_path, text)
+        write_text(self.recipe_path, text)
 
     def remove_leftovers(self) -> None:
         """Remove what a killed process was writing; only while the folder is locked."""
-        for leftover in self.path.rglob(".*.unfinished"):
-            leftover.unlink(missing_ok=True)
-        for leftover in self.path.glob(f"{UNFINISHED}*"):
+        for leftover in list(self.path.rglob(f"{UNFINISHED}*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def write_json(self, path: Path, value: object) -> None:
         """Replace a JSON file, all or nothing; NaN and infinity become null."""
         text = json.dumps(plain(value, path.name), allow_nan=False, indent=2, ensure_ascii=False)
-        write_text_atomic(path, text + "\n")
+        write_text(path, text + "\n")
 
     def read_json(self, path: Path) -> Any:
         """The value of a JSON file; None where there is no such file."""
         text = _text(path)
-        return None if text is None else parse(text, str(path))
+        return None if text is None else parse_json(text, str(path))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add a row to the metrics; it is on the disk when this returns."""
@@ -174,7 +172,7 @@ class RunFolder:
 
     def save_plan(self, plan: GroupingPlan) -> None:
         """Store the plan."""
-        write_text_atomic(self.plan_path, plan.to_json() + "\n")
+        write_text(self.plan_path, plan.to_json() + "\n")
 
     def load_plan(self) -> GroupingPlan | None:
         """The stored plan, None before there is one."""
@@ -239,7 +237,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; choose another path for the run folder")
         empty = {folder for folder in self._subfolders if folder.is_dir() and not any(folder.iterdir())}
-        leftovers = {self.path / LOCK_NAME, self.path / f".{self.recipe_path.name}.unfinished", *empty}
+        leftovers = {self.path / LOCK_NAME, *self.path.glob(f"{UNFINISHED}*"), *empty}
         foreign = sorted(entry.name for entry in self.path.iterdir() if entry not in leftovers)
         if foreign:
             raise ValueError(
@@ -250,13 +248,9 @@ class RunFolder:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError:
         return None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: it is not UTF-8 text ({error.reason})") from error
-    except OSError as error:
-        raise reworded(error, f"cannot read {path}: {error.strerror}; make it a file that you may read") from error
 
 
 def store_classes(folder: RunFolder, classes: Sequence[str] | None) -> None:
@@ -273,7 +267,7 @@ def store_classes(folder: RunFolder, classes: Sequence[str] | None) -> None:
         folder.classes_path.unlink(missing_ok=True)
         return
     # Escaped: a folder's name is bytes, and need not be UTF-8.
-    write_text_atomic(folder.classes_path, json.dumps(list(classes), indent=2) + "\n")
+    write_text(folder.classes_path, json.dumps(list(classes), indent=2) + "\n")
 
 
 def stored_classes(folder: RunFolder) -> tuple[str, ...] | None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from strucspars.io.folders import MANIFEST, replaced_folder
+from strucspars.io.folders import MANIFEST, replace_folder
 
 
 def write(out: Path, *names: str, error: BaseException | None = None) -> None:
-    with replaced_folder(out) as folder:
+    with replace_folder(out) as folder:
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(name)
@@ -65,7 +65,7 @@ def test_a_failure_of_the_last_step_brings_the_earlier_report_back(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(OSError, match="what was there before is kept"):
+    with pytest.raises(OSError, match="what was there is kept"):
         write(tmp_path / "out", "other.html")
     assert files(tmp_path) == {"out/index.html", f"out/{MANIFEST}"}
 
