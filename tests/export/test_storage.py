@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import strucspars as ss
-from strucspars.export.storage import PLAN_KEY, VERSION_KEY
+from strucspars.export.storage import FORMAT_KEY, PLAN_KEY, VERSION_KEY
 
 
 def network(seed: int = 0, width: int = 16) -> nn.Sequential:
@@ -131,6 +131,10 @@ def newer(path: Path) -> None:
     rewritten(path, change)
 
 
+def of_older_storage(path: Path) -> None:
+    rewritten(path, lambda tensors, metadata: metadata.pop(FORMAT_KEY))
+
+
 def without_plan(path: Path) -> None:
     rewritten(path, lambda tensors, metadata: metadata.pop(PLAN_KEY))
 
@@ -162,6 +166,7 @@ def wrong_order_of_outputs(path: Path) -> None:
         (hostile_header, "not a readable safetensors file, or damaged"),
         (pickled, "not a readable safetensors file, or damaged"),
         (newer, "format version 7.*upgrade strucspars"),
+        (of_older_storage, "storage format 1, this version reads format 2; save the network anew"),
         (without_plan, "carries no plan"),
         (missing_tensor, r"lacks \['3.weight'\]"),
         (unknown_tensor, r"belongs to another network: it lacks \[\] and has \['4.bias'\] besides"),
@@ -513,3 +518,21 @@ def test_a_grouped_layer_that_is_not_in_the_state_is_named_before_anything_chang
     assert not ss.model_plan(fresh).layers
     fresh.is_whole = True
     assert torch.equal(ss.load(path, fresh).eval()(IMAGES), model.eval()(IMAGES))
+
+
+class OfTwoVersions(nn.Sequential):
+    """Insists on the version of its state, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *others: Any) -> None:
+        assert local_metadata.get("version") == 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
+
+def test_the_versions_of_a_state_are_kept(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.DataParallel(OfTwoVersions(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8))))
+    ss.save(model, tmp_path / "model.safetensors")
+    fresh = nn.Sequential(OfTwoVersions(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8)))
+    ss.load(tmp_path / "model.safetensors", fresh)
+    assert torch.equal(fresh.get_parameter("0.0.weight"), model.get_parameter("0.module.0.weight"))

@@ -10,7 +10,7 @@ import torch
 from compiled_networks import scripted, traced
 from timm.models.eva import EvaAttention
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations, parametrize
 from torch_warnings import SCRIPTING_WARNS
 from torchvision.models.swin_transformer import ShiftedWindowAttention
 
@@ -231,13 +231,11 @@ def test_a_weight_tied_to_another_kind_of_module_is_left_alone() -> None:
 
 
 def test_a_weight_tied_by_its_values_is_left_alone() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 4, 1), nn.ConvTranspose2d(4, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1))
+    model = nn.Sequential(nn.Conv2d(8, 4, 1), nn.ConvTranspose2d(4, 8, 1))
     model[1].weight.data = model[0].weight.data
-    model[3].bias.data = model[2].bias.data
     selection = select_layers(model)
     assert names(selection) == []
     assert reason(selection, "0") == "its weight is shared with '1'"
-    assert reason(selection, "3") == "its bias is shared: '2', '3' hold the same one"
 
 
 @pytest.mark.parametrize("packed", [torch.Tensor.to_sparse, torch.Tensor.to_mkldnn])
@@ -322,12 +320,6 @@ def test_a_weight_that_is_no_plain_tensor_is_left_alone() -> None:
     assert reason(selection, "0") == "its weight is a OtherTensor, not a plain tensor"
 
 
-def test_a_bias_that_is_no_plain_tensor_keeps_a_layer_whole() -> None:
-    layer = nn.Conv2d(4, 8, 1)
-    layer.bias = nn.Parameter(torch.randn(8).as_subclass(OtherTensor))
-    assert reason(select_layers(nn.Sequential(layer)), "0") == "its bias is a OtherTensor, not a plain tensor"
-
-
 def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
     class OwnLayer(nn.TransformerEncoderLayer):
         pass
@@ -357,24 +349,6 @@ def test_attentions_of_torchvision_and_timm_that_read_their_weights_keep_them() 
     assert names(select_layers(swin, rules)) == []
     # Where it has no bias it calls its layer, but nobody knows that from outside.
     assert names(select_layers(EvaAttention(8, num_heads=2, qk_norm=False, scale_norm=False), rules)) == ["proj"]
-
-
-def test_a_bias_that_another_module_holds_keeps_a_layer_whole() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1))
-    model[2].bias = model[0].bias
-    selection = select_layers(model)
-    assert names(selection) == []
-    assert reason(selection, "2") == "its bias is shared: '0', '2' hold the same one"
-    with pytest.raises(ValueError, match="no layer of the model can be grouped: its bias is shared"):
-        selection.check_not_empty()
-
-
-def test_a_bias_that_is_no_parameter_keeps_a_layer_whole() -> None:
-    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, bias=False))
-    prune.l1_unstructured(model[0], "bias", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
-    selection = select_layers(model)
-    assert names(selection) == ["1"]
-    assert "its bias is no parameter" in reason(selection, "0")
 
 
 @SCRIPTING_WARNS

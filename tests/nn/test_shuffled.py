@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, stack_module_state
 from torch.nn.utils import parametrizations, prune
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch_warnings import EMPTY_LAYERS_WARN, SCRIPTING_WARNS
 
 import strucspars as ss
@@ -220,14 +222,49 @@ def test_a_weight_that_is_recomputed_has_no_shape_to_read_off_and_the_layer_is_n
     check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1), parametrizations.weight_norm(nn.Conv2d(8, 8, 1))))
 
 
-def test_a_bias_that_is_recomputed_is_refused_with_the_layers_name() -> None:
-    pruned = nn.Sequential(nn.ReLU(), ShuffledGroupConv2d(8, 8, 1, groups=2))
-    prune.l1_unstructured(pruned[1], "bias", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
-    with pytest.raises(ValueError, match=r"layer '1' has no plain bias: .*; remove that"):
-        check_plain_weights(pruned)
-    check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1, groups=2, bias=False)))
-
-
 @EMPTY_LAYERS_WARN
 def test_a_linear_layer_without_inputs_is_one_group() -> None:
     assert groups_of_weight(nn.Linear(0, 4)) == 1
+
+
+def test_fusing_a_batch_norm_with_pytorchs_own_tool_is_right() -> None:
+    torch.manual_seed(0)
+    layer, norm = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
+    for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+        nn.init.uniform_(tensor, 0.5, 1.5)  # type: ignore[arg-type]  # a norm with statistics has all four
+    group_module_(layer, random_layer_plan(layer, 3))
+    model, images = nn.Sequential(layer, norm).eval(), torch.randn(2, 8, 7, 7)
+    fused = fuse_conv_bn_eval(layer, norm)
+    torch.testing.assert_close(fused(images), model(images), rtol=1e-4, atol=1e-5)
+
+
+def networks_of_different_orders() -> list[nn.Sequential]:
+    models = [nn.Sequential(nn.Conv2d(8, 16, 3), nn.Conv2d(16, 8, 1)) for _ in range(2)]
+    for seed, model in enumerate(models):
+        for layer in model:
+            group_module_(layer, random_layer_plan(layer, 3, seed))
+    return models
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # vmap has no rule for index_copy_
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_stacked_weights_of_several_networks_need_their_orders_stacked_too(with_gradient: bool) -> None:
+    models, images = networks_of_different_orders(), torch.randn(2, 8, 5, 5)
+    parameters, buffers = stack_module_state(models)
+
+    def scores(parameters: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> torch.Tensor:
+        outputs: torch.Tensor = functional_call(models[0], (parameters, others), (images,))
+        return outputs.square().sum() if with_gradient else outputs
+
+    function = torch.func.grad(scores) if with_gradient else scores
+    with pytest.raises(ValueError, match="stack every 'in_perm' and 'out_inverse'"):
+        torch.func.vmap(function)(parameters, buffers)
+    states = [model.state_dict() for model in models]
+    orders = {key: torch.stack([state[key] for state in states]) for key in states[0] if key not in parameters}
+    stacked = torch.func.vmap(function)(parameters, orders)
+    for place, model in enumerate(models):
+        if with_gradient:
+            model(images).square().sum().backward()
+            torch.testing.assert_close(stacked["0.weight"][place], model[0].weight.grad, rtol=1e-4, atol=1e-3)
+        else:
+            torch.testing.assert_close(stacked[place], model(images))

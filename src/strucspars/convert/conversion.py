@@ -18,7 +18,6 @@ from strucspars.nn.groupable import (
     is_plain,
     owners_of_parameters,
     parameter_key,
-    reason_in_the_bias,
 )
 from strucspars.nn.layers import (
     DENSE_TYPES,
@@ -144,11 +143,6 @@ def _layers_to_convert(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[
     """The layers to change, none of which has to keep its shape."""
     changes = _layers_to_change(model, plan)
     _check_names_free(changes, ORDERS)
-    owners = owners_of_parameters(model)
-    for name, (module, _) in changes.items():
-        reason = reason_in_the_bias(module, owners)
-        if reason is not None:
-            raise ValueError(f"layer {name!r}: {reason}; take it off the plan, or keep it dense with mask_")
     return changes
 
 
@@ -209,15 +203,14 @@ def _check_names_free(changes: Mapping[str, tuple[nn.Module, LayerPlan]], attrib
 
 
 def _warn_of_gradient_hooks(changes: Mapping[str, tuple[nn.Module, LayerPlan]]) -> None:
-    """Many hooks, such as one that clips, do not care what they see; one that masks some channels would mask others."""
+    """Many hooks, such as one that clips, do not care what they see; one that masks some inputs would mask others."""
     for name, (module, _) in changes.items():
-        for tensor, parameter in module.named_parameters(recurse=False):
-            if parameter._backward_hooks:
-                logger.warning(
-                    "layer %r: the hook on the gradient of its %s sees the channels by groups from now on, in another "
-                    "order and number than before; where that matters to it, register another",
-                    *(name, tensor),
-                )
+        if module.get_parameter("weight")._backward_hooks:
+            logger.warning(
+                "layer %r: from now on the hook on the gradient of its weight sees, for every output channel, the "
+                "inputs of its group only; register another hook if that matters",
+                name,
+            )
 
 
 def _check_not_left_behind(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
@@ -280,10 +273,6 @@ def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Modul
         return like_memory_format(grouped_weight(momentum, layer), momentum)
 
     change_optimizer_state_(optimizer, module.get_parameter("weight"), regroup)
-    if module.bias is not None:
-        bias = module.get_parameter("bias")
-        out_perm = torch.tensor(layer.out_perm, device=bias.device)
-        change_optimizer_state_(optimizer, bias, lambda momentum: momentum[out_perm.to(momentum.device)])
 
 
 def _mask_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:

@@ -11,9 +11,7 @@ from strucspars.channels.tracing import attribute, free_name, has_plain_forward,
 from strucspars.nn.batch_norms import after_the_norm, is_frozen_batch_norm
 from strucspars.nn.layers import (
     DENSE_AND_GROUPED_TYPES,
-    channel_orders,
     flush_denormals_,
-    is_grouped,
     like_memory_format,
 )
 
@@ -32,10 +30,6 @@ def fold_into_layer_(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
     """Let a convolution or linear layer compute the batch norm after it too, in place. Denormals become zero."""
     weight = layer.get_parameter("weight")
     scale, shift = batch_norm_as_scale_and_shift(norm)
-    if is_grouped(layer):
-        # The norm knows the natural order, the rows of the weight are in grouped order.
-        out_perm = torch.argsort(channel_orders(layer)["out_inverse"])
-        scale, shift = scale[out_perm], shift[out_perm]
     scaled = weight.data.double() * scale.view(-1, *[1] * (weight.dim() - 1))
     if layer.bias is not None:
         shift = shift + layer.get_parameter("bias").data.double() * scale

@@ -7,6 +7,7 @@ groups are faster nevertheless.
 from collections.abc import Iterable
 from typing import cast
 
+import numpy as np
 import torch
 from torch import fx, nn
 
@@ -65,7 +66,14 @@ def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> 
 
 def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
     """Let a layer run with fewer groups, in place. One of ours that is left with one group becomes a dense layer."""
-    weight = merged_weight(layer.get_parameter("weight").data, groups_of_weight(layer), merged_groups)
+    weight = layer.get_parameter("weight").data
+    if is_grouped(layer):
+        out_inverse = channel_orders(layer)["out_inverse"]
+        by_group = weight[torch.argsort(out_inverse)]
+        weight = merged_weight(like_memory_format(by_group, weight), groups_of_weight(layer), merged_groups)
+        weight = like_memory_format(weight[out_inverse], weight)
+    else:
+        weight = merged_weight(weight, groups_of_weight(layer), merged_groups)
     # A new parameter: another layer may hold the old one.
     layer.weight = nn.Parameter(weight, requires_grad=False)
     cast(nn.Conv2d, layer).groups = merged_groups
@@ -110,13 +118,10 @@ def _may_be_widened(layer: nn.Module) -> bool:
 
 
 def _become_dense_(layer: nn.Module) -> None:
-    """Both shuffles go into the weight, whose rows and columns were in grouped order."""
-    out_inverse = channel_orders(layer)["out_inverse"]
+    """The columns of the weight, which were in grouped order, go back to the original one."""
     in_inverse = inverse(channel_orders(layer)["in_perm"].cpu().numpy())
     weight = layer.get_parameter("weight")
-    weight.data = reordered_dense_weight(weight.data, out_inverse.cpu().numpy(), in_inverse)
-    if layer.bias is not None:
-        layer.bias = nn.Parameter(layer.get_parameter("bias").data[out_inverse], requires_grad=False)
+    weight.data = reordered_dense_weight(weight.data, np.arange(len(weight)), in_inverse)
     del layer.in_perm, layer.out_inverse
     layer.__class__ = DENSE_TYPES[type(layer)]
     if isinstance(layer, nn.Linear):

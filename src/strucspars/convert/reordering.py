@@ -39,7 +39,8 @@ def reordered_grouped_weight(
 ) -> torch.Tensor:
     """The weight `(C_out, C_in / G, *kernel)` that reads `in_order` and puts out `out_order`.
 
-    Both orders count channels as the weight has them, and bring the groups whole and in the same sequence.
+    Output channels count as the rows of the weight, input channels as its columns, group after group. The orders bring
+    the groups whole and in the same sequence.
     """
     in_width = weight.shape[1]
     columns = torch.from_numpy(in_order % in_width).to(weight.device)
@@ -64,8 +65,7 @@ def reorder_grouped_(module: nn.Module, placed: Placement) -> None:
     """Let a grouped layer compute as placed, in place; the shuffles that it had inside are gone."""
     out_order, in_order = placed.out_order, placed.in_order
     if is_grouped(module):
-        # The weight's rows and columns are in grouped order: find the natural channels among them.
-        out_order = channel_orders(module)["out_inverse"].cpu().numpy()[out_order]
+        # The weight's columns are in grouped order: find the natural channels among them.
         in_order = inverse(channel_orders(module)["in_perm"].cpu().numpy())[in_order]
         del module.in_perm, module.out_inverse
         module.__class__ = PLAIN_TYPES[type(module)]

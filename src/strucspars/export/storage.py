@@ -7,7 +7,7 @@ group it. So there is no class to pickle, and no model zoo to depend on.
 import hashlib
 import json
 import os
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,23 @@ from strucspars.export.input_transform import InputTransforms
 from strucspars.io.files import check_readable, replace_file
 from strucspars.nn.groupable import parameter_key
 from strucspars.nn.layers import DENSE_TYPES, check_plain_weights, is_grouped, planned_orders
-from strucspars.nn.names import bare_modules, bare_state_names, inner_name, modules_by_name, under_first_names
+from strucspars.nn.names import (
+    bare_modules,
+    bare_state_names,
+    inner_name,
+    modules_by_name,
+    state_versions,
+    under_first_names,
+)
 
 PLAN_KEY = "strucspars.plan"
 SELECTION_KEY = "strucspars.channel_selection"
 VERSION_KEY = "strucspars.version"
+FORMAT_KEY = "strucspars.format"
+# Since format 2 the rows of a grouped weight and the bias are in the original order of the output channels.
+FORMAT = "2"
+# JSON: the version of every module's state that is not 1, which PyTorch keeps in the state's `_metadata`.
+STATE_VERSIONS_KEY = "strucspars.state_versions"
 # What safetensors calls its own entry in a file's header.
 METADATA = "__metadata__"
 
@@ -69,7 +81,13 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
         raise ValueError(
             "the plan is not the one that the model was converted with; leave it out or give the right one"
         )
-    metadata = {PLAN_KEY: plan.to_json(), VERSION_KEY: __version__}
+    versions = {name: version for name, version in state_versions(_network_inside(model)).values() if version != 1}
+    metadata = {
+        PLAN_KEY: plan.to_json(),
+        VERSION_KEY: __version__,
+        FORMAT_KEY: FORMAT,
+        STATE_VERSIONS_KEY: json.dumps(versions, sort_keys=True),
+    }
     write_tensors(path, tensors, metadata | InputTransforms.of(model).as_metadata())
 
 
@@ -184,7 +202,12 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     _check_tied(path, saved.tensors, _bare_state(network))
     _check_orders(path, saved.tensors, saved.plan)
     convert_(network, saved.plan)
-    network.load_state_dict({name: saved.tensors[bare] for name, bare in bare_state_names(network).items()})
+    state = OrderedDict((name, saved.tensors[bare]) for name, bare in bare_state_names(network).items())
+    # Where PyTorch itself keeps them, and reads them again.
+    state._metadata = {  # type: ignore[attr-defined]  # an attribute that PyTorch adds
+        name: {"version": saved.state_versions.get(bare, 1)} for name, (bare, _) in state_versions(network).items()
+    }
+    network.load_state_dict(state)
     saved.input_transforms.set_(network)
     return model
 
@@ -196,6 +219,7 @@ class _SavedNetwork:
     plan: GroupingPlan
     tensors: Mapping[str, torch.Tensor]
     input_transforms: InputTransforms
+    state_versions: Mapping[str, int]
 
 
 def _read(path: Path) -> _SavedNetwork:
@@ -210,9 +234,15 @@ def _read(path: Path) -> _SavedNetwork:
         ) from error
     if PLAN_KEY not in metadata:
         raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
+    if metadata.get(FORMAT_KEY) != FORMAT:
+        raise ValueError(
+            f"{path} holds its weights in storage format {metadata.get(FORMAT_KEY, '1')}, this version reads format "
+            f"{FORMAT}; save the network anew with this version"
+        )
     try:
         plan = GroupingPlan.from_json(metadata[PLAN_KEY])
-        return _SavedNetwork(plan, tensors, InputTransforms.from_metadata(metadata))
+        versions = json.loads(metadata.get(STATE_VERSIONS_KEY, "{}"))
+        return _SavedNetwork(plan, tensors, InputTransforms.from_metadata(metadata), versions)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

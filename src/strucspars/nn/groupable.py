@@ -270,25 +270,7 @@ def _reason_in_the_weight(
         limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
         return f"{out_channels} x {in_channels} channels: {limit} one group only"
     others = [owner for owner in owners[parameter_key(layer.weight)] if owner != name]
-    return f"its weight is shared with {others[0]!r}" if others else reason_in_the_bias(module, owners)
-
-
-def reason_in_the_bias(module: nn.Module, owners: Mapping[int, list[str]]) -> str | None:
-    """Why the outputs of a layer cannot change their order, or None. Its bias has to change with them.
-
-    Args:
-        module: a convolution or linear layer.
-        owners: of all parameters of the network, see `owners_of_parameters`.
-    """
-    if module.bias is None:
-        return None
-    if "bias" not in module._parameters:
-        return "its bias is no parameter, or recomputed before every call (pruning): make it one first"
-    bias = module.get_parameter("bias")
-    if not is_plain(bias):
-        return f"its bias is a {type(bias).__name__}, not a plain tensor"
-    holders = owners[parameter_key(bias)]
-    return f"its bias is shared: {', '.join(map(repr, holders))} hold the same one" if len(holders) > 1 else None
+    return f"its weight is shared with {others[0]!r}" if others else None
 
 
 def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:

@@ -19,25 +19,18 @@ from strucspars.nn.names import bare_modules
 
 
 def grouped_weight(weight: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
-    """The diagonal blocks of the permuted weight: `(C_out, C_in, *kernel)` to `(C_out, C_in / G, *kernel)`.
+    """The kept entries of every row: `(C_out, C_in, *kernel)` to `(C_out, C_in / G, *kernel)`.
 
-    Row `j` of the result is output channel `out_perm[j]`; its group's inputs are a run of `in_perm`.
+    Row `j` of the result belongs to output channel `j`, as before; its columns are the inputs of the channel's group,
+    in the order of `in_perm`.
     """
-    groups = layer.num_groups
-    out_perm, in_perm = _orders(layer, weight.device)
-    rows = out_perm.view(groups, -1, 1)
-    columns = in_perm.view(groups, 1, -1)
-    blocks = weight[rows, columns]
-    return blocks.reshape(weight.shape[0], weight.shape[1] // groups, *weight.shape[2:])
+    return weight[torch.arange(len(weight), device=weight.device)[:, None], _columns(layer, weight.device)]
 
 
 def dense_weight(grouped: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
-    """The dense weight of the same function, zero outside the groups, in the original channel order."""
-    groups = layer.num_groups
-    out_perm, in_perm = _orders(layer, grouped.device)
+    """The dense weight of the same function, zero outside the groups."""
     weight = grouped.new_zeros(layer.weight_shape)
-    blocks = grouped.reshape(groups, -1, *grouped.shape[1:])
-    weight[out_perm.view(groups, -1, 1), in_perm.view(groups, 1, -1)] = blocks
+    weight[torch.arange(len(weight), device=weight.device)[:, None], _columns(layer, weight.device)] = grouped
     return weight
 
 
@@ -48,8 +41,11 @@ def kept_connections(layer: LayerPlan) -> torch.Tensor:
     return torch.from_numpy(mask[inverse(layer.out_perm)][:, inverse(layer.in_perm)])
 
 
-def _orders(layer: LayerPlan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor(layer.out_perm, device=device), torch.tensor(layer.in_perm, device=device)
+def _columns(layer: LayerPlan, device: torch.device) -> torch.Tensor:
+    """The input channels that each output channel is connected to: `(C_out, C_in / G)`."""
+    out_channels = layer.weight_shape[0]
+    group = inverse(layer.out_perm) // (out_channels // layer.num_groups)
+    return torch.tensor(layer.in_perm.reshape(layer.num_groups, -1)[group], device=device)
 
 
 ORDERS = ("in_perm", "out_inverse")
@@ -117,8 +113,8 @@ class _Ordered(nn.Module):
 class _Shuffled(_Ordered):
     """A layer by groups that shuffles channels before and after it computes. Starts with both orders unchanged.
 
-    The weight and the bias are stored in grouped order: do not fuse a batch norm into them with tools that take this
-    for a plain layer.
+    The bias and the rows of the weight are in the original order of the output channels: code that reads or scales
+    them per channel, to fuse a batch norm for instance, needs to know nothing of the groups.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -134,7 +130,11 @@ class _ShuffledConv(_Shuffled, nn.modules.conv._ConvNd):
         """Shuffle, convolve by groups, shuffle back. Without `super()`, which TorchScript cannot read."""
         channel_dim = -1 - len(self.kernel_size)  # from the end: there may be no batch
         shuffled = select_channels(input, channel_dim, self.in_perm)
-        convolved: torch.Tensor = self._conv_forward(shuffled, self.weight, self.bias)
+        weight = in_group_order(self.weight, self.out_inverse)
+        bias = self.bias
+        if bias is not None:
+            bias = in_group_order(bias, self.out_inverse)
+        convolved: torch.Tensor = self._conv_forward(shuffled, weight, bias)
         return select_channels(convolved, channel_dim, self.out_inverse)
 
 
@@ -181,8 +181,9 @@ class ShuffledGroupLinear(_Shuffled, GroupLinear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shuffle, compute by groups, shuffle back."""
         shuffled = select_channels(input, -1, self.in_perm)
-        computed = group_linear(shuffled, self.weight, self.bias, self.groups)
-        return select_channels(computed, -1, self.out_inverse)
+        computed = group_linear(shuffled, in_group_order(self.weight, self.out_inverse), None, self.groups)
+        outputs = select_channels(computed, -1, self.out_inverse)
+        return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
 
 
 GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
@@ -212,6 +213,37 @@ def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> to
     if channels_last.is_contiguous() and not features.is_contiguous():
         return channels_last.index_select(-1, order).movedim(-1, dim)
     return features.index_select(dim, order)
+
+
+@fx.wrap
+def in_group_order(tensor: torch.Tensor, out_inverse: torch.Tensor) -> torch.Tensor:
+    """The rows of a weight, or the entries of a bias, group after group; laid out in memory as they were.
+
+    >>> in_group_order(torch.tensor([10.0, 20.0, 30.0]), torch.tensor([2, 0, 1]))
+    tensor([20., 30., 10.])
+    """
+    if not torch.jit.is_scripting() and not torch.compiler.is_compiling():  # type: ignore[attr-defined]  # not in torch.jit.__all__
+        _refuse_stacked_weights(tensor, out_inverse)
+    if out_inverse.device != tensor.device:
+        out_inverse = out_inverse.to(tensor.device)
+    # Scattered, not gathered: the gradient is a plain gather then, and no second order is needed.
+    return torch.empty_like(tensor).index_copy_(0, out_inverse, tensor)
+
+
+def _refuse_stacked_weights(weight: torch.Tensor, order: torch.Tensor) -> None:
+    """Refuse `torch.func.vmap` over the weights of several networks unless their orders are stacked too."""
+    if _is_stacked(weight) and not _is_stacked(order):
+        raise ValueError(
+            "the weights of several grouped networks are stacked, but not their channel orders, which may differ; "
+            "stack every 'in_perm' and 'out_inverse' of their state_dict() too and give them to functional_call, or "
+            "call the networks one after the other"
+        )
+
+
+def _is_stacked(tensor: torch.Tensor) -> bool:
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def group_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_groups: int) -> torch.Tensor:
@@ -267,11 +299,6 @@ def check_plain_weights(model: nn.Module) -> None:
     for name, module in bare_modules(model):
         if is_grouped(module):
             dense_shape(module, name)
-            if "bias" not in module._parameters:
-                raise ValueError(
-                    f"layer {name or type(module).__name__!r} has no plain bias: it is recomputed before every call "
-                    "(pruning or another parametrisation); remove that"
-                )
 
 
 def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
@@ -311,11 +338,8 @@ def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
 def group_module_(module: nn.Module, layer: LayerPlan) -> None:
     """Turn a dense layer into the grouped one of the plan, in place: smaller tensors, and the grouped class."""
     weight = module.get_parameter("weight")
-    out_perm = torch.tensor(layer.out_perm, device=weight.device)
     replace_values_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
     flush_denormals_(weight.data)
-    if module.bias is not None:
-        replace_values_(module.get_parameter("bias"), lambda tensor: tensor[out_perm])
     cast(nn.Conv2d, module).groups = layer.num_groups
     module.__class__ = GROUPED_TYPES[type(module)]
     for name, order in planned_orders(layer).items():

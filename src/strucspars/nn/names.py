@@ -94,15 +94,31 @@ def bare_state_names(model: nn.Module) -> dict[str, str]:
     {'0.module.weight': '0.weight', '0.module.bias': '0.bias'}
     """
     wrappers = list(_wrappers_in_state(model))
-    names = {}
-    for name in model.state_dict():
-        bare = name
-        # From the innermost outwards: the names of those around it are still what they were.
-        for wrapper, inner in reversed(wrappers):
-            if bare.startswith(wrapper + inner):
-                bare = wrapper + bare.removeprefix(wrapper + inner)
-        names[name] = bare
-    return names
+    return {name: _without_wrappers(name, wrappers) for name in model.state_dict()}
+
+
+def state_versions(model: nn.Module) -> dict[str, tuple[str, int]]:
+    """The bare name and the version of every module in a model's `state_dict`, by its name there.
+
+    PyTorch keeps the versions in `_metadata` beside the tensors; modules such as batch norms need them to load.
+
+    >>> state_versions(nn.DataParallel(nn.BatchNorm2d(1)))
+    {'': ('', 1), 'module': ('', 2)}
+    """
+    wrappers = list(_wrappers_in_state(model))
+    metadata: dict[str, dict[str, int]] = getattr(model.state_dict(), "_metadata", {})
+    return {
+        name: (_without_wrappers(f"{name}.", wrappers).removesuffix("."), own.get("version", 1))
+        for name, own in metadata.items()
+    }
+
+
+def _without_wrappers(name: str, wrappers: list[tuple[str, str]]) -> str:
+    # From the innermost outwards: the names of those around it are still what they were.
+    for wrapper, inner in reversed(wrappers):
+        if name.startswith(wrapper + inner):
+            name = wrapper + name.removeprefix(wrapper + inner)
+    return name
 
 
 def _wrappers_in_state(model: nn.Module) -> Iterator[tuple[str, str]]:
