@@ -12,7 +12,7 @@ from strucspars.core.hierarchy import connection_mask, max_group_level, num_grou
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import NetworkCount, count_macs
-from strucspars.cost.folded import FoldReport, fold_report
+from strucspars.cost.gathers import FoldReport, fold_report
 from strucspars.cost.summary import Summary, summary
 from strucspars.export.checked import ExportReport
 from strucspars.export.onnx import OnnxRunner, export_onnx

@@ -350,7 +350,8 @@ def test_inputs_that_a_network_writes_into_stay_as_they_are() -> None:
     model, images, others = Writing(), torch.zeros(1, 8, 2, 2), torch.zeros(1, 8, 2, 2)
     inputs = images, {"others": [others]}
     count_macs(model, inputs)
-    count_macs(nn.DataParallel(model), inputs)
+    # Back to the CPU, from which DataParallel takes the model to a GPU if there is one.
+    count_macs(nn.DataParallel(model).cpu(), inputs)
     summary(model, inputs)
     summary(fold(model, inputs), inputs)
     assert not images.any()

@@ -16,7 +16,7 @@ import torch
 from torch import fx, nn
 
 from strucspars.convert.fold import fold
-from strucspars.cost.folded import FoldReport, fold_report
+from strucspars.cost.gathers import FoldReport, fold_report
 from strucspars.export.checked import ExportReport
 from strucspars.export.onnx import export_onnx
 from strucspars.export.openvino import export_openvino

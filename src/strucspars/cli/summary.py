@@ -22,7 +22,7 @@ from strucspars.cli.networks import (
 )
 from strucspars.cli.running import run_state
 from strucspars.convert.fold import fold
-from strucspars.cost.folded import FoldReport, fold_report
+from strucspars.cost.gathers import FoldReport, fold_report
 from strucspars.cost.summary import summary as network_summary
 from strucspars.cost.text_table import Column, text_table
 from strucspars.export.example_batch import random_image

@@ -1,4 +1,4 @@
-"""Whether two computations put out the same: trees of tensors, equal up to rounding."""
+"""Whether two computations put out the same, up to rounding; and random inputs to compare them on."""
 
 import cmath
 import dataclasses
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -182,3 +183,40 @@ def _parts(value: object, place: Place) -> Iterator[tuple[object, object]]:
                 "a dictionary or a tuple of tensors instead"
             )
         yield from enumerate(parts)
+
+
+def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """A random tensor of the same kind and, roughly, values, on the CPU.
+
+    >>> random_like(torch.zeros(2, 3), (4, 3), torch.Generator().manual_seed(0)).std() > 0.1
+    tensor(True)
+    """
+    if tensor.is_complex():
+        return torch.randn(shape, generator=generator, dtype=torch.complex64, device="cpu").to(tensor.dtype)
+    if tensor.is_floating_point():
+        values = tensor.double()
+        mean, spread = values.mean().item(), values.std(correction=0).item()
+        # A constant example such as zeros tells nothing about later inputs.
+        mean, spread = (mean, spread) if spread > 0 else (0.0, 1.0)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return (drawn * spread + mean).to(tensor.dtype)
+    # Whole numbers are often indices: others than those of the example may be out of range.
+    places = torch.randint(tensor.numel(), shape, generator=generator, device="cpu")
+    return tensor.detach().cpu().flatten()[places]
+
+
+def random_arguments(arguments: tuple[Any, ...], *, in_double: bool = True, seed: int = 0) -> tuple[Any, ...]:
+    """Arguments in which floating-point tensors are random, in double precision or their own; everything else stays.
+
+    An example may be all zeros, for which much comes out right by accident.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return tensor
+        like = tensor.double() if in_double else tensor
+        return random_like(like, tuple(tensor.shape), generator).to(tensor.device)
+
+    random: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, drawn, arguments)
+    return random

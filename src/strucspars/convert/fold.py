@@ -12,17 +12,15 @@ from torch import fx, nn
 
 from strucspars.channels.rules import BATCH_NORMS
 from strucspars.channels.tracing import graph_of_one_call, traced, without_unread_attributes
-from strucspars.convert.comparison import compare_outputs
+from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.convert.conversion import plan_of, unmask_
 from strucspars.convert.fold_norms import batch_norms_as_modules_, fold_batch_norms_, frozen_batch_norms_as_modules_
 from strucspars.convert.merged_groups import widen_called_groups_, widen_groups_
 from strucspars.convert.reordering import absorb_shuffles_
 from strucspars.convert.shared_calls import merge_calls_
 from strucspars.core.checks import checked_at_least
-from strucspars.cost.counting import ExampleInputs, as_arguments, fresh_arguments, undisturbed
-from strucspars.cost.folded import PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded
-from strucspars.cost.gathers import shuffles_in_pass
-from strucspars.cost.random_inputs import random_arguments
+from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, undisturbed
+from strucspars.cost.gathers import PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded, shuffles_in_pass
 from strucspars.nn.batch_norms import is_frozen_batch_norm
 from strucspars.nn.copying import copied
 from strucspars.nn.names import unwrap_children_, unwrapped
@@ -68,9 +66,9 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     >>> torch.allclose(folded(images), model.eval()(images), atol=1e-5)
     True
     """
-    arguments = as_arguments(example_inputs)
     min_width = checked_at_least("widen_groups_below", widen_groups_below, 1)
     model = unwrapped(model)
+    arguments = arguments_of(model, example_inputs)
     if is_folded(model):
         return _again(model, min_width)
     called = _inference_copy(model)

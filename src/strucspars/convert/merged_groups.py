@@ -14,7 +14,7 @@ from torch import fx, nn
 from strucspars.channels.tracing import has_plain_forward
 from strucspars.convert.reordering import reordered_dense_weight
 from strucspars.core.permutation import inverse
-from strucspars.cost.folded import WidenedLayer
+from strucspars.cost.gathers import WidenedLayer
 from strucspars.cost.layers import BeforeAfter
 from strucspars.nn.groupable import is_plain
 from strucspars.nn.layers import (

@@ -13,7 +13,7 @@ from strucspars.channels.tracing import free_name, tensor_bytes, tensor_shape
 from strucspars.convert.shared_calls import calls_by_origin, orders_for_shared
 from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
-from strucspars.cost.gathers import RemainingGather, Side, contiguous_runs, shuffles_inside
+from strucspars.cost.gathers import RemainingGather, Side, contiguous_runs, shuffles_of_layer
 from strucspars.nn.layers import (
     GROUPED_TYPES,
     GroupLinear,
@@ -97,7 +97,7 @@ def absorb_shuffles_(graph_module: fx.GraphModule) -> tuple[RemainingGather, ...
         elif node in found.opaque:
             module = graph_module.get_submodule(str(node.target))
             in_bytes = tensor_bytes(node.all_input_nodes[0])
-            remaining += shuffles_inside(str(node.target), module, in_bytes, tensor_bytes(node))
+            remaining += shuffles_of_layer(str(node.target), channel_orders(module), in_bytes, tensor_bytes(node))
     return tuple(remaining)
 
 

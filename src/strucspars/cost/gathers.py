@@ -1,21 +1,31 @@
-"""Channel shuffles that a forward pass carries out: copies that take time and compute nothing."""
+"""Channel shuffles that a forward pass carries out, and the report of those that `fold` could not remove.
+
+A gather is a copy that takes time and computes nothing.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import torch
-from torch import nn
+from torch import fx, nn
 
 from strucspars.core.checks import IntArray
 from strucspars.core.plan import LayerPlan
-from strucspars.cost.counting import uncompiled
+from strucspars.cost.counting import fresh_arguments, uncompiled
+from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.text_table import Column, text_table
 from strucspars.nn.layers import channel_orders, is_grouped, planned_orders
 from strucspars.nn.names import bare_modules
 
 Side = Literal["input", "output"]
+
+# In the `meta` of a folded graph.
+REPORT_KEY = "strucspars.fold_report"
+# The plan of the network that was folded, or None: a graph has its layers under other names.
+PLAN_KEY = "strucspars.plan"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +47,86 @@ class RemainingGather:
     nbytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class WidenedLayer:
+    """A layer that runs with fewer, wider groups: the same function, with zeros between the groups it had.
+
+    Attributes:
+        layer: its name.
+        groups: how many groups it had, and how many it runs with.
+    """
+
+    layer: str
+    groups: BeforeAfter
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldReport:
+    """The work that a folded graph does beside convolutions. `str()` of it is a table.
+
+    Attributes:
+        gathers: the channel shuffles that remain, in network order.
+        num_kept_batch_norms: batch norms that no layer could absorb.
+        untraced_reason: why the network is not a graph, and so keeps all its shuffles; empty if it is one.
+        widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
+        repeated_bytes: further forms of weights that several calls share, where the calls need different ones.
+
+    >>> print(FoldReport(gathers=(), num_kept_batch_norms=0, untraced_reason=""))
+    no gathers remain
+    """
+
+    gathers: tuple[RemainingGather, ...]
+    num_kept_batch_norms: int
+    untraced_reason: str
+    widened: tuple[WidenedLayer, ...] = ()
+    repeated_bytes: int = 0
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes that all gathers copy for the example inputs."""
+        return sum(gather.nbytes for gather in self.gathers)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.gathers:
+            noun = "gather remains" if len(self.gathers) == 1 else "gathers remain"
+            parts += [_gather_table(self.gathers), f"{len(self.gathers)} {noun}, {self.gathered_bytes:,} bytes"]
+        else:
+            parts.append("no gathers remain")
+        if self.widened:
+            noun = "layer runs" if len(self.widened) == 1 else "layers run"
+            parts += ["", _widened_table(self.widened), f"{len(self.widened)} {noun} with wider groups"]
+        if self.num_kept_batch_norms:
+            parts.append(f"{self.num_kept_batch_norms} batch norms follow no layer that could take them in")
+        if self.repeated_bytes:
+            parts.append(f"{self.repeated_bytes:,} bytes are further forms of weights that several calls share")
+        if self.untraced_reason:
+            parts.append(f"not traced, so that every shuffle and batch norm stays: {self.untraced_reason}")
+        return "\n".join(parts)
+
+
+def fold_report(folded: fx.GraphModule) -> FoldReport:
+    """The report that `fold` left in its graph.
+
+    >>> import strucspars as ss
+    >>> layer = ss.ShuffledGroupConv2d(8, 8, 1, groups=2)
+    >>> print(fold_report(ss.fold(layer, torch.zeros(1, 8, 4, 4))))
+    no gathers remain
+    """
+    if not is_folded(folded):
+        raise ValueError("the graph carries no report of fold; give what fold(model, example_inputs) returned")
+    report: FoldReport = folded.meta[REPORT_KEY]
+    return report
+
+
+def is_folded(model: nn.Module) -> TypeGuard[fx.GraphModule]:
+    """Whether the network is a graph that `fold` made."""
+    # Graphs of other libraries may have no meta: torchvision's feature extractors, for one.
+    return isinstance(model, fx.GraphModule) and REPORT_KEY in vars(model).get("meta", {})
+
+
 def contiguous_runs(gathers: IntArray) -> IntArray:
-    """Into how many runs of neighbouring channels each gather falls: few long copies are cheaper than many short ones.
+    """How many runs of neighbouring channels each gather copies: few long copies are cheaper than many short ones.
 
     One run of all channels is the order that is there already.
 
@@ -49,57 +137,107 @@ def contiguous_runs(gathers: IntArray) -> IntArray:
     return runs
 
 
+def shuffles_of_layer(
+    name: str, orders: Mapping[str, torch.Tensor], in_bytes: int, out_bytes: int
+) -> list[RemainingGather]:
+    """The two shuffles inside a grouped layer of these orders."""
+    gathers = []
+    sides: tuple[tuple[Side, str, int], ...] = (("input", "in_perm", in_bytes), ("output", "out_inverse", out_bytes))
+    for side, key, nbytes in sides:
+        order = orders[key]
+        # On the meta device orders have no values: as many runs as there can be.
+        runs = len(order) if order.is_meta else int(contiguous_runs(order.cpu().numpy()))
+        gathers.append(RemainingGather(layer=name, side=side, channels=len(order), runs=runs, nbytes=nbytes))
+    return gathers
+
+
 @contextmanager
 def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = None) -> Iterator[list[RemainingGather]]:
     """Note the shuffles of every grouped layer that is called meanwhile, two per call, in the order of the calls.
 
     Args:
         model: converted, or dense with a plan.
-        planned: dense or masked layers by name, to take for the grouped ones that they would become.
+        planned: dense or masked layers by name, to count as the grouped ones that they would become.
     """
     planned = planned or {}
-    names: dict[nn.Module, str] = {}
-    orders: dict[nn.Module, Mapping[str, torch.Tensor]] = {}
+    orders: dict[nn.Module, tuple[str, Mapping[str, torch.Tensor]]] = {}
     for name, module in bare_modules(model):
         if is_grouped(module):
-            names[module], orders[module] = name, channel_orders(module)
+            orders[module] = name, channel_orders(module)
         elif name in planned and planned[name].num_groups > 1:
-            names[module], orders[module] = name, planned_orders(planned[name])
+            orders[module] = name, planned_orders(planned[name])
     noted: list[RemainingGather] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
         inputs = args[0] if args else kwargs["input"]
-        noted.extend(_two_shuffles(names[module], orders[module], inputs.nbytes, outputs.nbytes))
+        noted.extend(shuffles_of_layer(*orders[module], inputs.nbytes, outputs.nbytes))
 
     with ExitStack() as hooks:
-        for module in names:
+        for module in orders:
             # Ahead of the user's own hooks, which may change the output.
             hooks.callback(module.register_forward_hook(note, prepend=True, with_kwargs=True).remove)
         yield noted
 
 
 def shuffles_in_pass(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[RemainingGather, ...]:
-    """The shuffles of all grouped layers that one forward pass calls, as they come."""
+    """The shuffles of all grouped layers that one forward pass calls, in the order of the calls."""
     with noted_shuffles(model) as noted, uncompiled(model):
         model(*arguments)
     return tuple(noted)
 
 
-def shuffles_inside(name: str, module: nn.Module, in_bytes: int, out_bytes: int) -> list[RemainingGather]:
-    """The two shuffles of a grouped layer that stays as it is."""
-    return _two_shuffles(name, channel_orders(module), in_bytes, out_bytes)
+def gathers_in_folded_pass(folded: fx.GraphModule, arguments: tuple[Any, ...]) -> tuple[RemainingGather, ...]:
+    """The gathers of a folded graph, with the bytes that they copy for these inputs.
+
+    A graph that calls `index_select` for a purpose of its own keeps the bytes of the report.
+    """
+    report = fold_report(folded)
+    if report.untraced_reason:
+        return shuffles_in_pass(folded, fresh_arguments(arguments))
+    sizes = _GatherSizes(folded)
+    sizes.run(*fresh_arguments(arguments))
+    if len(sizes.nbytes) != len(report.gathers):
+        return report.gathers
+    return tuple(replace(gather, nbytes=nbytes) for gather, nbytes in zip(report.gathers, sizes.nbytes, strict=True))
 
 
-def _two_shuffles(
-    name: str, orders: Mapping[str, torch.Tensor], in_bytes: int, out_bytes: int
-) -> list[RemainingGather]:
-    return [
-        _shuffle(name, "input", orders["in_perm"], in_bytes),
-        _shuffle(name, "output", orders["out_inverse"], out_bytes),
-    ]
+class _GatherSizes(fx.Interpreter):
+    """Runs a graph and notes how many bytes its gathers copy, in the order of the report."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module)
+        self.nbytes: list[int] = []
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super().call_function(target, args, kwargs)
+        if target is torch.index_select:
+            self.nbytes.append(result.nbytes)
+        return result
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super().call_module(target, args, kwargs)
+        # A layer that kept its shuffles has two.
+        if is_grouped(self.module.get_submodule(target)):
+            self.nbytes += [args[0].nbytes, result.nbytes]
+        return result
 
 
-def _shuffle(name: str, side: Side, order: torch.Tensor, nbytes: int) -> RemainingGather:
-    # On the meta device orders have no values: as many runs as there can be.
-    runs = len(order) if order.is_meta else int(contiguous_runs(order.cpu().numpy()))
-    return RemainingGather(layer=name, side=side, channels=len(order), runs=runs, nbytes=nbytes)
+def _gather_table(gathers: tuple[RemainingGather, ...]) -> str:
+    return text_table(
+        [
+            Column("layer", [gather.layer or "(model)" for gather in gathers], is_text=True),
+            Column("gather", [gather.side for gather in gathers], is_text=True),
+            Column("channels", [f"{gather.channels:,}" for gather in gathers]),
+            Column("runs", [f"{gather.runs:,}" for gather in gathers]),
+            Column("bytes", [f"{gather.nbytes:,}" for gather in gathers]),
+        ]
+    )
+
+
+def _widened_table(widened: tuple[WidenedLayer, ...]) -> str:
+    return text_table(
+        [
+            Column("layer", [layer.layer or "(model)" for layer in widened], is_text=True),
+            Column("groups", [f"{layer.groups.before} -> {layer.groups.after}" for layer in widened]),
+        ]
+    )

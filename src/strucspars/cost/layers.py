@@ -1,4 +1,4 @@
-"""The layers of a network as they were before grouping and as they are, or would be, after."""
+"""The layers of a network before grouping and after."""
 
 import math
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class BeforeAfter:
 
     @property
     def removed_fraction(self) -> float:
-        """Which fraction grouping removes; of nothing, it removes nothing."""
+        """Fraction that grouping removes; 0 of nothing."""
         return (self.before - self.after) / self.before if self.before else 0.0
 
 
@@ -53,8 +53,7 @@ class LayerForm:
 def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerForm]:
     """Every convolution and linear layer by name; shared modules once, under their first name.
 
-    A layer that the plan names, by whichever of its names, is described as the grouped layer it would become, be it
-    dense or masked. One that is grouped already stays as it is.
+    A dense or masked layer that the plan names, by any of its names, is described as the grouped layer it would become.
 
     Raises:
         ValueError: a layer is lazy, or the plan belongs to another network.
@@ -66,7 +65,12 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     modules = {name: module for name, module in bare_modules(model) if isinstance(module, LAYERS_WITH_CHANNELS)}
     plan = None if plan is None else under_first_names(model, plan)
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
-    _check_types(planned, modules)
+    groupable = {*GROUPED_TYPES, *GROUPED_TYPES.values(), *MASKED_TYPES.values()}
+    for name in planned:
+        if name in modules and type(modules[name]) not in groupable:
+            raise ValueError(
+                f"layer {name!r}: {type(modules[name]).__name__} cannot be grouped; leave it out of the plan"
+            )
     forms = {name: _layer_form(name, module, planned.get(name)) for name, module in modules.items()}
     if plan is not None:
         plan.check_matches({name: form.weight_shape for name, form in forms.items()})
@@ -80,20 +84,16 @@ def weight_of(module: nn.Module) -> torch.Tensor:
 
 def network_params(model: nn.Module, forms: Mapping[str, LayerForm]) -> BeforeAfter:
     """Parameters of the whole network, those of its layers before and after grouping; shared ones once."""
+    removed = {name: form.params.before - form.params.after for name, form in forms.items()}
     present = sum(parameter.numel() for parameter in model.parameters())
-    removed_already = sum(_removed(form) for form in forms.values() if is_grouped(form.module))
-    before = present + removed_already
-    return BeforeAfter(before, before - sum(_removed(form) for form in forms.values()))
-
-
-def _removed(form: LayerForm) -> int:
-    return form.params.before - form.params.after
+    before = present + sum(removed[name] for name, form in forms.items() if is_grouped(form.module))
+    return BeforeAfter(before, before - sum(removed.values()))
 
 
 def _layer_form(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerForm:
     weight = weight_of(module)
     if is_grouped(module):
-        # Only these were dense once: the user's own group convolutions never had more than their weight.
+        # Only these were dense once, not the network's own group convolutions.
         shape, groups = dense_shape(module, name), BeforeAfter(1, cast(nn.Conv2d, module).groups)
     else:
         is_one_group = isinstance(module, nn.Linear) and not isinstance(module, GroupLinear)
@@ -106,17 +106,8 @@ def _layer_form(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerF
     return LayerForm(module, shape, groups, weight_params, params)
 
 
-def _check_types(planned: Mapping[str, LayerPlan], modules: Mapping[str, nn.Module]) -> None:
-    groupable = {*GROUPED_TYPES, *GROUPED_TYPES.values(), *MASKED_TYPES.values()}
-    for name in planned:
-        if name in modules and type(modules[name]) not in groupable:
-            raise ValueError(
-                f"layer {name!r}: {type(modules[name]).__name__} cannot be grouped; leave it out of the plan"
-            )
-
-
 def refuse_lazy_modules(model: nn.Module) -> None:
-    """Raise a `ValueError` that names the first module whose shape nobody knows yet."""
+    """Raise a `ValueError` that names the first module without a shape."""
     for name, module in bare_modules(model):
         if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
             raise ValueError(f"layer {name!r}: {type(module).__name__} has no shape yet; run the model once first")

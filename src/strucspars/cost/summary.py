@@ -1,4 +1,4 @@
-"""One look at a network: its layers, their groups, parameters and MACs before and after, and what stays as it is."""
+"""The summary of a network: its layers, groups, parameters and MACs before and after, and why some layers stay."""
 
 import textwrap
 from collections import Counter
@@ -12,13 +12,11 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import (
     PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,
     ExampleInputs,
-    ForwardTrace,
     as_arguments,
     trace_forward,
     undisturbed,
 )
-from strucspars.cost.folded import gathers_in_folded_pass, is_folded
-from strucspars.cost.gathers import RemainingGather, noted_shuffles
+from strucspars.cost.gathers import RemainingGather, gathers_in_folded_pass, is_folded, noted_shuffles
 from strucspars.cost.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
 from strucspars.cost.text_table import Column, short_count, text_table
 from strucspars.nn.groupable import LayerRules, SkippedLayer, is_plain, select_layers
@@ -38,11 +36,11 @@ class SummaryRow:
         layer_type: name of its class.
         weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away, and
             for a scripted one.
-        groups, params, macs: before grouping and after; `macs` is None where no example inputs were given, and for a
-            quantised or scripted layer. Packed weights are no parameters.
+        groups, params, macs: before grouping and after; `macs` is None without example inputs, and for a quantised or
+            scripted layer. Packed weights are no parameters.
         kept_norm: fraction of the L1 norm inside the groups of the plan; None without a plan for the layer, and once
             the layer is converted.
-        note: why it is not grouped, and whatever else to know; empty if nothing.
+        note: why it is not grouped, and other remarks; often empty.
     """
 
     name: str
@@ -62,9 +60,9 @@ class Summary:
     Attributes:
         rows: the convolutions and linear layers, in network order.
         params: parameters of the whole network, shared ones once.
-        macs: multiply-accumulates of all rows; None where no example inputs were given.
+        macs: multiply-accumulates of all rows; None without example inputs.
         paper_flops: the paper's FLOPs (Table 1), MACs plus 4 per batch-norm element; None likewise.
-        gathers: the channel shuffles after grouping, as they come in a forward pass; None likewise.
+        gathers: the channel shuffles after grouping, in the order of a forward pass; None likewise.
 
     >>> summary(nn.Linear(4, 2)).params
     BeforeAfter(before=10, after=10)
@@ -96,21 +94,22 @@ def summary(
 ) -> Summary:
     """Describe a network layer by layer: weight, groups, parameters, MACs, gathers, and why a layer is not grouped.
 
-    A dense network alone is the same before and after; with a plan, "after" is what would become of it. A converted
-    network was dense before. The model is left as it was.
+    A dense network alone is the same before and after; with a plan, "after" is the converted network. A converted
+    network was dense before. The model stays as it is.
 
-    Gathers are channel shuffles: two for every call of a converted layer, or of one that the plan would convert, as
-    long as the network is not folded; in what `fold` returns, those that remain.
+    Gathers are channel shuffles: two for every call of a converted layer, or of one that the plan would convert; in a
+    graph that `fold` returned, those that remain.
 
     Args:
         model: dense, masked, converted or folded.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`; without it neither MACs nor
             gathers are counted.
         plan: grouping of the layers that are still dense or masked.
-        rules: those that the layers were or will be selected by, for the notes on layers that are not grouped.
+        rules: how layers are selected, for the notes on those that are not grouped.
 
     Raises:
-        ValueError: the inputs are of another type, a layer is lazy, or plan or rules belong to another network.
+        ValueError: the network cannot be called with the inputs, a layer is lazy, or plan or rules belong to another
+            network.
 
     >>> import torch
     >>> print(summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.zeros(1, 3, 8, 8)))
@@ -130,31 +129,39 @@ def summary(
         forms = layer_forms(model, plan)
         trace = None if example_inputs is None else trace_forward(model, forms, example_inputs)
         skipped = {layer.name: layer for layer in select_layers(model, rules).skipped}
+        positions = None if trace is None else trace.positions
         rows = tuple(
-            _row(name, forms[name], planned.get(name), trace, skipped.get(name))
+            _row(name, forms[name], planned.get(name), positions, skipped.get(name))
             if name in forms
             else _opaque_row(skipped[name])
             for name, _ in bare_modules(model)
             if name in forms or name in skipped
         )
-    macs = None if trace is None else _macs_of_all(rows)
-    paper_flops = None if macs is None or trace is None else _plus_batch_norms(macs, trace)
-    gathers = None if example_inputs is None else _remaining_gathers(model, example_inputs, shuffles)
-    return Summary(rows, network_params(model, forms), macs, paper_flops, gathers)
-
-
-def _remaining_gathers(
-    model: nn.Module, example_inputs: ExampleInputs, shuffles: list[RemainingGather]
-) -> tuple[RemainingGather, ...]:
-    """The shuffles of the grouped layers that were called, or what folding left of them."""
-    if not is_folded(model):
-        return tuple(shuffles)
-    with undisturbed(model):
-        return gathers_in_folded_pass(model, as_arguments(example_inputs))
+    params = network_params(model, forms)
+    if example_inputs is None or trace is None:
+        return Summary(rows, params, macs=None, paper_flops=None, gathers=None)
+    counted = [row.macs for row in rows if row.macs is not None]
+    macs = BeforeAfter(sum(count.before for count in counted), sum(count.after for count in counted))
+    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * trace.batch_norm_elements
+    gathers = tuple(shuffles)
+    if is_folded(model):
+        with undisturbed(model):
+            gathers = gathers_in_folded_pass(model, as_arguments(example_inputs))
+    return Summary(
+        rows,
+        params,
+        macs=macs,
+        paper_flops=BeforeAfter(macs.before + batch_norms, macs.after + batch_norms),
+        gathers=gathers,
+    )
 
 
 def _row(
-    name: str, form: LayerForm, layer: LayerPlan | None, trace: ForwardTrace | None, skipped: SkippedLayer | None
+    name: str,
+    form: LayerForm,
+    layer: LayerPlan | None,
+    positions: Mapping[str, int] | None,
+    skipped: SkippedLayer | None,
 ) -> SummaryRow:
     notes = []
     if skipped is not None and layer is None and not is_grouped(form.module):
@@ -162,10 +169,10 @@ def _row(
     if _is_all_zero(form.module):
         notes.append("all zero")
     macs = None
-    if trace is not None:
-        positions = trace.positions[name]
-        macs = BeforeAfter(form.weight_params.before * positions, form.weight_params.after * positions)
-        if positions == 0:
+    if positions is not None:
+        params, uses = form.weight_params, positions[name]
+        macs = BeforeAfter(params.before * uses, params.after * uses)
+        if uses == 0:
             notes.append("not called as a module in this pass: no MACs counted")
     return SummaryRow(
         name=name,
@@ -180,7 +187,7 @@ def _row(
 
 
 def _opaque_row(skipped: SkippedLayer) -> SummaryRow:
-    """What is known of a layer whose weight is packed away, or which is scripted."""
+    """The row of a layer whose weight is packed away, or which is scripted."""
     groups = vars(skipped.module).get("groups", 1)
     params = sum(parameter.numel() for parameter in skipped.module.parameters())
     uncounted = "no MACs counted" if params else "its packed weight is counted neither as parameters nor in MACs"
@@ -198,7 +205,7 @@ def _opaque_row(skipped: SkippedLayer) -> SummaryRow:
 
 def _is_all_zero(module: nn.Module) -> bool:
     weight = weight_of(module)
-    # Of other tensors it is not known which operations they have.
+    # Tensors of other types may lack these operations.
     return is_plain(weight) and not weight.is_meta and not weight.any().item()
 
 
@@ -211,16 +218,6 @@ def _kept_norm(name: str, module: nn.Module, layer: LayerPlan) -> float | None:
     except ValueError as error:
         raise ValueError(f"layer {name!r}: {error}") from error
     return float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
-
-
-def _macs_of_all(rows: tuple[SummaryRow, ...]) -> BeforeAfter:
-    counted = [row.macs for row in rows if row.macs is not None]
-    return BeforeAfter(sum(macs.before for macs in counted), sum(macs.after for macs in counted))
-
-
-def _plus_batch_norms(macs: BeforeAfter, trace: ForwardTrace) -> BeforeAfter:
-    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * trace.batch_norm_elements
-    return BeforeAfter(macs.before + batch_norms, macs.after + batch_norms)
 
 
 def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gathers: tuple[RemainingGather, ...]) -> str:

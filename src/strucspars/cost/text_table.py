@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 GAP = "  "
-# Shorter, a name says nothing.
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
+# Shorter names say nothing.
 MIN_SHRUNK_WIDTH = 12
 
 
@@ -65,7 +66,7 @@ def markdown_table(columns: Sequence[Column]) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in at most `width` characters: its middle, which tells least, gives way.
+    """The text in at most `width` characters: the middle, which tells least, is left out.
 
     >>> shortened("features.denseblock4.denselayer16.conv2", 22)
     'features....er16.conv2'
@@ -77,7 +78,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def _fitting_widths(columns: Sequence[Column], max_width: int) -> list[int]:
-    """Widths of the columns; the widest text gives way, character by character."""
+    """Widths of the columns; the widest text is shortened, character by character."""
     widths = [column.width for column in columns]
     excess = sum(widths) + len(GAP) * (len(widths) - 1) - max_width
     texts = [place for place, column in enumerate(columns) if column.is_text]
@@ -91,9 +92,6 @@ def _fitting_widths(columns: Sequence[Column], max_width: int) -> list[int]:
 
 def _cell(text: str, width: int, is_text: bool) -> str:
     return shortened(text, width).ljust(width) if is_text else text.rjust(width)
-
-
-UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
 
 
 def short_count(count: float) -> str:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from strucspars.convert.comparison import random_like
 from strucspars.cost.counting import ExampleInputs, as_arguments
-from strucspars.cost.random_inputs import random_like
 
 Arguments = tuple[torch.Tensor, ...]
 

@@ -15,8 +15,7 @@ from strucspars.convert.comparison import compare_outputs
 from strucspars.convert.fold import fold
 from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import ExampleInputs, undisturbed
-from strucspars.cost.folded import gathers_in_folded_pass, is_folded
-from strucspars.cost.gathers import RemainingGather
+from strucspars.cost.gathers import RemainingGather, gathers_in_folded_pass, is_folded
 from strucspars.export.agreement import (
     chosen_input_names,
     chosen_output_names,

@@ -21,7 +21,7 @@ from torch import nn
 from strucspars._version import __version__
 from strucspars.convert.conversion import check_fits, convert_, model_plan, plan_of
 from strucspars.core.plan import GroupingPlan
-from strucspars.cost.folded import is_folded
+from strucspars.cost.gathers import is_folded
 from strucspars.export.input_transform import InputTransforms
 from strucspars.io.files import check_readable, replace_file
 from strucspars.nn.groupable import parameter_key

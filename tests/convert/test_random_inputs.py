@@ -2,7 +2,7 @@
 
 import torch
 
-from strucspars.cost.random_inputs import random_arguments, random_like
+from strucspars.convert.comparison import random_arguments, random_like
 
 
 def test_a_single_number_is_an_example_too() -> None:

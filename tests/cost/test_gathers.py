@@ -1,12 +1,11 @@
-"""What a folded graph tells about itself; `tests/convert/folding` has the graphs."""
+"""The report of a folded graph."""
 
 import pytest
 import torch
 from torch import fx, nn
 
 import strucspars as ss
-from strucspars.cost.folded import WidenedLayer
-from strucspars.cost.gathers import RemainingGather
+from strucspars.cost.gathers import RemainingGather, WidenedLayer
 from strucspars.cost.layers import BeforeAfter
 
 
