@@ -222,7 +222,8 @@ def in_group_order(tensor: torch.Tensor, out_inverse: torch.Tensor) -> torch.Ten
     >>> in_group_order(torch.tensor([10.0, 20.0, 30.0]), torch.tensor([2, 0, 1]))
     tensor([20., 30., 10.])
     """
-    if not torch.jit.is_scripting() and not torch.compiler.is_compiling():  # type: ignore[attr-defined]  # not in torch.jit.__all__
+    # Named at its source: TorchScript stumbles over the comment that mypy would need for `torch.jit.is_scripting`.
+    if not torch._jit_internal.is_scripting() and not torch.compiler.is_compiling():
         _refuse_stacked_weights(tensor, out_inverse)
     if out_inverse.device != tensor.device:
         out_inverse = out_inverse.to(tensor.device)
