@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import strucspars as ss
+from strucspars import _public
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
@@ -62,12 +63,14 @@ def check_that_it_renders(packages: Path, out: Path) -> None:
 
 
 def test_public_names_are_listed_once_and_in_order() -> None:
-    assert ss.__all__ == sorted(set(ss.__all__))
-    public = {name for name, value in vars(ss).items() if not name.startswith("_") and not inspect.ismodule(value)}
-    assert public == set(ss.__all__) - {"__version__"}
+    assert _public.__all__ == sorted(set(_public.__all__))
+    found = {name for name, value in vars(_public).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert found == set(_public.__all__) - {"__version__"}
+    assert set(_public.__all__) <= set(dir(ss))
+    assert not hasattr(ss, "nothing")
 
 
-@pytest.mark.parametrize("name", [name for name in ss.__all__ if name != "__version__"])
+@pytest.mark.parametrize("name", [name for name in _public.__all__ if name != "__version__"])
 def test_every_public_name_shows_an_example_that_runs(name: str) -> None:
     promised = getattr(ss, name)
     module = importlib.import_module(promised.__module__)

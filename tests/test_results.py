@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from strucspars.bench.results import report_from_json
-from strucspars.cli.running import run_name
+from strucspars.cli.run import run_name
 from strucspars.cli.table_rows import table_rows
 from strucspars.convert.conversion import convert_
 from strucspars.cost.counting import count_macs

@@ -1,77 +1,21 @@
 """Structured sparsification: learn which channels belong together, and turn convolutions into group convolutions."""
 
-from strucspars._version import __version__
-from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
-from strucspars.convert.conversion import convert_, mask_, model_plan
-from strucspars.convert.fold import fold
-from strucspars.core.budget import LayerBudget, ThresholdSearch, removed_fraction, search_threshold, without_surplus
-from strucspars.core.connectivity import Connectivity
-from strucspars.core.controller import LambdaSchedule, LambdaState, default_lambda_step, next_lambda
-from strucspars.core.criterion import kept_norm_by_level, largest_group_level
-from strucspars.core.hierarchy import connection_mask, max_group_level, num_groups, penalty_matrix
-from strucspars.core.learning import learn_permutations, refine_at_level
-from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.cost.counting import NetworkCount, count_macs
-from strucspars.cost.gathers import FoldReport, fold_report
-from strucspars.cost.summary import Summary, summary
-from strucspars.export.checked import ExportReport
-from strucspars.export.onnx import OnnxRunner, export_onnx
-from strucspars.export.openvino import export_openvino
-from strucspars.export.storage import load, save
-from strucspars.export.torch_program import export_torch
-from strucspars.nn.groupable import LayerRules, select_layers
-from strucspars.nn.importance import importance_matrix
-from strucspars.nn.layers import ShuffledGroupConv2d
-from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.one_shot import one_shot_plan
-from strucspars.sparsify.sparsifier import Sparsifier
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Connectivity",
-    "ExportReport",
-    "FoldReport",
-    "GroupingPlan",
-    "LambdaSchedule",
-    "LambdaState",
-    "LayerBudget",
-    "LayerPlan",
-    "LayerRules",
-    "NetworkCount",
-    "OnnxRunner",
-    "ShuffledGroupConv2d",
-    "Sparsifier",
-    "SparsifyConfig",
-    "Summary",
-    "ThresholdSearch",
-    "__version__",
-    "connection_mask",
-    "convert_",
-    "count_macs",
-    "default_lambda_step",
-    "export_onnx",
-    "export_openvino",
-    "export_torch",
-    "fold",
-    "fold_report",
-    "importance_matrix",
-    "kept_norm_by_level",
-    "largest_group_level",
-    "learn_permutations",
-    "load",
-    "mask_",
-    "max_group_level",
-    "model_plan",
-    "next_lambda",
-    "num_groups",
-    "one_shot_plan",
-    "penalty_matrix",
-    "refine_at_level",
-    "removed_fraction",
-    "reordered_plan",
-    "rescale_fresh_weights_",
-    "save",
-    "search_threshold",
-    "select_layers",
-    "summary",
-    "without_surplus",
-]
+from strucspars._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from strucspars._public import *  # noqa: F403  # type checkers see every public name here
+else:
+    # Loading torch takes seconds, which `strucspars --help` and shell completion do not have: names load on first use.
+    def __getattr__(name: str) -> object:
+        if name == "__all__" or not name.startswith("_"):
+            from strucspars import _public
+
+            globals().update({each: getattr(_public, each) for each in _public.__all__}, __all__=_public.__all__)
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module 'strucspars' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

@@ -1,15 +1,25 @@
-"""`python -m strucspars`."""
+"""`strucspars`, and `python -m strucspars`."""
 
 import logging
 import os
 import sys
 
-from strucspars.cli.main import main
+
+def main() -> int:
+    """Run the command line, or say how to install it."""
+    try:
+        from strucspars.cli.main import main as command_line
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("strucspars"):
+            raise
+        print(f"error: {error.name} is missing: pip install 'strucspars[cli]'", file=sys.stderr)
+        return 2
+    return command_line()
+
 
 # Worker processes import this file again.
 if __name__ == "__main__":
     status = main()
-    # Not by the engine, whose libraries take seconds to import: --help needs none of them.
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # Threads of torch.distributed may outlive the interpreter and abort the process, whose status would be lost.
         logging.shutdown()

@@ -15,8 +15,16 @@ from typer.testing import CliRunner
 
 from strucspars._version import __version__
 from strucspars.cli.console import from_home
-from strucspars.cli.errors import BY_SIGNAL, FAILED, WRONG_USE, OtherProcessFailed, RunFailed, explained, reported
-from strucspars.cli.interrupt import Interrupted
+from strucspars.cli.errors import (
+    BY_SIGNAL,
+    FAILED,
+    WRONG_USE,
+    Interrupted,
+    OtherProcessFailed,
+    RunFailed,
+    explained,
+    reported,
+)
 from strucspars.cli.main import app, main
 from strucspars.train.lock import RunFolderBusy
 
@@ -205,7 +213,7 @@ def test_ctrl_c_outside_of_a_run_is_status_130(call: Any, monkeypatch: pytest.Mo
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("strucspars.cli.summary.described", interrupted)
+    monkeypatch.setattr("strucspars.cli.summary.describe", interrupted)
     assert call("summary", "resnet18").status == 130
 
 
@@ -216,7 +224,7 @@ def test_the_librarys_warnings_are_lines_of_the_first_process(
         logging.getLogger("strucspars.somewhere").warning("beware of %s", "dogs")
         raise ValueError("enough")
 
-    monkeypatch.setattr("strucspars.cli.summary.described", warning)
+    monkeypatch.setattr("strucspars.cli.summary.describe", warning)
     assert call("summary", "resnet18").err == "warning: beware of dogs\nerror: enough\n"
     monkeypatch.setenv("RANK", "1")
     assert call("summary", "resnet18").err == "error: enough\n"

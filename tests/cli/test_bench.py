@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,12 @@ from rich.console import Console
 
 from strucspars.bench.networks import PAPER_GROUPS
 from strucspars.bench.results import report_from_json
-from strucspars.cli import bench as benchmarking
-from strucspars.cli.bench import BenchRequest, bench_subjects, benchmarked
-from strucspars.cli.console import Output
+from strucspars.bench.suite import Subject
 from strucspars.convert.comparison import Comparison
 from strucspars.models.catalogue import build_model
 
 SMALL = "tiny_networks:small"
+RECORDED = Path(__file__).parents[2] / "results/cifar10/cifar10-resnet20-40"
 QUICK = ("--runtimes", "pytorch", "--seconds", "0.1")
 OWN = (SMALL, "--classes", "3", "--image-shape", "3x16x16", *QUICK)
 
@@ -55,9 +55,29 @@ def test_a_run_is_timed_against_its_dense_network(call: Any, tiny: tuple[str, ..
     assert document["command"].startswith("strucspars bench runs/demo --runtimes")
 
 
-@pytest.mark.parametrize("network", ["/home/someone/runs/demo", "../someone/demo"])
-def test_where_a_path_from_outside_lies_is_not_told(network: str) -> None:
-    assert BenchRequest(network=network).command.startswith("strucspars bench demo --seconds")
+@pytest.fixture
+def asked(call: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Subject], str]]:
+    """The subjects and the command that a call of bench asks for; nothing is measured."""
+    found: list[tuple[list[Subject], str]] = []
+
+    def bench(subjects: list[Subject], *, command: str, **options: object) -> None:
+        found.append((subjects, command))
+        raise ValueError("enough")
+
+    def called(*arguments: str) -> tuple[list[Subject], str]:
+        said = call("bench", *arguments)
+        assert said.err == "error: enough\n"
+        return found.pop()
+
+    monkeypatch.setattr("strucspars.bench.suite.bench", bench)
+    return called
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_where_a_path_from_outside_lies_is_not_told(asked: Any, tmp_path: Path, absolute: bool) -> None:
+    shutil.copytree(RECORDED, tmp_path / "someone" / "demo")
+    place = tmp_path if absolute else Path("..") / tmp_path.name
+    assert asked(str(place / "someone" / "demo"))[1] == "strucspars bench demo"
 
 
 MAPS = """
@@ -122,7 +142,7 @@ def test_a_report_that_is_there_is_replaced_only_by_force(call: Any, monkeypatch
     Path("bench.json").write_text("precious")
     Path("link.json").symlink_to("bench.json")
     with monkeypatch.context() as patched:
-        patched.setattr(benchmarking, "bench", _never)
+        patched.setattr("strucspars.bench.suite.bench", _never)
         for name in ("bench.json", "link.json"):
             said = call("bench", *OWN, "--out", name)
             assert said.status == 2
@@ -179,16 +199,16 @@ def test_wrong_use_is_an_error_before_anything_is_built(call: Any, arguments: tu
     assert said.out == ""
 
 
-def test_by_default_the_papers_resnet50_is_timed_for_one_image_on_one_thread() -> None:
-    (subject,) = bench_subjects(BenchRequest())
+def test_by_default_the_papers_resnet50_is_timed_for_one_image_on_one_thread(asked: Any) -> None:
+    ((subject,), _) = asked()
     assert (subject.name, subject.image_shape) == ("resnet50", (3, 224, 224))
     assert subject.settings.runtimes == ("onnxruntime", "pytorch", "openvino")
     assert (subject.settings.batches, subject.settings.threads) == ((1,), (1,))
 
 
-def test_full_has_more_batches_threads_runtimes_and_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_has_more_batches_threads_runtimes_and_networks(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    subjects = {subject.name: subject.settings for subject in bench_subjects(BenchRequest(is_full=True))}
+    subjects = {subject.name: subject.settings for subject in asked("--full")[0]}
     assert set(subjects) == set(PAPER_GROUPS)
     assert (subjects["resnet50"].batches, subjects["resnet50"].threads) == ((1, 16), (1, 4))
     assert "torch-compile" in subjects["resnet50"].runtimes
@@ -196,20 +216,21 @@ def test_full_has_more_batches_threads_runtimes_and_networks(monkeypatch: pytest
     assert (subjects["densenet201"].batches, subjects["densenet201"].threads) == ((1,), (1,))
 
 
-def test_all_threads_on_one_core_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_on_one_core_are_one(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    (subject,) = bench_subjects(BenchRequest(threads="1,all"))
+    ((subject,), _) = asked("--threads", "1,all")
     assert subject.settings.threads == (1,)
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_on_a_terminal_the_progress_is_shown_unless_quiet(networks: Path, quiet: bool) -> None:
-    output = Output(as_json=False, quiet=quiet)
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_on_a_terminal_the_progress_is_shown_unless_quiet(
+    call: Any, monkeypatch: pytest.MonkeyPatch, quiet: tuple[str, ...]
+) -> None:
     screen = io.StringIO()
-    output.console = Console(file=screen, force_terminal=True, force_interactive=True, width=120)
-    request = BenchRequest(network=SMALL, classes=3, image_shape=(3, 16, 16), runtimes="pytorch", seconds=0.1)
-    benchmarked(request, out=None, output=output)
-    assert (screen.getvalue() == "") == quiet
+    terminal = Console(file=screen, force_terminal=True, force_interactive=True, width=120)
+    monkeypatch.setattr("strucspars.cli.console.Console", lambda **options: terminal)
+    assert call("bench", *OWN, *quiet).status == 0
+    assert (screen.getvalue() == "") == bool(quiet)
 
 
 @pytest.fixture
@@ -221,17 +242,17 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         asked.append((name, rates, options))
         return []
 
-    monkeypatch.setattr(benchmarking, "random_networks", random_networks)
+    monkeypatch.setattr("strucspars.bench.networks.random_networks", random_networks)
     return asked
 
 
-def test_every_network_is_built_as_the_request_says(built: list[tuple[Any, ...]]) -> None:
-    request = BenchRequest(rates="0.3,0.6", min_channels_per_group=8, classes=7, image_shape=(3, 64, 32), is_full=True)
-    for subject in bench_subjects(request):
+def test_every_network_is_built_as_it_is_asked_for(asked: Any, built: list[tuple[Any, ...]]) -> None:
+    options = ("--min-channels-per-group", "8", "--classes", "7", "--image-shape", "3x64x32")
+    for subject in asked("--rates", "0.3,0.6", *options, "--full")[0]:
         subject.networks()
-    options = {"image_shape": (3, 64, 32), "num_classes": 7, "min_channels_per_group": 8}
+    expected = {"image_shape": (3, 64, 32), "num_classes": 7, "min_channels_per_group": 8}
     paper = {name: tuple(PAPER_GROUPS[name]) for name in ("resnet101", "densenet201")}
-    assert built == [(name, rates, options) for name, rates in {"resnet50": (0.3, 0.6), **paper}.items()]
+    assert built == [(name, rates, expected) for name, rates in {"resnet50": (0.3, 0.6), **paper}.items()]
 
 
 @pytest.mark.parametrize(
@@ -239,47 +260,39 @@ def test_every_network_is_built_as_the_request_says(built: list[tuple[Any, ...]]
     [("resnet50", tuple(PAPER_GROUPS["resnet50"]), 1000, 224), ("cifar-resnet20", (0.5,), 10, 32)],
 )
 def test_a_network_has_the_rates_and_images_that_it_is_made_for(
-    network: str, rates: tuple[float, ...], classes: int, side: int, built: list[tuple[Any, ...]]
+    network: str, rates: tuple[float, ...], classes: int, side: int, asked: Any, built: list[tuple[Any, ...]]
 ) -> None:
-    (subject,) = bench_subjects(BenchRequest(network=network))
+    ((subject,), _) = asked(network)
     subject.networks()
     ((_, asked_rates, options),) = built
     assert asked_rates == rates
     assert (options["num_classes"], options["image_shape"]) == (classes, (3, side, side))
 
 
-def test_every_network_has_the_wider_groups_that_were_asked_for() -> None:
-    subjects = bench_subjects(BenchRequest(widen_groups_below=4, is_full=True))
+def test_every_network_has_the_wider_groups_that_were_asked_for(asked: Any) -> None:
+    subjects, _ = asked("--widen-groups-below", "4", "--full")
     assert [subject.settings.widen_groups_below for subject in subjects] == [4, 4, 4]
 
 
-def test_full_adds_networks_to_the_papers_only_and_in_the_runtimes_asked_for() -> None:
-    assert len(bench_subjects(BenchRequest(network="resnet18", is_full=True))) == 1
-    assert len(bench_subjects(BenchRequest(runtimes="pytorch", is_full=True))) == 1
-    subjects = bench_subjects(BenchRequest(runtimes="pytorch,openvino", is_full=True))
+def test_full_adds_networks_to_the_papers_only_and_in_the_runtimes_asked_for(asked: Any) -> None:
+    assert len(asked("resnet18", "--full")[0]) == 1
+    assert len(asked("--runtimes", "pytorch", "--full")[0]) == 1
+    subjects, _ = asked("--runtimes", "pytorch,openvino", "--full")
     assert [subject.settings.runtimes for subject in subjects[1:]] == [("openvino",), ("openvino",)]
 
 
 ALL_OPTIONS = (
     *("resnet50", "--rates", "0.3", "--runtimes", "pytorch", "--batch", "2", "--threads", "1,all"),
-    *("--min-channels-per-group", "8", "--widen-groups-below", "4", "--seconds", "0.5", "--model", SMALL),
+    *("--min-channels-per-group", "8", "--widen-groups-below", "4", "--seconds", "0.5"),
     *("--classes", "7", "--image-shape", "3x64x32", "--full"),
 )
 
 
-def test_the_command_has_every_option_and_gives_the_same_request(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[BenchRequest] = []
-
-    def benchmarked(request: BenchRequest, **options: object) -> None:
-        requests.append(request)
-        raise ValueError("enough")
-
-    monkeypatch.setattr(benchmarking, "benchmarked", benchmarked)
-    call("bench", *ALL_OPTIONS)
-    (request,) = requests
-    assert request.command.split() == ["strucspars", "bench", *ALL_OPTIONS]
-    assert request.seconds == 0.5
-    assert request.image_shape == (3, 64, 32)
+def test_the_report_names_the_command_with_every_option(asked: Any) -> None:
+    assert asked(*ALL_OPTIONS, "--out", "bench.json", "--json", "--quiet")[1].split() == [
+        *("strucspars", "bench"),
+        *ALL_OPTIONS,
+    ]
 
 
 def test_a_run_is_not_timed_with_options_that_would_be_ignored(call: Any) -> None:
@@ -290,7 +303,7 @@ def test_a_run_is_not_timed_with_options_that_would_be_ignored(call: Any) -> Non
     assert (said.status, said.err) == (2, f"error: {names}: the run in empty has its own; leave them out\n")
 
 
-def test_all_threads_are_as_many_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_are_as_many_as_there_are_cores(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    (subject,) = bench_subjects(BenchRequest(threads="2,all"))
+    ((subject,), _) = asked("--threads", "2,all")
     assert subject.settings.threads == (2, 4)

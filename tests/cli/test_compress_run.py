@@ -61,7 +61,7 @@ def test_a_failure_leaves_nothing_of_the_folder(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("strucspars.cli.compress.save_arrays", full)
+    monkeypatch.setattr("strucspars.io.arrays.save_arrays", full)
     said = call(*arguments, "--run", "runs/first")
     assert said.status == 1
     assert "cannot make the run folder runs/first: No space left on device" in said.err
@@ -76,7 +76,7 @@ def test_a_folder_that_appears_meanwhile_is_kept(
         Path("runs/first/notes").write_text("precious")
         return {}
 
-    monkeypatch.setattr("strucspars.cli.compress.environment", meanwhile)
+    monkeypatch.setattr("strucspars.bench.machine.environment", meanwhile)
     said = call(*arguments, "--run", "runs/first")
     assert said.status != 0
     assert "name a new folder with --run" in said.err

@@ -9,8 +9,6 @@ import torch
 from torch import fx, nn
 
 import strucspars as ss
-from strucspars.cli import summary as description
-from strucspars.cli.summary import described
 from strucspars.models.catalogue import build_model
 from strucspars.train.run_folder import RunFolder
 
@@ -77,13 +75,13 @@ def test_a_network_that_is_not_known_is_not_blamed_on_the_file(call: Any, networ
 def test_a_network_is_folded_with_an_image_that_is_not_blank(
     call: Any, networks: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples: list[torch.Tensor] = []
+    fold, examples = ss.fold, list[torch.Tensor]()
 
     def watched(model: nn.Module, example: torch.Tensor) -> fx.GraphModule:
         examples.append(example)
-        return ss.fold(model, example)
+        return fold(model, example)
 
-    monkeypatch.setattr(description, "fold", watched)
+    monkeypatch.setattr("strucspars.convert.fold.fold", watched)
     assert call("summary", str(saved(SMALL)), "--model", SMALL, "--image-shape", "3x16x16").status == 0
     assert [float(example.std()) > 0.5 for example in examples] == [True]
 
@@ -153,9 +151,8 @@ def test_weights_without_a_name_for_their_network_come_with_what_reads_them(call
     assert "strucspars summary NAME" in call("summary", "weights.pt").err
 
 
-@pytest.mark.usefixtures("networks")
-def test_the_summary_of_a_dense_network_says_nothing_of_folding() -> None:
-    assert "after fold" not in described(SMALL, image_shape=(3, 16, 16)).text
+def test_the_summary_of_a_dense_network_says_nothing_of_folding(call: Any) -> None:
+    assert "after fold" not in call("summary", SMALL, *SHAPE).out
 
 
 MAPS = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from table2_recipes import write_image_folder
 
-from strucspars.cli.evaluate import EvaluatedRun
+from strucspars.cli.evaluate import accuracy_text
 from strucspars.train.evaluation import Accuracy
 
 SMALL = "model.name=tiny_networks:small"
@@ -42,8 +42,8 @@ def test_eval_takes_a_batch_size_beyond_the_images_and_all_memory(call: Any, fin
 
 
 def test_the_text_tells_by_how_many_points_the_accuracy_is_another_now() -> None:
-    run = EvaluatedRun(Path("runs/demo"), "digits", Accuracy(top1=0.9, top5=0.99, loss=0.5), recorded_top1=0.925)
-    assert [line.split() for line in run.text().splitlines()[1:]] == [
+    text = accuracy_text(Path("model.safetensors"), "digits", Accuracy(top1=0.9, top5=0.99, loss=0.5), 0.925)
+    assert [line.split() for line in text.splitlines()[1:]] == [
         ["top-1", "90.00%"],
         ["top-5", "99.00%"],
         ["loss", "0.5000"],

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from strucspars.cli.interrupt import StopRequest
+from strucspars.cli.errors import StopRequest
 from strucspars.train.stage import RunInterrupted
 
 # More epochs than could pass while the signal is on its way.
@@ -97,7 +97,7 @@ def test_a_process_that_stops_because_another_was_signalled_has_a_status_too(
     def stopped(recipes: Mapping[Path, object], **options: object) -> dict[Path, Exception]:
         return {path: RunInterrupted("stopped after epoch 1 of sparsify") for path in recipes}
 
-    monkeypatch.setattr("strucspars.cli.running.run_side_by_side", stopped)
+    monkeypatch.setattr("strucspars.train.side_by_side.run_side_by_side", stopped)
     said = call("run", "demo", *tiny)
     assert said.status == 143
     assert "stopped by SIGTERM; everything so far is saved:\n  runs/demo: stopped after epoch 1" in said.err
@@ -107,7 +107,7 @@ def test_a_process_that_stops_because_another_was_signalled_has_a_status_too(
 def test_the_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
     code = (
         "import os, signal, time\n"
-        "from strucspars.cli.interrupt import StopRequest\n"
+        "from strucspars.cli.errors import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    assert stop()\n"
@@ -123,7 +123,7 @@ def test_the_second_signal_ends_the_process_at_once(second: signal.Signals) -> N
 def test_a_signal_that_comes_twice_at_once_is_one_request() -> None:
     code = (
         "import time\n"
-        "from strucspars.cli.interrupt import StopRequest\n"
+        "from strucspars.cli.errors import StopRequest\n"
         "with StopRequest() as stop:\n"
         "    print('ready', flush=True)\n"
         "    while not stop():\n"
@@ -179,7 +179,7 @@ def test_only_what_failed_is_said_to_have_failed(
         failed, interrupted = recipes
         return {failed: ValueError("no image"), interrupted: RunInterrupted("stopped after epoch 1 of sparsify")}
 
-    monkeypatch.setattr("strucspars.cli.running.run_side_by_side", stopped)
+    monkeypatch.setattr("strucspars.train.side_by_side.run_side_by_side", stopped)
     said = call("run", "demo", *tiny, "--seeds", "0,1")
     assert said.err.count("failed before") == 1
     assert "runs/demo failed before: no image" in said.err

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from strucspars.cli.running import run_state
+from strucspars.cli.run import run_state
 from strucspars.models.catalogue import build_model
 from strucspars.report.one_shot import ONE_SHOT_STATE
 from strucspars.train.run_folder import RunFolder

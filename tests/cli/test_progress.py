@@ -7,7 +7,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from strucspars.cli.progress import RunProgress
+from strucspars.cli.console import RunProgress
 from strucspars.train.observer import Observer
 
 ROW = {
@@ -132,7 +132,7 @@ def test_runs_in_many_threads_do_not_disturb_each_other() -> None:
 
 def test_the_pace_counts_from_where_a_run_went_on(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("strucspars.cli.progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("strucspars.cli.console.time.perf_counter", lambda: now[0])
     console = terminal()
     with RunProgress(console) as progress:
         progress.run_started("mine")

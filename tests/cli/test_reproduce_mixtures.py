@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from strucspars.cli.reproduce import check_planned, planned_rows, reproduced_table
+from strucspars.cli.run import run_name
 from strucspars.cli.run_collection import collected
-from strucspars.cli.running import run_name
 from strucspars.paper.noise import NOISE
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from strucspars.cli.export import exported_network
-from strucspars.cli.running import seeded_recipes
+from strucspars.cli.export import export_network
+from strucspars.cli.run import seeded_recipes
 from strucspars.export.checked import ExportReport
 from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
@@ -226,9 +226,9 @@ def test_what_was_trained_is_told_where_an_export_fails(
     def exported(target: str, **options: Any) -> ExportReport:
         if target.endswith("seed1"):
             raise ValueError("the file cannot be written")
-        return exported_network(target, **options)
+        return export_network(target, **options)
 
-    monkeypatch.setattr("strucspars.cli.export.exported_network", exported)
+    monkeypatch.setattr("strucspars.cli.run.export_network", exported)
     said = call("run", "demo", *tiny, "--seeds", "0,1", "--export", "torch", "--json")
     assert said.status == 2
     assert said.err.endswith("error: the file cannot be written\n")
@@ -243,7 +243,7 @@ def test_a_run_that_failed_is_named_where_an_export_fails_too(
     def exported(target: str, **options: Any) -> ExportReport:
         raise ValueError("the file cannot be written")
 
-    monkeypatch.setattr("strucspars.cli.export.exported_network", exported)
+    monkeypatch.setattr("strucspars.cli.run.export_network", exported)
     Path("runs").mkdir()
     Path("runs/demo-seed1").write_text("in the way")
     said = call("run", "demo", *tiny, "--seeds", "0,1", "--export", "torch", "--quiet")
@@ -278,8 +278,8 @@ def test_no_solver_workers_are_none_on_a_gpu_too(
         pools.append(workers)
         yield
 
-    monkeypatch.setattr("strucspars.cli.running.solver_pool", solver_pool)
-    monkeypatch.setattr("strucspars.cli.running.run_side_by_side", lambda recipes, **options: {})
+    monkeypatch.setattr("strucspars.train.solver_pool.solver_pool", solver_pool)
+    monkeypatch.setattr("strucspars.train.side_by_side.run_side_by_side", lambda recipes, **options: {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     call("run", "demo", f"engine.solver_workers={asked}")

@@ -1,55 +1,107 @@
-"""Options that several commands share, and the values that are written in a form of their own."""
+"""What all commands share: options, shell completion, output, progress, and the check that a file can be written."""
 
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from strucspars.io.files import followed
 from strucspars.io.records import plain
 
-
-def is_first_process() -> bool:
-    """Whether this is the only process, or the first of those that torchrun has started."""
-    return os.environ.get("RANK", "0") == "0"
+ImageShape = tuple[int, int, int]
 
 
-class Output:
-    """The voice of one command. Of several processes only the first has one.
+def complete_recipe(incomplete: str) -> list[str]:
+    """Recipes of the package."""
+    names = (entry.name for entry in (files("strucspars") / "recipes").iterdir())
+    return _beginning((name.removesuffix(".yaml") for name in names if not name.startswith("_")), incomplete)
 
-    Attributes:
-        console: for progress; the standard error with `as_json`, so that the JSON is alone on the standard output.
-        is_quiet: whether to print the outcome only.
+
+def complete_key(incomplete: str) -> list[str]:
+    """Keys of a recipe, such as `stage1.epochs=`."""
+    from strucspars.train.recipe_options import recipe_sections
+
+    keys = (key for section in recipe_sections() for option in section.options for key in option.keys)
+    return _beginning((f"{key}=" for key in keys), incomplete)
+
+
+def complete_model(incomplete: str) -> list[str]:
+    """Networks by name: ours, torchvision's classifiers, and `timm:` with those of timm."""
+    if incomplete.startswith("timm:"):
+        return _beginning((f"timm:{name}" for name in _registered("timm", "**/*.py")), incomplete)
+    ours = ("preact-resnet20", "preact-resnet56", "preact-resnet110", "cifar-resnet20", "cifar-resnet56", "timm:")
+    return _beginning((*ours, *_registered("torchvision", "*.py")), incomplete)
+
+
+def _registered(package: str, pattern: str) -> set[str]:
+    """Models that a package registers, read off its source: importing it takes seconds."""
+    spec = find_spec(package)
+    folder = Path(spec.origin).parent / "models" if spec and spec.origin else Path("nowhere")
+    registration = re.compile(r"^@register_model\(?.*\)?\n(?:@.*\n)*def (\w+)", re.MULTILINE)
+    return {name for file in folder.glob(pattern) for name in registration.findall(file.read_text(encoding="utf-8"))}
+
+
+def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def from_home(path: Path | None) -> Path | None:
+    """A path with its `~` resolved: shells leave the one in `--out=~/runs` alone."""
+    return None if path is None else path.expanduser()
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """Seeds from a list with commas; None for none.
+
+    >>> parse_seeds("0, 1,2")
+    [0, 1, 2]
     """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
+        raise ValueError(f"--seeds must be whole numbers with commas between, such as 0,1,2; got {text!r}")
+    seeds = [int(part) for part in parts]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds has a seed twice: {text!r}; each would write into the same folder")
+    return seeds
 
-    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
-        self._as_json = as_json
-        self.is_quiet = quiet
-        self.console = Console(stderr=as_json, highlight=False, quiet=not is_first_process())
 
-    def remark(self, text: str) -> None:
-        """Say something by the way; not when quiet."""
-        if not self.is_quiet:
-            self.console.print(text, markup=False, soft_wrap=True)
+def parse_image_shape(text: str | None) -> ImageShape | None:
+    """Channels, height and width; None for none.
 
-    def outcome(self, text: str, document: Mapping[str, Any]) -> None:
-        """Print what the command came to, as a text or as JSON; no text where there is nothing to say."""
-        if self._as_json:
-            text = json.dumps(plain(document, "the document"), indent=2, ensure_ascii=False)
-        if text and is_first_process():
-            # Not through rich: a table that is wider than the terminal would be wrapped.
-            print(text, file=sys.stdout, flush=True)
+    >>> parse_image_shape("3x32x32")
+    (3, 32, 32)
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)x([1-9][0-9]*)", text.strip())
+    if match is None:
+        raise ValueError(f"--image-shape must be channels, height and width, such as 3x224x224; got {text!r}")
+    channels, height, width = map(int, match.groups())
+    return channels, height, width
 
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, such as stage1.epochs=3.", show_default=False),
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Changes to the recipe, such as stage1.epochs=3; strucspars run --options lists them.",
+        show_default=False,
+        autocompletion=complete_key,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
@@ -67,56 +119,23 @@ ImageShapeOption = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
-# Read by `main`, before anything is parsed: what fails may be the parsing.
+# `main` looks for it in the arguments before they are parsed: what fails may be the parsing.
 Debug = Annotated[bool, typer.Option("--debug", help="Show where in the code an error comes from.")]
 
 
-def from_home(path: Path | None) -> Path | None:
-    """A path, its `~` resolved: shells leave that of `--out=~/runs` as it is."""
-    return None if path is None else path.expanduser()
-
-
 def examples(*commands: str) -> str:
-    """An epilogue of commands to copy; typer puts every paragraph on a line of its own."""
+    """The commands to copy below a help text; typer prints every paragraph on its own line."""
     return "\n\n".join(("Examples:", *commands))
 
 
-def parsed_seeds(text: str) -> list[int]:
-    """Seeds out of a list with commas.
-
-    >>> parsed_seeds("0, 1,2")
-    [0, 1, 2]
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
-        raise ValueError(f"--seeds must be whole numbers with commas between, such as 0,1,2; got {text!r}")
-    seeds = [int(part) for part in parts]
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds has a seed twice: {text!r}; each would write into the same folder")
-    return seeds
-
-
-def parsed_image_shape(text: str) -> tuple[int, int, int]:
-    """Channels, height and width.
-
-    >>> parsed_image_shape("3x32x32")
-    (3, 32, 32)
-    """
-    match = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)x([1-9][0-9]*)", text.strip())
-    if match is None:
-        raise ValueError(f"--image-shape must be channels, height and width, such as 3x224x224; got {text!r}")
-    channels, height, width = (int(number) for number in match.groups())
-    return channels, height, width
-
-
 def check_can_be_written(out: Path, *, force: bool = False, companions: Sequence[Path] = ()) -> None:
-    """Raise an `OSError` that says what to do where a file cannot be written: before the work, not after it.
+    """Raise an `OSError` that says what to do if a file cannot be written: before the work, not after it.
 
     Args:
         out: the file.
-        force: whether a file that is there may be replaced.
-        companions: files that may be written together with it. They are replaced together with it, but never alone: one
-            that is there without `out` belongs to something else.
+        force: whether an existing file may be replaced.
+        companions: files that may be written with it. They are replaced together with it, never alone: one that exists
+            without `out` belongs to something else.
     """
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; name a file with --out")
@@ -135,3 +154,204 @@ def check_can_be_written(out: Path, *, force: bool = False, companions: Sequence
         raise PermissionError(
             f"{out} cannot be written: the folder {folder} is not writable for you; change that, or --out"
         )
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process, or the first of those that torchrun has started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+class Output:
+    """Prints for one command. Of several processes only the first prints.
+
+    Attributes:
+        console: for progress; the standard error with `as_json`, so that the JSON is alone on the standard output.
+        is_quiet: whether to print the outcome only.
+    """
+
+    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
+        self._as_json = as_json
+        self.is_quiet = quiet
+        self.console = Console(stderr=as_json, highlight=False, quiet=not is_first_process())
+
+    def remark(self, text: str) -> None:
+        """Print a line that is not part of the outcome, unless quiet."""
+        if not self.is_quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def outcome(self, text: str, document: Mapping[str, Any]) -> None:
+        """Print the result of the command, as text or as JSON; an empty text prints nothing."""
+        if self._as_json:
+            text = json.dumps(plain(document, "the document"), indent=2, ensure_ascii=False)
+        if text and is_first_process():
+            # Not by rich, which would wrap a table that is wider than the terminal.
+            print(text, file=sys.stdout, flush=True)
+
+
+# Steps report more often on a CPU than the eye can follow.
+SECONDS_BETWEEN_UPDATES = 0.1
+BAR_WIDTH = 10
+# On narrower terminals the numbers need the space of the bar.
+WIDTH_FOR_BARS = 110
+
+
+@dataclass
+class _Line:
+    """The progress of one run.
+
+    Attributes:
+        task: its line on the display; None without a display.
+        start: time and step from which the pace is measured; None before the first step.
+        row: metrics of the last epoch.
+    """
+
+    run: str
+    task: TaskID | None
+    stage: str = ""
+    epochs: int = 1
+    steps: int = 1
+    start: tuple[float, int] | None = None
+    updated: float = 0.0
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+    def pace(self, position: int) -> tuple[float, float] | None:
+        """Steps per second, and seconds to the end of the stage; None if it cannot be known yet."""
+        now = time.perf_counter()
+        if self.start is None:
+            self.start = (now, position)
+        elapsed, done = now - self.start[0], position - self.start[1]
+        if done <= 0 or elapsed <= 0:
+            return None
+        return done / elapsed, (self.epochs * self.steps - position) * elapsed / done
+
+
+class RunProgress:
+    """Shows the progress of runs: a moving line for each on a terminal, else a line per epoch. Any thread may report.
+
+    Args:
+        console: where to show it.
+        quiet: show nothing.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        # Reentrant: a signal handler of the main thread may report while that thread reports.
+        self._lock = threading.RLock()
+        self._lines: dict[str, _Line] = {}
+        self._is_stopping = False
+        self._has_bars = console.width >= WIDTH_FOR_BARS
+        self._display: Progress | None = None
+        if console.is_interactive and not quiet:
+            bar = [BarColumn(bar_width=BAR_WIDTH)] if self._has_bars else []
+            self._display = Progress(*bar, TextColumn("{task.description}"), console=console, transient=True)
+
+    def __enter__(self) -> "RunProgress":
+        if self._display is not None:
+            self._display.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._display is not None:
+            self._display.stop()
+
+    def run_started(self, run: str) -> None:
+        """A run prepares its data and network."""
+        with self._lock:
+            task = None
+            if self._display is not None:
+                task = self._display.add_task(f"{run}  preparing", total=None)
+            self._lines[run] = _Line(run, task)
+
+    def run_ended(self, run: str, words: str) -> None:
+        """A run is over; its line is replaced by these words, if any."""
+        with self._lock:
+            line = self._lines.pop(run)
+            if self._display is not None and line.task is not None:
+                self._display.remove_task(line.task)
+            if words:
+                self._say(f"{run}: {words}")
+
+    def stopping(self) -> None:
+        """Say once that a request to stop has been received."""
+        with self._lock:
+            if not self._is_stopping:
+                self._is_stopping = True
+                self._say("stopping: the state is being saved; once more aborts at once")
+
+    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
+        """A stage begins, or continues."""
+        with self._lock:
+            line = self._lines[run]
+            line.stage, line.epochs, line.steps, line.start, line.row = stage, epochs, steps, None, {}
+            if done_epochs:
+                self._say(f"{run}: {stage} goes on after epoch {done_epochs} of {epochs}")
+            self._show(line, done_epochs * steps, done_epochs, None)
+
+    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
+        """Update the line of the run, if the last update is old enough."""
+        with self._lock:
+            line = self._lines[run]
+            now = time.perf_counter()
+            if line.start is None or now - line.updated >= SECONDS_BETWEEN_UPDATES:
+                line.updated = now
+                position = (epoch - 1) * line.steps + step
+                self._show(line, position, epoch, line.pace(position))
+
+    def matrices_seen(self, run: str, matrices: Mapping[str, Any]) -> None:
+        """Ignore the importance matrices: a line of text cannot show them."""
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        """Show the metrics of an epoch, or of the compression."""
+        with self._lock:
+            line = self._lines[run]
+            if row["stage"] != line.stage:
+                self._say(f"{run}: {_compression_words(row)}")
+                return
+            line.row = row
+            position = row["epoch"] * line.steps
+            self._show(line, position, row["epoch"], line.pace(position))
+            if self._display is None:
+                speed = line.steps / row["train_seconds"] if row["train_seconds"] > 0 else 0.0
+                numbers = "  ".join([f"epoch {row['epoch']}/{line.epochs}", *_numbers(row), f"{speed:.0f} steps/s"])
+                self._say(f"{run}  {line.stage}  {numbers}")
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def _show(self, line: _Line, position: int, epoch: int, pace: tuple[float, float] | None) -> None:
+        if self._display is None or line.task is None:
+            return
+        words = [line.run, line.stage, f"epoch {epoch}/{line.epochs}"]
+        if pace is not None:
+            words += [f"{pace[0]:.0f} steps/s", f"{_clock(pace[1])} left"]
+        words += _numbers(line.row)
+        room = self._console.width - (BAR_WIDTH + 1 if self._has_bars else 0)
+        while len("  ".join(words)) > room and len(words) > 1:
+            words.pop()
+        self._display.update(
+            line.task, total=line.epochs * line.steps, completed=position, description="  ".join(words)
+        )
+
+
+def _numbers(row: Mapping[str, Any]) -> list[str]:
+    """The metrics that a row has."""
+    formats = {
+        "train_loss": "loss {:.3f}",
+        "test_top1": "acc {:.2%}",
+        "removed_fraction": "removed {:.1%}",
+        "lambda": "lambda {:.1e}",
+    }
+    return [text.format(row[key]) for key, text in formats.items() if key in row]
+
+
+def _compression_words(row: Mapping[str, Any]) -> str:
+    removed = "channels" if "removed_channel_fraction" in row else "parameters"
+    fraction = row.get("removed_channel_fraction", row.get("removed_param_fraction"))
+    what = "compressed" if fraction is None else f"compressed, {fraction:.1%} of the {removed} removed"
+    return f"{what}: accuracy {row['before_top1']:.2%} before, {row['test_top1']:.2%} after"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

@@ -1,4 +1,4 @@
-"""The program: its commands, and what becomes of their errors."""
+"""The program: its commands, and the exit status of their errors."""
 
 import logging
 import sys
@@ -13,37 +13,12 @@ from strucspars.cli import bench, compress, demo, evaluate, export, report, repr
 from strucspars.cli.console import examples, is_first_process
 from strucspars.cli.errors import reported
 
-
-class _Lines(logging.Handler):
-    """Writes to the standard error of the moment: while a progress display is up, that is above it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if is_first_process():
-            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def warnings_as_lines() -> Iterator[None]:
-    """Show the library's warnings for a while, one line each."""
-    logger = logging.getLogger("strucspars")
-    handler = _Lines(logging.WARNING)
-    propagate = logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
-
-
 EXAMPLES = examples(
     "strucspars demo",
     "strucspars run cifar10-resnet20-40 data.root=~/cifar10",
     "strucspars summary runs/cifar10-resnet20-40",
     "strucspars COMMAND --help",
 )
-
 app = typer.Typer(
     name="strucspars", add_completion=True, pretty_exceptions_enable=False, context_settings={"max_content_width": 120}
 )
@@ -79,6 +54,29 @@ for name, command, epilogue in (
     ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
 ):
     app.command(name, epilog=epilogue)(command)
+
+
+class _Lines(logging.Handler):
+    """Writes to the current standard error: while progress is shown, that is above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if is_first_process():
+            print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Show the library's warnings meanwhile, one line each."""
+    logger = logging.getLogger("strucspars")
+    handler = _Lines(logging.WARNING)
+    propagate = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,13 +1,13 @@
-"""Networks for commands that have no data at hand: from names, from files, from run folders."""
+"""Networks and images that the commands work on: by name, from a file, from a run folder."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from strucspars.cli.console import ImageShape
 from strucspars.data.digits import digits
 from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
 from strucspars.io.files import check_readable
@@ -15,13 +15,13 @@ from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_funct
 from strucspars.models.weights import load_weights_
 from strucspars.prune.narrowing import load_slimmed
 from strucspars.report.one_shot import read_one_shot
+from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import DataRecipe, Kind, Recipe
+from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
-ImageShape = tuple[int, int, int]
-
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
-# To build a network with, just to look at its shapes. Not two classes: many have a single output for those.
+# To build a network just for its shapes. Not two classes: many networks have a single output for those.
 FEW_CLASSES = 3
 READERS: dict[Kind, Callable[[Path, nn.Module], nn.Module]] = {
     "strucspars": load,
@@ -36,12 +36,12 @@ def usual_image_shape(model: str) -> ImageShape:
     >>> usual_image_shape("preact-resnet20"), usual_image_shape("resnet50")
     ((3, 32, 32), (3, 224, 224))
     """
-    return CIFAR_SHAPE if _is_for_cifar(model) else (3, 224, 224)
+    return CIFAR_SHAPE if model.startswith(tuple(OWN_NETWORKS)) else (3, 224, 224)
 
 
 def usual_classes(model: str) -> int:
     """The number of classes that a network of this name is made for."""
-    return 10 if _is_for_cifar(model) else 1000
+    return 10 if model.startswith(tuple(OWN_NETWORKS)) else 1000
 
 
 def data_image_shape(data: DataRecipe) -> ImageShape:
@@ -57,12 +57,17 @@ def saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
     return data_image_shape(recipe.data) if one_shot is None else one_shot.image_shape
 
 
+def file_stem(model: str) -> str:
+    """The name of a network as part of a file name."""
+    return model.replace(":", "-").replace("/", "-")
+
+
 def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
-    """Raise a `ValueError` for options that were given and would do nothing.
+    """Raise a `ValueError` for options that were given and would have no effect.
 
     Args:
-        reason: why they would.
-        options: by name, their values; None where not given.
+        reason: why not.
+        options: their values by name; None where not given.
     """
     given = [option for option, value in options.items() if value is not None]
     if given:
@@ -70,16 +75,13 @@ def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
 
 
 def check_named(folder: RunFolder, name: str, *, named: str | None, option: str) -> None:
-    """Refuse to run code because a folder from anywhere names it; whoever trusts it names it too.
+    """Refuse to run code that a folder names, unless the user names it too.
 
     Args:
         folder: of the run.
         name: of its network.
         named: the name that the user gave, if any.
         option: how to give it.
-
-    Raises:
-        ValueError: the network is a function that the user did not name, or another than the one named.
     """
     if names_a_function(name) and name != named:
         raise ValueError(
@@ -90,8 +92,44 @@ def check_named(folder: RunFolder, name: str, *, named: str | None, option: str)
         raise ValueError(f"{option}{named}: the run in {folder.path} has the network {name}; leave it out")
 
 
+def check_is_run_folder(folder: RunFolder) -> None:
+    """Raise a `FileNotFoundError` for a folder without a recipe, which says what is missing."""
+    if not folder.recipe_path.is_file():
+        missing = f"it has no {folder.recipe_path.name}" if folder.path.is_dir() else "there is no such folder"
+        raise FileNotFoundError(
+            f"{folder.path} is no run folder: {missing}; give one that strucspars run or compress --run has made"
+        )
+
+
+def finished_summary(folder: RunFolder) -> RunSummary:
+    """The summary of a run, or a `FileNotFoundError` if it is not finished."""
+    check_is_run_folder(folder)
+    summary = read_summary(folder)
+    if summary is None:
+        raise FileNotFoundError(
+            f"the run in {folder.path} is not finished; strucspars run with its recipe goes on, "
+            f"strucspars summary {folder.path} tells how far it is"
+        )
+    return summary
+
+
+def run_with_network(path: Path, *, named: str | None) -> tuple[RunFolder, Recipe]:
+    """The folder of a finished run or of one-shot compression, with its recipe.
+
+    Args:
+        path: of the folder.
+        named: the name of its network, as the user gives it.
+    """
+    folder = RunFolder(path)
+    if not folder.is_one_shot:
+        finished_summary(folder)
+    recipe = read_recipe(folder.recipe_path)
+    check_named(folder, recipe.model.name, named=named, option="--model ")
+    return folder, recipe
+
+
 def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
-    """The network of a finished run, or of one-shot compression; its number of classes is read off the file."""
+    """The network in a run folder; its number of classes is read off the file."""
     return READERS[recipe.kind](folder.model_path, dense_network(folder, recipe))
 
 
@@ -103,7 +141,7 @@ def dense_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
 
 
 def network_of_file(path: Path, name: str) -> nn.Module:
-    """The network of a safetensors file: compressed by this program in either way, or a plain state dict.
+    """The network of a safetensors file: grouped, slimmed, or a plain state dict.
 
     Args:
         path: the file.
@@ -120,58 +158,39 @@ def network_of_file(path: Path, name: str) -> nn.Module:
     return model
 
 
-def _is_for_cifar(model: str) -> bool:
-    return model.startswith(tuple(OWN_NETWORKS))
+def _class_axes(name: str) -> dict[tuple[str, int], tuple[int, int]]:
+    """Axes of tensors that grow with the number of classes: their length for `FEW_CLASSES`, and their growth per class.
 
-
-@dataclass(frozen=True)
-class _ClassAxis:
-    """An axis of a tensor whose length grows with the number of classes: by one or several each, beside others or not.
-
-    Attributes:
-        key: name of the tensor.
-        axis: which axis; the second of a transposed convolution.
-        of_few: its length for `FEW_CLASSES`.
-        of_each: by how much it grows with another class.
+    Empty for a network that is the same for any number of classes.
     """
-
-    key: str
-    axis: int
-    of_few: int
-    of_each: int
-
-
-def _class_axes(name: str) -> list[_ClassAxis]:
-    """Where a network's tensors tell its number of classes; nowhere if it is the same for any number."""
     few, more = (build_model(name, num_classes=FEW_CLASSES + added).state_dict() for added in (0, 1))
-    axes = [
-        _ClassAxis(key, axis, length, longer - length)
+    axes = {
+        (key, axis): (length, longer - length)
         for key in few.keys() & more.keys()
         for axis, (length, longer) in enumerate(zip(few[key].shape, more[key].shape, strict=False))
         if length != longer
-    ]
-    # Inputs may be grouped, and then their axis is shorter; outputs keep their number.
-    return [axis for axis in axes if axis.axis == 0] or axes
+    }
+    # Axis 0 where there is one: grouping shortens the input axis of a weight, never the output axis.
+    return {place: lengths for place, lengths in axes.items() if place[1] == 0} or axes
 
 
 def _classes_of_file(path: Path, name: str, *, remedy: str) -> int:
     if not path.is_file():
         raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
     check_readable(path)
-    # Outside of the block: where there is no such network, the file is not to blame.
     axes = _class_axes(name)
     try:
         with safe_open(path, framework="pt") as file:
             stored = set(file.keys())
-            shapes = {axis: file.get_slice(axis.key).get_shape() for axis in axes if axis.key in stored}
+            shapes = {key: file.get_slice(key).get_shape() for key, _ in axes if key in stored}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
     if not axes:
         return FEW_CLASSES
     classes = {
-        FEW_CLASSES + Fraction(shape[axis.axis] - axis.of_few, axis.of_each)
-        for axis, shape in shapes.items()
-        if len(shape) > axis.axis
+        FEW_CLASSES + Fraction(shapes[key][axis] - length, growth)
+        for (key, axis), (length, growth) in axes.items()
+        if len(shapes.get(key, ())) > axis
     }
     if len(classes) != 1 or min(classes).denominator != 1 or min(classes) < 1:
         raise ValueError(f"{path} holds no network {name!r}: its classifier is missing; give the right --model")

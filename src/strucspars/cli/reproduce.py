@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from strucspars.cli.console import Debug, Jobs, Json, Output, Overrides, Quiet, Seeds, examples, from_home, parsed_seeds
+from strucspars.cli.console import Debug, Jobs, Json, Output, Overrides, Quiet, Seeds, examples, from_home, parse_seeds
 from strucspars.cli.paper_comparison import compared
+from strucspars.cli.run import Outcomes, failed_runs, finished_runs, run_all, run_name, run_state
 from strucspars.cli.run_collection import FinishedRun, check_one_protocol, collected
-from strucspars.cli.running import Outcomes, failed_runs, finished_runs, run_all, run_name, run_state
 from strucspars.cli.table_rows import first_stage_source, selected_rows, table_rows, teacher_row
 from strucspars.cost.text_table import Column, text_table
 from strucspars.train.recipe import Recipe
@@ -222,7 +222,7 @@ def reproduce(
         reproduced,
         reproduced_table,
     )
-    from strucspars.cli.running import raise_failures
+    from strucspars.cli.run import raise_failures
 
     output = Output(as_json=as_json, quiet=quiet)
     if collect and (overrides or seeds is not None or only_list):
@@ -238,7 +238,7 @@ def reproduce(
     planned = planned_rows(
         table.value,
         patterns=patterns,
-        seeds=[0] if seeds is None else parsed_seeds(seeds),
+        seeds=parse_seeds(seeds) or [0],
         overrides=overrides or [],
         out=out,
     )

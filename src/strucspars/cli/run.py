@@ -1,8 +1,14 @@
-"""`strucspars run`: a recipe becomes a finished run folder."""
+"""`strucspars run`: recipes become finished run folders, several at a time, with progress and ready to stop."""
 
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill, indent
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -13,40 +19,24 @@ from strucspars.cli.console import (
     Output,
     Overrides,
     Quiet,
+    RunProgress,
     Seeds,
+    complete_recipe,
     examples,
     from_home,
     is_first_process,
-    parsed_seeds,
+    parse_seeds,
 )
-from strucspars.cli.export import FileFormat
-from strucspars.train.recipe_options import Option, Section, recipe_sections
+from strucspars.cli.errors import Interrupted, RunFailed, StopRequest, explained
+from strucspars.cli.export import FileFormat, check_runtime, export_document, export_network
+
+if TYPE_CHECKING:
+    from strucspars.train.outcome import RunSummary
+    from strucspars.train.recipe import Recipe
+
+Outcomes: TypeAlias = "Mapping[Path, RunSummary | Exception]"
 
 WIDTH = 100
-
-
-def option_list() -> str:
-    """Every option as `key=default`, the way to change it, with what it may be and what it means.
-
-    >>> print("\\n".join(option_list().splitlines()[-2:]))
-      engine.solver_workers=null    a whole number or null
-          processes that learn the channel orders; `null` for some on a GPU, none on a CPU.
-    """
-    return "\n\n".join(_section_text(section) for section in recipe_sections())
-
-
-def _section_text(section: Section) -> str:
-    title = fill(": ".join(filter(None, (", ".join(section.names), section.summary))), WIDTH)
-    return "\n".join((title, *(_option_text(option) for option in section.options)))
-
-
-def _option_text(option: Option) -> str:
-    defaults = zip(option.keys, option.defaults, strict=True)
-    changes = ", ".join("=".join(filter(None, (key, default))) for key, default in defaults)
-    meaning = indent(fill(option.meaning, WIDTH), "    ")
-    return indent(f"{changes}    {option.allowed}\n{meaning}", "  ")
-
-
 EXAMPLES = examples(
     "strucspars run demo",
     "strucspars run cifar10-resnet56-60 data.root=~/cifar10 --seeds 0,1,2 --jobs 3",
@@ -57,16 +47,28 @@ EXAMPLES = examples(
 )
 
 
-def _recipe_names(incomplete: str) -> list[str]:
-    from strucspars.train.recipe_reading import recipe_names
+def option_list() -> str:
+    """Every option as `key=default`, the way to change it, with what it may be and what it means.
 
-    return [name for name in recipe_names() if name.startswith(incomplete)]
+    >>> print("\\n".join(option_list().splitlines()[-2:]))
+      engine.solver_workers=null    a whole number or null
+          processes that learn the channel orders; `null` for some on a GPU, none on a CPU.
+    """
+    from strucspars.train.recipe_options import recipe_sections
+
+    sections = []
+    for section in recipe_sections():
+        lines = [fill(": ".join(filter(None, (", ".join(section.names), section.summary))), WIDTH)]
+        for option in section.options:
+            defaults = zip(option.keys, option.defaults, strict=True)
+            changes = ", ".join("=".join(filter(None, (key, default))) for key, default in defaults)
+            lines.append(f"  {changes}    {option.allowed}\n{indent(fill(option.meaning, WIDTH), ' ' * 6)}")
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
 
 
 def _show_options(wanted: bool) -> None:
     if wanted:
-        from strucspars.cli.run import option_list
-
         print(option_list())
         raise typer.Exit
 
@@ -74,7 +76,9 @@ def _show_options(wanted: bool) -> None:
 def run(
     recipe: Annotated[
         str,
-        typer.Argument(metavar="RECIPE", help="A recipe of the package, or a YAML file.", autocompletion=_recipe_names),
+        typer.Argument(
+            metavar="RECIPE", help="A recipe of the package, or a YAML file.", autocompletion=complete_recipe
+        ),
     ],
     overrides: Overrides = None,
     out: Annotated[
@@ -102,16 +106,13 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train, compress, finetune, evaluate and save, as a recipe says. Goes on where an earlier run was stopped."""
-    from strucspars.cli.export import check_runtime, document, exported_runs
-    from strucspars.cli.running import finished_runs, raise_failures, run_all, run_name, runs_document, seeded_recipes
-    from strucspars.export.checked import ExportReport
     from strucspars.train.outcome_text import outcome_text, outcomes_text
     from strucspars.train.run_folder import RunFolder
 
     output = Output(as_json=as_json, quiet=quiet)
     if export is not None:
         check_runtime(export.value)
-    wanted = seeded_recipes(recipe, overrides or [], None if seeds is None else parsed_seeds(seeds))
+    wanted = seeded_recipes(recipe, overrides or [], parse_seeds(seeds))
     if out is not None and len(wanted) == 1:
         recipes = {out: wanted[0]}
     else:
@@ -119,16 +120,216 @@ def run(
     outcomes = run_all(recipes, jobs=jobs, output=output)
     finished = finished_runs(outcomes)
     texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
-    text = outcomes_text(finished) if finished and len(recipes) > 1 else "".join(texts)
-    reports: list[ExportReport] = []
+    if len(recipes) > 1 and finished:
+        texts = [outcomes_text(finished)]
+    exported: list[dict[str, Any]] = []
     failure: Exception | None = None
     try:
-        if export is not None and is_first_process():
-            # One by one, so that those before a failure are there.
-            reports.extend(exported_runs({path: recipes[path] for path in finished}, export.value))
+        for path in finished if export is not None and is_first_process() else ():
+            assert export is not None
+            # The user has named the function of a network, if it is one, in the recipe of this command.
+            report = export_network(str(path), format=export.value, model=recipes[path].model.name, force=True)
+            texts.append(str(report))
+            exported.append(export_document(report))
     except Exception as error:
-        # What was trained is told first, whatever becomes of its files.
+        # Print what was trained before the failure of an export.
         failure = error
-    exported = {"exported": [document(report) for report in reports]}
-    output.outcome("\n\n".join((text, *map(str, reports))), runs_document(outcomes) | exported)
+    output.outcome("\n\n".join(texts), runs_document(outcomes) | {"exported": exported})
     raise_failures(outcomes, of_export=failure)
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is.
+
+    Attributes:
+        is_begun: there is a state to go on from, or a result.
+        is_finished: nothing is left to do.
+        words: the same for people.
+        is_one_shot: the folder holds a network of one-shot compression instead of a run.
+    """
+
+    is_begun: bool
+    is_finished: bool
+    words: str
+    is_one_shot: bool = False
+
+
+def run_state(path: Path) -> RunState:
+    """How far the run in a folder is; without a folder it has not begun."""
+    from strucspars.report.one_shot import ONE_SHOT_STATE
+    from strucspars.train.outcome import read_metrics
+    from strucspars.train.recipe import stage_epochs
+    from strucspars.train.recipe_reading import read_recipe
+    from strucspars.train.run_folder import RunFolder
+
+    folder = RunFolder(path)
+    if not folder.recipe_path.is_file():
+        return RunState(False, False, "not begun")
+    if folder.summary_json_path.is_file():
+        return RunState(True, True, "finished")
+    if folder.is_one_shot:
+        return RunState(True, False, ONE_SHOT_STATE, is_one_shot=True)
+    rows = read_metrics(folder)
+    if not rows:
+        return RunState(folder.is_begun, False, "in its first epoch" if folder.is_begun else "not begun")
+    stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
+    if stage == "compress":
+        return RunState(True, False, "compressed, not finetuned yet")
+    epochs = stage_epochs(read_recipe(folder.recipe_path), stage)
+    return RunState(True, False, f"{stage}, epoch {epoch} of {epochs} done")
+
+
+def run_name(recipe: Recipe) -> str:
+    """The name of a run, and of its folder by default: that of the recipe, and the seed unless it is 0.
+
+    Raises:
+        ValueError: the name would put the folder elsewhere.
+
+    >>> from strucspars.train.recipe import Recipe
+    >>> run_name(Recipe(name="demo")), run_name(Recipe(name="demo", seed=2))
+    ('demo', 'demo-seed2')
+    """
+    if recipe.name in (".", "..") or any(sign in recipe.name for sign in "/\\\0"):
+        raise ValueError(
+            f"name: {recipe.name!r} cannot name a run folder: it must be one part of a path, without / or \\; "
+            "change it in the recipe, or with name=..."
+        )
+    return recipe.name if recipe.seed == 0 else f"{recipe.name}-seed{recipe.seed}"
+
+
+def seeded_recipes(source: str, overrides: Sequence[str], seeds: Sequence[int] | None) -> list[Recipe]:
+    """The recipe once per seed; with its own seed if none is given."""
+    from strucspars.train.recipe_reading import read_recipe
+
+    if seeds is None:
+        return [read_recipe(source, overrides)]
+    return [read_recipe(source, [*overrides, f"seed={seed}"]) for seed in seeds]
+
+
+def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Outcomes:
+    """Run recipes in their folders, or go on there. A failed run stops only those that need it.
+
+    Returns:
+        For every folder the summary, or the error.
+
+    Raises:
+        Interrupted: a signal came, and not everything is finished.
+        OtherProcessFailed: of several processes another one failed.
+    """
+    from strucspars.cli.shared_failure import failures_shared
+    from strucspars.train.side_by_side import run_side_by_side
+    from strucspars.train.solver_pool import solver_pool
+
+    if not recipes:
+        return {}
+    if jobs > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(f"--jobs {jobs} is for one process; under torchrun runs come one after the other")
+    for path in recipes:
+        _say_where(path, output)
+    with (
+        failures_shared(),
+        StopRequest() as stop,
+        solver_pool(max(map(_solver_workers, recipes.values()))) as executor,
+        RunProgress(output.console, quiet=output.is_quiet) as progress,
+    ):
+
+        def should_stop() -> bool:
+            if stop():
+                progress.stopping()
+            return stop()
+
+        outcomes = run_side_by_side(recipes, jobs=jobs, observer=progress, should_stop=should_stop, executor=executor)
+    _check_not_interrupted(outcomes, stop)
+    output.remark("")
+    return outcomes
+
+
+def _say_where(path: Path, output: Output) -> None:
+    from strucspars.train.run_folder import RunFolder
+
+    state = run_state(path)
+    if state.is_one_shot or (state.is_finished and not RunFolder(path).model_path.is_file()):
+        return  # the run refuses the folder, or says itself that it writes the network again
+    if state.is_finished:
+        output.remark(f"{path} is finished already")
+    elif state.is_begun:
+        output.remark(f"going on in {path}: {state.words}")
+    else:
+        output.remark(f"starting in {path}")
+
+
+def _solver_workers(recipe: Recipe) -> int:
+    import torch
+
+    from strucspars.train.solver_pool import default_workers
+
+    if recipe.engine.solver_workers is not None:
+        return recipe.engine.solver_workers
+    return default_workers(on_gpu=recipe.engine.device != "cpu" and torch.cuda.is_available())
+
+
+def _check_not_interrupted(outcomes: Outcomes, stop: StopRequest) -> None:
+    from strucspars.train.stage import RunInterrupted
+
+    interrupted = {path: error for path, error in outcomes.items() if isinstance(error, RunInterrupted)}
+    if interrupted:
+        # Without a signal of its own, a process stops with another that torchrun stops by SIGTERM.
+        number = signal.SIGTERM if stop.signal_number is None else stop.signal_number
+        saved = "\n".join(f"  {path}: {error}" for path, error in interrupted.items())
+        failed = {path: reason for path, reason in failed_runs(outcomes).items() if path not in interrupted}
+        others = "".join(f"\n  {path} failed before: {reason}" for path, reason in failed.items())
+        name = signal.Signals(number).name
+        raise Interrupted(f"stopped by {name}; everything so far is saved:\n{saved}{others}", number)
+
+
+def finished_runs(outcomes: Outcomes) -> dict[Path, RunSummary]:
+    """The summaries of the finished runs."""
+    return {path: outcome for path, outcome in outcomes.items() if not isinstance(outcome, Exception)}
+
+
+def failed_runs(outcomes: Outcomes) -> dict[Path, str]:
+    """The failed runs, and why they failed."""
+    return {path: _reason(outcome) for path, outcome in outcomes.items() if isinstance(outcome, Exception)}
+
+
+def runs_document(outcomes: Outcomes) -> dict[str, Any]:
+    """Finished and failed runs for scripts."""
+    return {
+        "runs": [
+            {"folder": str(path), "summary": summary.to_json()} for path, summary in finished_runs(outcomes).items()
+        ],
+        "failed": [{"folder": str(path), "error": reason} for path, reason in failed_runs(outcomes).items()],
+    }
+
+
+def raise_failures(outcomes: Outcomes, *, of_export: Exception | None = None) -> None:
+    """Raise the errors of runs: the error itself if all failed for one reason, else every run with its reason.
+
+    Args:
+        outcomes: of all runs.
+        of_export: the error that stopped the exports of the finished runs.
+    """
+    from strucspars.train.side_by_side import BaseRunFailed
+
+    errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]
+    if not errors:
+        if of_export is not None:
+            raise of_export
+        return
+    # A run that could not begin because of another one shares the reason of that one.
+    causes = {_reason(error): error for error in errors if not isinstance(error, BaseRunFailed)}
+    if len(errors) == len(outcomes) and len(causes) == 1:
+        raise next(iter(causes.values()))
+    paths: dict[str, list[str]] = {}
+    for path, reason in failed_runs(outcomes).items():
+        paths.setdefault(reason, []).append(str(path))
+    failures = "; ".join(f"{', '.join(runs)}: {reason}" for reason, runs in paths.items())
+    also = "" if of_export is None else f"; and not all others could be exported: {_reason(of_export)}"
+    raise RunFailed(f"{len(errors)} of {len(outcomes)} runs failed: {failures}{also}") from errors[0]
+
+
+def _reason(error: Exception) -> str:
+    """An error in a line."""
+    explanation = explained(error)
+    return explanation.text if explanation is not None else f"{type(error).__name__}: {error}"

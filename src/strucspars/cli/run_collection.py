@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from strucspars.cli.running import run_name
+from strucspars.cli.run import run_name
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_identity import changes, without_seed
