@@ -53,20 +53,6 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def failures(place: Path, rank: int) -> list[str]:
-    """What every process hears where one of them fails: the first, because of the folder; the second, of its data."""
-    # The folder is finished: another seed must not be taken for it.
-    other = read_recipe(RECIPE, [*RUNS["plain"], "seed=9"])
-    lost = read_recipe(RECIPE, ["data.name=cifar10", "data.root=/nowhere"] if rank == 1 else [])
-    heard = []
-    for recipe, name in ((other, "plain"), (lost, "lost")):
-        try:
-            run_pipeline(recipe, place / name)
-        except (ValueError, OSError) as error:
-            heard.append(str(error))
-    return heard
-
-
 def stopped_midway(place: Path, name: str, rank: int) -> str:
     """Stop in the middle of an epoch, then go on to the end; a copy of the stopped run is left for others."""
     stage.STEPS_BETWEEN_AGREEMENTS = 2
@@ -135,7 +121,6 @@ def main(place: Path) -> None:
         summary = run_pipeline(recipe, place / name, observer=witness).to_json()
         findings[name] = {"digests": witness.digests, "summary": summary, "stopped": stopped}
         findings[name]["seeds"] = witness.seeds
-    findings["failures"] = failures(place, rank)
     findings["midway"] = {name: stopped_midway(place, name, rank) for name in ("plain", "dropout")}
     findings["seeds_after_an_update"] = seeds_after_an_update(place, rank)
     findings["recalibrated"] = recalibrated_statistics(rank)

@@ -80,15 +80,6 @@ def test_without_batch_norm_two_processes_train_as_one(
     assert plans[0].layers == plans[1].layers
 
 
-def test_where_one_process_fails_all_do_and_nothing_is_left_of_it(ranks: list[Any], place: Path) -> None:
-    for folder_problem, data_problem in (rank["failures"] for rank in ranks):
-        assert "holds a run with another recipe" in folder_problem
-        assert "/nowhere" in data_problem
-    assert ranks[1]["failures"][0].startswith("process 0: ")
-    assert ranks[0]["failures"][1].startswith("process 1: ")
-    assert not (place / "lost").exists()
-
-
 @pytest.mark.parametrize("name", ["plain", "dropout"])
 def test_processes_that_stop_together_in_the_middle_of_an_epoch_end_as_if_they_had_not(
     ranks: list[Any], place: Path, name: str, assert_same_outcome: Callable[..., None]
