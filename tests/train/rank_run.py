@@ -16,14 +16,12 @@ from torch import nn
 
 from strucspars.data.batches import Batch
 from strucspars.train import stage
-from strucspars.train.checkpoint import save_checkpoint
 from strucspars.train.compression import recalibrate_
 from strucspars.train.engine import Engine
 from strucspars.train.observer import Silence
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import EngineRecipe
 from strucspars.train.recipe_reading import read_recipe
-from strucspars.train.run_folder import RunFolder
 from strucspars.train.stage import RunInterrupted
 
 RECIPE = Path(__file__).with_name("small_recipe.yaml")
@@ -67,22 +65,6 @@ def stopped_midway(place: Path, name: str, rank: int) -> str:
     return "not stopped"
 
 
-def seeds_after_an_update(place: Path, rank: int) -> list[int]:
-    """Of every epoch, where the middle of the first was saved by a version that kept one random state for all."""
-    path = place / "dropout-updated"
-    if rank == 0:
-        shutil.copytree(place / "dropout-left", path)
-        state = RunFolder(path).load_checkpoint()
-        assert state is not None
-        del state["data_epochs_before"]
-        older = {"version": 1, "random_states": state["random_states"][0], "sums": state["sums"].mean(dim=0)}
-        save_checkpoint(RunFolder(path).checkpoints, state | older)
-    small_networks.built.clear()
-    witness = Witness()
-    run_pipeline(read_recipe(RECIPE, RUNS["dropout"]), path, observer=witness)
-    return witness.seeds
-
-
 class SharedBatches:
     """One batch with a large mean and a small deviation; each process has a mean of its own."""
 
@@ -122,7 +104,6 @@ def main(place: Path) -> None:
         findings[name] = {"digests": witness.digests, "summary": summary, "stopped": stopped}
         findings[name]["seeds"] = witness.seeds
     findings["midway"] = {name: stopped_midway(place, name, rank) for name in ("plain", "dropout")}
-    findings["seeds_after_an_update"] = seeds_after_an_update(place, rank)
     findings["recalibrated"] = recalibrated_statistics(rank)
     (place / f"rank{rank}.json").write_text(json.dumps(findings))
     dist.barrier()
