@@ -74,7 +74,7 @@ def deployed(run: Path, data: str) -> dict[str, Any]:
         ss.save(converted, f"{place}/network.safetensors", plan=plan)
         loaded = ss.load(f"{place}/network.safetensors", setting.fresh_model()).eval()
         said["converted"] = predictions(loaded, images)
-        report = ss.export_onnx(loaded, f"{place}/network.onnx", images[:2])
+        report = ss.export(loaded, f"{place}/network.onnx", example_inputs=images[:2])
         (scores,) = ss.OnnxRunner(report.path)(images.numpy())
         said["onnxruntime"] = scores.argmax(axis=1)
     return {

@@ -22,7 +22,7 @@ from environment import ROOT, describe
 
 from strucspars.bench.networks import PAPER_GROUPS, random_networks
 from strucspars.cost.counting import count_macs
-from strucspars.export.onnx import export_onnx
+from strucspars.export.checked import export
 
 IMAGE_SHAPE = (3, 224, 224)
 KINDS = {
@@ -72,7 +72,7 @@ def measured(name: str, rates: tuple[float, ...], *, runs: int) -> list[dict[str
     example = torch.zeros(1, *IMAGE_SHAPE)
     for network in random_networks(name, rates, image_shape=IMAGE_SHAPE, num_classes=1000):
         with tempfile.TemporaryDirectory() as folder:
-            report = export_onnx(network.model, Path(folder) / "network.onnx", example)
+            report = export(network.model, Path(folder) / "network.onnx", example_inputs=example)
             times = profiled(report.path, runs)
         rows.append(
             {

@@ -53,15 +53,14 @@ def test_networks_are_folded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("export", "name"),
-    [(ss.export_onnx, "network.onnx"), (ss.export_openvino, "network.xml"), (ss.export_torch, "network.pt2")],
+    ("format", "name"), [("onnx", "network.onnx"), ("openvino", "network.xml"), ("torch", "network.pt2")]
 )
-def test_networks_are_exported(export: Callable[..., ss.ExportReport], name: str, tmp_path: Path) -> None:
+def test_networks_are_exported(format: str, name: str, tmp_path: Path) -> None:
     # Without circular padding, which OpenVINO does not read.
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(128, 4))
     ss.convert_(model, random_plan(model))
     with ELSEWHERE:
-        report = export(model, tmp_path / name, IMAGES)
+        report = ss.export(model, tmp_path / name, example_inputs=IMAGES, format=format)
     assert report.agreement.num_winners > 0
 
 

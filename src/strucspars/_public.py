@@ -14,11 +14,9 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import NetworkCount, count_macs
 from strucspars.cost.gathers import FoldReport, fold_report
 from strucspars.cost.summary import Summary, summary
-from strucspars.export.checked import ExportReport
-from strucspars.export.onnx import OnnxRunner, export_onnx
-from strucspars.export.openvino import export_openvino
+from strucspars.export.checked import ExportReport, export, register_exporter
+from strucspars.export.onnx import OnnxRunner
 from strucspars.export.storage import load, save
-from strucspars.export.torch_program import export_torch
 from strucspars.nn.groupable import LayerRules, select_layers
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import ShuffledGroupConv2d
@@ -48,9 +46,7 @@ __all__ = [
     "convert_",
     "count_macs",
     "default_lambda_step",
-    "export_onnx",
-    "export_openvino",
-    "export_torch",
+    "export",
     "fold",
     "fold_report",
     "importance_matrix",
@@ -66,6 +62,7 @@ __all__ = [
     "one_shot_plan",
     "penalty_matrix",
     "refine_at_level",
+    "register_exporter",
     "removed_fraction",
     "reordered_plan",
     "rescale_fresh_weights_",

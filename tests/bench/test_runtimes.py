@@ -26,8 +26,7 @@ from strucspars.bench.runtimes import (
     split_by_presence,
     torch_threads,
 )
-from strucspars.convert.comparison import compare_outputs
-from strucspars.export.example_batch import random_image
+from strucspars.convert.comparison import compare_outputs, random_image
 
 SHAPE = (3, 16, 16)
 
@@ -91,12 +90,11 @@ def test_files_get_the_width_of_groups_that_was_asked_for(
 ) -> None:
     asked: list[tuple[str, int | None]] = []
 
-    def noted(model: object, path: Path, example: object, *, widen_groups_below: int | None = 99) -> str:
+    def noted(model: object, path: Path, *, widen_groups_below: int | None = 99, **options: object) -> str:
         asked.append((path.name, widen_groups_below))
         return path.name
 
-    monkeypatch.setattr(inference_forms, "export_onnx", noted)
-    monkeypatch.setattr(inference_forms, "export_openvino", noted)
+    monkeypatch.setattr(inference_forms, "export", noted)
     forms = InferenceForms(network.model, random_image(SHAPE), tmp_path, widen_groups_below=width)
     for _ in range(2):
         assert [str(forms.onnx), str(forms.openvino)] == ["network.onnx", "network.xml"]

@@ -9,8 +9,7 @@ import pytest
 
 from strucspars.cli.demo import broken_promises, demo_text
 from strucspars.cost.layers import BeforeAfter
-from strucspars.export.agreement import Agreement
-from strucspars.export.checked import ExportReport
+from strucspars.export.checked import Agreement, ExportReport
 from strucspars.train.outcome import RunSummary, StageAccuracy
 from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import strucspars as ss
-from strucspars.export.onnx import onnx_runner
+from strucspars.export.checked import EXPORTERS
 from strucspars.models.catalogue import build_model
 
 SMALL = "tiny_networks:small"
@@ -51,7 +51,7 @@ def test_a_saved_network_is_exported_and_computes_the_same(call: Any, compressed
     assert document["nbytes"] == Path("tiny_networks-small.onnx").stat().st_size
     model = ss.load(compressed, build_model(SMALL, num_classes=7)).eval()
     images = torch.randn(3, 3, 16, 16)
-    (scores,) = onnx_runner(Path(document["path"]))((images,))
+    (scores,) = EXPORTERS.find("onnx").load(Path(document["path"]))((images,))
     torch.testing.assert_close(scores, model(images).detach(), rtol=1e-4, atol=1e-5)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from strucspars.convert.comparison import random_arguments, random_like
+from strucspars.convert.comparison import random_arguments, random_image, random_like
 
 
 def test_a_single_number_is_an_example_too() -> None:
@@ -47,3 +47,9 @@ def test_whole_numbers_are_those_of_the_example_all_of_them() -> None:
     drawn = random_like(torch.tensor([[7, 3], [5, 9]]), (100, 2), torch.Generator().manual_seed(0))
     assert drawn.shape == (100, 2)
     assert set(drawn.flatten().tolist()) == {3, 5, 7, 9}
+
+
+def test_a_random_image_is_the_same_every_time_and_not_blank() -> None:
+    image = random_image((3, 8, 8))
+    assert torch.equal(image, random_image((3, 8, 8)))
+    assert image.std() > 0.5

@@ -12,11 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.export.example_batch import Arguments
-from strucspars.export.onnx import onnx_runner
-from strucspars.export.openvino import openvino_runner
+from strucspars.export.checked import EXPORTERS
+from strucspars.export.program import Arguments
 from strucspars.export.storage import plan_hash
-from strucspars.export.torch_program import torch_runner
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
 from strucspars.prune.narrowing import slim_
 from strucspars.prune.slimming import select_channels
@@ -24,11 +22,7 @@ from strucspars.prune.slimming import select_channels
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))
 PICTURES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-FORMATS = {
-    "onnx": (ss.export_onnx, "network.onnx", onnx_runner),
-    "openvino": (ss.export_openvino, "network.xml", openvino_runner),
-    "torch": (ss.export_torch, "network.pt2", torch_runner),
-}
+FORMATS = ("onnx", "openvino", "torch")
 
 
 class Residual(nn.Module):
@@ -127,17 +121,17 @@ NETWORKS: dict[str, tuple[Callable[[Shuffled], nn.Module], Arguments, int]] = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_file_computes_what_the_network_computes(name: str, format: str, shuffled: Shuffled, tmp_path: Path) -> None:
     build, arguments, num_gathers = NETWORKS[name]
-    export, file_name, runner = FORMATS[format]
+    file_name = f"network{EXPORTERS.find(format).suffix}"
     model = build(shuffled)
     before = copy.deepcopy(model.state_dict())
-    report = export(model, tmp_path / file_name, arguments, widen_groups_below=1)
+    report = ss.export(model, tmp_path / file_name, example_inputs=arguments, format=format, widen_groups_below=1)
     assert report.num_gathers == num_gathers or num_gathers < 0
     assert report.agreement.batch_sizes == (2, 1)
     assert report.agreement.max_relative_error <= 1e-4
     assert report.nbytes == sum(file.stat().st_size for file in tmp_path.iterdir())
     assert model.training
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    check_other_batch(model, runner(tmp_path / file_name), arguments)
+    check_other_batch(model, EXPORTERS.find(format).load(tmp_path / file_name), arguments)
 
 
 def check_other_batch(model: nn.Module, run: Callable[[Arguments], Any], arguments: Arguments) -> None:
@@ -154,41 +148,41 @@ def check_other_batch(model: nn.Module, run: Callable[[Arguments], Any], argumen
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_folded_graph_is_taken_as_it_is(format: str, shuffled: Shuffled, tmp_path: Path) -> None:
-    export, file_name, runner = FORMATS[format]
+    file_name = f"network{EXPORTERS.find(format).suffix}"
     model = Residual(shuffled)
     folded = ss.fold(model, IMAGES)
     code = folded.code
     # Another batch than that of the export: the bytes are those of the export's example.
-    report = export(folded, tmp_path / file_name, IMAGES[:1])
+    report = ss.export(folded, tmp_path / file_name, example_inputs=IMAGES[:1], format=format)
     assert report.num_gathers == len(ss.fold_report(folded).gathers)
     assert report.gathered_bytes == ss.fold_report(folded).gathered_bytes // 2
     with pytest.raises(ValueError, match="widen_groups_below=16 comes too late"):
-        export(folded, tmp_path / file_name, IMAGES, widen_groups_below=16)
+        ss.export(folded, tmp_path / file_name, example_inputs=IMAGES, format=format, widen_groups_below=16)
     with pytest.raises(ValueError, match="widen_groups_below must be a whole number from 1 on"):
-        export(folded, tmp_path / file_name, IMAGES, widen_groups_below=0)
+        ss.export(folded, tmp_path / file_name, example_inputs=IMAGES, format=format, widen_groups_below=0)
     assert folded.code == code
-    check_other_batch(model, runner(tmp_path / file_name), (IMAGES,))
+    check_other_batch(model, EXPORTERS.find(format).load(tmp_path / file_name), (IMAGES,))
 
 
 def test_a_masked_model_and_a_wider_group_are_exported(shuffled: Shuffled, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3))
     ss.mask_(model, ss.one_shot_plan(model, target=0.4))
-    assert ss.export_torch(model, tmp_path / "masked.pt2", IMAGES).num_gathers == 0
-    report = ss.export_torch(shuffled(), tmp_path / "wide.pt2", IMAGES, widen_groups_below=8)
+    assert ss.export(model, tmp_path / "masked.pt2", example_inputs=IMAGES, format="torch").num_gathers == 0
+    report = ss.export(shuffled(), tmp_path / "wide.pt2", example_inputs=IMAGES, format="torch", widen_groups_below=8)
     assert report.num_gathers == 0
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_half_precision_is_checked_with_a_wider_tolerance(format: str, shuffled: Shuffled, tmp_path: Path) -> None:
-    export, file_name, _ = FORMATS[format]
-    report = export(shuffled().half(), tmp_path / file_name, IMAGES.half())
+    file_name = f"network{EXPORTERS.find(format).suffix}"
+    report = ss.export(shuffled().half(), tmp_path / file_name, example_inputs=IMAGES.half(), format=format)
     assert 1e-4 < report.agreement.tolerance < 0.1
 
 
 def test_a_precision_that_a_runtime_lacks_is_refused(shuffled: Shuffled, tmp_path: Path) -> None:
-    for export, name in ((ss.export_onnx, "network.onnx"), (ss.export_openvino, "network.xml")):
+    for format, name in (("onnx", "network.onnx"), ("openvino", "network.xml")):
         with pytest.raises(ValueError, match=r"cannot run .*model\.float\(\)"):
-            export(shuffled().bfloat16(), tmp_path / name, IMAGES.bfloat16())
+            ss.export(shuffled().bfloat16(), tmp_path / name, example_inputs=IMAGES.bfloat16(), format=format)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,24 +205,26 @@ class WithoutOnnxForm(nn.Module):
 def test_what_cannot_be_exported_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "network.pt2"
     with pytest.raises(ValueError, match="where it fixes the batch size, pass dynamic_batch=False"):
-        ss.export_torch(FixedBatch(), path, IMAGES)
-    assert ss.export_torch(FixedBatch(), path, IMAGES, dynamic_batch=False).agreement.batch_sizes == (2,)
-    with pytest.raises(ValueError, match=r"torch\.export cannot take the network in: .*branch on the values"):
-        ss.export_torch(Branching(), path, IMAGES)
-    with pytest.raises(ValueError, match=r"cannot be written as ONNX: .*svd.*; try export_torch"):
-        ss.export_onnx(WithoutOnnxForm(), tmp_path / "network.onnx", IMAGES)
+        ss.export(FixedBatch(), path, example_inputs=IMAGES, format="torch")
+    assert ss.export(
+        FixedBatch(), path, example_inputs=IMAGES, format="torch", dynamic_batch=False
+    ).agreement.batch_sizes == (2,)
+    with pytest.raises(ValueError, match=r"torch\.export cannot trace the network: .*branch on the values"):
+        ss.export(Branching(), path, example_inputs=IMAGES, format="torch")
+    with pytest.raises(ValueError, match=r"cannot be written as ONNX: .*svd.*; try format='torch'"):
+        ss.export(WithoutOnnxForm(), tmp_path / "network.onnx", example_inputs=IMAGES)
     assert [file.name for file in tmp_path.iterdir()] == ["network.pt2"]
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_remedy_that_was_taken_already_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"its code must not branch on the values of tensors$"):
-        ss.export_torch(Branching(), tmp_path / "network.pt2", IMAGES, dynamic_batch=False)
+        ss.export(Branching(), tmp_path / "network.pt2", example_inputs=IMAGES, format="torch", dynamic_batch=False)
 
 
 def test_a_program_tells_its_plan_and_version_and_no_folder(shuffled: Shuffled, tmp_path: Path) -> None:
     model, path = shuffled(), tmp_path / "network.pt2"
-    report = ss.export_torch(model, path, IMAGES)
+    report = ss.export(model, path, example_inputs=IMAGES, format="torch")
     # It fills in all that the file has, if one is asked for.
     told = {"strucspars.version": ""}
     torch.export.load(path, extra_files=told)
@@ -248,8 +244,8 @@ def test_a_full_disk_is_told_of_a_program_too(tmp_path: Path, monkeypatch: pytes
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full_disk)
-    with pytest.raises(OSError, match=r"cannot write .*network\.pt2: No space left on device; free some space"):
-        ss.export_torch(nn.Conv2d(8, 4, 1), tmp_path / "network.pt2", IMAGES)
+    with pytest.raises(OSError, match=r"cannot write .*network\.pt2: No space left on device; .*free some space"):
+        ss.export(nn.Conv2d(8, 4, 1), tmp_path / "network.pt2", example_inputs=IMAGES, format="torch")
     assert not list(tmp_path.iterdir())
 
 
@@ -267,21 +263,44 @@ class Rescaled(nn.Module):
 
 def test_what_was_taken_for_a_batch_by_its_length_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"example_inputs\[0\] and example_inputs\[1\] were taken for batches"):
-        ss.export_torch(Rescaled(), tmp_path / "network.pt2", (torch.randn(1, 3, 8, 8), torch.ones(1)))
+        ss.export(
+            Rescaled(),
+            tmp_path / "network.pt2",
+            example_inputs=(torch.randn(1, 3, 8, 8), torch.ones(1)),
+            format="torch",
+        )
 
 
 @pytest.mark.parametrize(
-    ("export", "name", "right"),
+    ("format", "name", "right"),
     [
-        (ss.export_onnx, "network.XML", "network.onnx"),
-        (ss.export_onnx, "network.bin", "network.onnx"),
-        (ss.export_torch, "network.onnx", "network.pt2"),
+        ("onnx", "network.XML", "network.onnx"),
+        ("onnx", "network.bin", "network.onnx"),
+        ("torch", "network.onnx", "network.pt2"),
+        ("openvino", "network.onnx", "network.xml"),
+        ("openvino", "network", "network.xml"),
+        ("openvino", "network.XML", "network.xml"),
+        ("onnx", ".", "network.onnx"),
     ],
 )
-def test_a_file_does_not_end_as_those_of_another_format(
-    export: Callable[..., object], name: str, right: str, tmp_path: Path
+def test_a_file_ends_as_its_format_says(
+    format: str, name: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / name).write_text("of another format")
-    with pytest.raises(ValueError, match=rf"{name} ends as files of another format do; write to .*{right}$"):
-        export(nn.Conv2d(3, 4, 1), tmp_path / name, torch.ones(1, 3, 4, 4))
-    assert (tmp_path / name).read_text() == "of another format"
+    monkeypatch.chdir(tmp_path)
+    if name != ".":
+        Path(name).write_text("of another format")
+    with pytest.raises(ValueError, match=rf"of the format {format} ends in .*, got {name}; write to {right}$"):
+        ss.export(nn.Conv2d(3, 4, 1), name, example_inputs=torch.ones(1, 3, 4, 4), format=format)
+    assert name == "." or Path(name).read_text() == "of another format"
+
+
+def test_names_are_refused_by_a_format_that_keeps_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the format torch keeps no input_names and output_names"):
+        ss.export(
+            nn.Identity(), tmp_path / "network.pt2", example_inputs=IMAGES, format="torch", input_names=["images"]
+        )
+
+
+def test_an_unknown_format_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"format must be one of onnx, openvino, torch.* got 'tflite'"):
+        ss.export(nn.Identity(), tmp_path / "network.tflite", example_inputs=IMAGES, format="tflite")

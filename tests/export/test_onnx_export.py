@@ -16,10 +16,9 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.export import onnx as onnx_export
-from strucspars.export.agreement import ExportMismatch
-from strucspars.export.checked import write_checked
+from strucspars.export.checked import ExportMismatch
 from strucspars.export.onnx import name_batch_axis_
-from strucspars.export.program import inference_program
+from strucspars.export.program import Run, inference_program
 from strucspars.export.storage import hash_of_model, plan_hash
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
@@ -50,7 +49,7 @@ def model(shuffled: Shuffled) -> nn.Module:
 @pytest.fixture(scope="module")
 def written(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
     path = tmp_path_factory.mktemp("export") / "network.onnx"
-    ss.export_onnx(model, path, (IMAGES, torch.randn(2, 8)), widen_groups_below=1)
+    ss.export(model, path, example_inputs=(IMAGES, torch.randn(2, 8)), widen_groups_below=1)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     return onnx.load(path)
 
@@ -84,7 +83,7 @@ def test_groups_of_fewer_than_16_channels_run_as_wider_ones_unless_told_otherwis
     widths = []
     for number, width in enumerate((None, 1)):
         path = tmp_path / f"{number}.onnx"
-        ss.export_onnx(narrow, path, torch.randn(2, 64, 4, 4), widen_groups_below=width)
+        ss.export(narrow, path, example_inputs=torch.randn(2, 64, 4, 4), widen_groups_below=width)
         (convolution,) = [node for node in onnx.load(path).graph.node if node.op_type == "Conv"]
         widths += [64 // attribute.i for attribute in convolution.attribute if attribute.name == "group"]
     assert widths == [16, 8]
@@ -124,7 +123,7 @@ def test_a_folded_graph_tells_the_plan_of_the_network_it_was_made_of(model: nn.M
 
 
 def test_a_dense_model_has_no_plan_to_tell_of(small: nn.Module, tmp_path: Path) -> None:
-    ss.export_onnx(small, tmp_path / "network.onnx", IMAGES)
+    ss.export(small, tmp_path / "network.onnx", example_inputs=IMAGES)
     keys = {entry.key for entry in onnx.load(tmp_path / "network.onnx").metadata_props}
     assert keys == {"strucspars.version", "strucspars.num_gathers", "strucspars.samples_are_independent"}
 
@@ -132,7 +131,7 @@ def test_a_dense_model_has_no_plan_to_tell_of(small: nn.Module, tmp_path: Path) 
 def test_given_names_win_over_those_inside_the_graph(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1))
     # What the exporter itself would call values inside.
-    ss.export_onnx(model, tmp_path / "network.onnx", IMAGES, input_names=["relu"], output_names=["conv2d"])
+    ss.export(model, tmp_path / "network.onnx", example_inputs=IMAGES, input_names=["relu"], output_names=["conv2d"])
     written = onnx.load(tmp_path / "network.onnx")
     onnx.checker.check_model(written, full_check=True)
     assert list(named_shapes(written.graph.input)) == ["relu"]
@@ -144,15 +143,15 @@ def test_a_name_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> 
     model = nn.Sequential()
     model.add_module(name, nn.Conv2d(8, 4, 1))
     with pytest.raises(ValueError, match=r"which torch\.export cannot write.*rename it") as caught:
-        ss.export_onnx(model, tmp_path / "network.onnx", IMAGES)
+        ss.export(model, tmp_path / "network.onnx", example_inputs=IMAGES)
     assert repr(name) in str(caught.value)
 
 
 def test_a_fixed_batch_and_a_batch_of_one_are_kept_apart(small: nn.Module, tmp_path: Path) -> None:
-    fixed = ss.export_onnx(small, tmp_path / "network.onnx", IMAGES[:1], dynamic_batch=False)
+    fixed = ss.export(small, tmp_path / "network.onnx", example_inputs=IMAGES[:1], dynamic_batch=False)
     assert fixed.agreement.batch_sizes == (1,)
     assert named_shapes(onnx.load(tmp_path / "network.onnx").graph.input) == {"input": [1, 8, 8, 8]}
-    free = ss.export_onnx(small, tmp_path / "network.onnx", IMAGES[:1])
+    free = ss.export(small, tmp_path / "network.onnx", example_inputs=IMAGES[:1])
     assert free.agreement.batch_sizes == (1, 3)
     assert named_shapes(onnx.load(tmp_path / "network.onnx").graph.input) == {"input": ["batch", 8, 8, 8]}
 
@@ -173,14 +172,14 @@ def test_a_dictionary_of_tensors_names_the_outputs(tmp_path: Path) -> None:
         def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"out": images + 1, "aux": images * 2}
 
-    ss.export_onnx(Segmenting(), tmp_path / "network.onnx", IMAGES)
+    ss.export(Segmenting(), tmp_path / "network.onnx", example_inputs=IMAGES)
     assert list(named_shapes(onnx.load(tmp_path / "network.onnx").graph.output)) == ["out", "aux"]
 
 
 def test_large_weights_go_into_a_second_file(small: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     big = nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU())
     monkeypatch.setattr(onnx_export, "LARGEST_MESSAGE", 4096)
-    report = ss.export_onnx(big, tmp_path / "network.onnx", IMAGES)
+    report = ss.export(big, tmp_path / "network.onnx", example_inputs=IMAGES)
     names = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
     assert set(names) == {"network.onnx", "network.onnx.data"}
     assert report.nbytes == sum(names.values())
@@ -194,14 +193,9 @@ def test_the_exporter_keeps_quiet(
     small: nn.Module, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        ss.export_onnx(small, tmp_path / "network.onnx", IMAGES)
+        ss.export(small, tmp_path / "network.onnx", example_inputs=IMAGES)
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-def wrong(path: Path) -> Callable[[Any], list[torch.Tensor]]:
-    run = onnx_export.onnx_runner(path)
-    return lambda arguments: [output.roll(1, dims=1) for output in run(arguments)]
 
 
 def test_a_runtime_that_computes_something_else_gets_no_file(
@@ -209,15 +203,17 @@ def test_a_runtime_that_computes_something_else_gets_no_file(
 ) -> None:
     path = tmp_path / "network.onnx"
     path.write_text("the former one")
+    load = onnx_export.OnnxExporter.load
 
-    def with_wrong_runtime(*args: Any, **options: Any) -> ss.ExportReport:
-        return write_checked(*args, **{**options, "runner": wrong})
+    def wrong(self: onnx_export.OnnxExporter, path: Path) -> Run:
+        run = load(self, path)
+        return lambda arguments: [output.roll(1, dims=1) for output in run(arguments)]
 
-    monkeypatch.setattr(onnx_export, "write_checked", with_wrong_runtime)
+    monkeypatch.setattr(onnx_export.OnnxExporter, "load", wrong)
     with pytest.raises(
         ExportMismatch, match=r"ONNX Runtime .* at batch size 2: output 0 is off by .*0\.0001"
     ) as caught:
-        ss.export_onnx(small, path, IMAGES)
+        ss.export(small, path, example_inputs=IMAGES)
     assert str(path) in str(caught.value)
     assert path.read_text() == "the former one"
     assert list(tmp_path.iterdir()) == [path]
@@ -235,10 +231,10 @@ def test_a_file_that_was_spoilt_on_its_way_gets_no_name(
 
     monkeypatch.setattr(onnx_export, "write_onnx", spoiling)
     with pytest.raises(ExportMismatch, match="something else"):
-        ss.export_onnx(small, path, IMAGES)
+        ss.export(small, path, example_inputs=IMAGES)
     monkeypatch.setattr(onnx_export, "write_onnx", lambda model, to: to.write_bytes(b"nonsense"))
-    with pytest.raises(ValueError, match=r"ONNX Runtime .* cannot run network\.onnx"):
-        ss.export_onnx(small, path, IMAGES)
+    with pytest.raises(ValueError, match=r"ONNX Runtime .* cannot read .*network\.onnx"):
+        ss.export(small, path, example_inputs=IMAGES)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -248,13 +244,13 @@ def test_a_full_disk_and_a_missing_folder_are_named(
     def full_disk(self: Path, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(FileNotFoundError, match=r"cannot write .*missing.*make the folder first"):
-        ss.export_onnx(small, tmp_path / "missing" / "network.onnx", IMAGES)
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*missing.*make its folder first"):
+        ss.export(small, tmp_path / "missing" / "network.onnx", example_inputs=IMAGES)
     path = tmp_path / "network.onnx"
     path.write_text("the former one")
     monkeypatch.setattr(Path, "write_bytes", full_disk)
-    with pytest.raises(OSError, match=r"cannot write .*network\.onnx: No space left on device; free some space"):
-        ss.export_onnx(small, path, IMAGES)
+    with pytest.raises(OSError, match=r"cannot write .*network\.onnx: No space left on device; .*free some space"):
+        ss.export(small, path, example_inputs=IMAGES)
     assert path.read_text() == "the former one"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -290,7 +286,7 @@ class WithUnusedHead(nn.Module):
 def test_what_no_output_needs_and_what_is_constant_need_no_gather(shuffled: Shuffled, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = WithUnusedHead(shuffled).eval()
-    ss.export_onnx(model, tmp_path / "model.onnx", IMAGES)
+    ss.export(model, tmp_path / "model.onnx", example_inputs=IMAGES)
     (outputs,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": IMAGES.numpy()})
     assert torch.allclose(torch.tensor(outputs), model(IMAGES), atol=1e-5)
 
@@ -308,6 +304,6 @@ class Detector(nn.Module):
 
 
 def test_outputs_below_keys_are_called_after_them(tmp_path: Path) -> None:
-    ss.export_onnx(Detector(), tmp_path / "model.onnx", IMAGES)
+    ss.export(Detector(), tmp_path / "model.onnx", example_inputs=IMAGES)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     assert [output.name for output in session.get_outputs()] == ["classes_0", "classes_1", "boxes_small"]

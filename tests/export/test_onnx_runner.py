@@ -1,5 +1,6 @@
 """The runner gives what the network gives, however it divides the batch."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def model(shuffled: Shuffled) -> nn.Module:
 @pytest.fixture(scope="module")
 def path(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runner") / "network.onnx"
-    return ss.export_onnx(model, path, (IMAGES[:2], torch.randn(8)), widen_groups_below=1).path
+    return ss.export(model, path, example_inputs=(IMAGES[:2], torch.randn(8)), widen_groups_below=1).path
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_an_input_that_is_no_batch_stays_whole_though_it_is_as_long_as_one(model
 
 def test_images_go_one_by_one_only_where_gathers_remain(path: Path, tmp_path: Path) -> None:
     assert ss.OnnxRunner(path).images_per_call == 1
-    report = ss.export_onnx(nn.Conv2d(8, 8, 1), tmp_path / "dense.onnx", IMAGES)
+    report = ss.export(nn.Conv2d(8, 8, 1), tmp_path / "dense.onnx", example_inputs=IMAGES)
     assert ss.OnnxRunner(report.path).images_per_call is None
 
 
@@ -110,7 +111,9 @@ def test_an_image_may_use_as_many_threads_as_asked_for(path: Path, monkeypatch: 
 
 
 def test_a_file_of_fixed_batch_is_run_at_once(shuffled: Shuffled, tmp_path: Path) -> None:
-    report = ss.export_onnx(shuffled(), tmp_path / "fixed.onnx", IMAGES, dynamic_batch=False, widen_groups_below=1)
+    report = ss.export(
+        shuffled(), tmp_path / "fixed.onnx", example_inputs=IMAGES, dynamic_batch=False, widen_groups_below=1
+    )
     (features,) = ss.OnnxRunner(report.path)(IMAGES)
     assert features.shape == IMAGES.shape
 
@@ -122,7 +125,7 @@ def test_an_empty_batch_has_empty_outputs(path: Path) -> None:
 
 def test_what_cannot_be_run_is_said(path: Path, tmp_path: Path) -> None:
     for missing in (tmp_path / "nowhere.onnx", tmp_path):
-        with pytest.raises(FileNotFoundError, match=f"no file {missing}; export_onnx writes one"):
+        with pytest.raises(FileNotFoundError, match=f"no file {missing}; strucspars.export writes one"):
             ss.OnnxRunner(missing)
     (tmp_path / "broken.onnx").write_bytes(b"no graph")
     with pytest.raises(ValueError, match=r"cannot read .*broken\.onnx"):
@@ -147,7 +150,7 @@ class Mixing(nn.Module):
 
 def test_samples_that_depend_on_each_other_are_computed_together(shuffled: Shuffled, tmp_path: Path) -> None:
     model = Mixing(nn.Sequential(shuffled(), nn.ReLU(), shuffled())).eval()
-    report = ss.export_onnx(model, tmp_path / "mixing.onnx", IMAGES[:2], widen_groups_below=1)
+    report = ss.export(model, tmp_path / "mixing.onnx", example_inputs=IMAGES[:2], widen_groups_below=1)
     assert report.num_gathers > 0
     (features,) = ss.OnnxRunner(report.path)(IMAGES.numpy())
     with torch.no_grad():
@@ -204,8 +207,41 @@ def test_batches_of_different_lengths_are_not_cut_to_the_shorter(tmp_path: Path)
     run = ss.OnnxRunner(path, threads=1, images_per_call=1)
     five, three, one = (np.ones(shape, np.float32) for shape in (5, 3, ()))
     assert run(five, five, one)[0].tolist() == [3] * 5
-    with pytest.raises(Exception, match="3 by 5"):
+    with pytest.raises(ValueError, match=r"input 'right' must be float32 of shape \(5\), got float32 of shape \(3,\)"):
         run(five, three, one)
+
+
+@pytest.mark.parametrize(
+    ("images", "scale", "complaint"),
+    [
+        (
+            np.zeros((1, 8, 6, 6)),
+            np.ones(8, np.float32),
+            "'images' must be float32 of shape (batch, 8, 6, 6), got float64",
+        ),
+        (np.zeros((8, 6, 6), np.float32), np.ones(8, np.float32), "'images' must be float32 of shape (batch, 8, 6, 6)"),
+        (np.zeros((2, 8, 6, 5), np.float32), np.ones(8, np.float32), "got float32 of shape (2, 8, 6, 5)"),
+        (
+            np.zeros((2, 8, 6, 6), np.float32),
+            np.ones(7, np.float32),
+            "'scale' must be float32 of shape (8), got float32",
+        ),
+    ],
+)
+def test_an_input_that_does_not_fit_is_named_with_what_was_expected(
+    images: Any, scale: Any, complaint: str, path: Path
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        ss.OnnxRunner(path)(images, scale)
+
+
+def test_a_failure_of_the_runtime_names_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("out of memory\nin node 3")
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", fail)
+    with pytest.raises(RuntimeError, match=r"ONNX Runtime failed on .*network\.onnx: out of memory$"):
+        ss.OnnxRunner(path)(IMAGES, torch.ones(8))
 
 
 def test_a_file_that_tells_nothing_is_run_at_once(tmp_path: Path, call_sizes: list[int]) -> None:

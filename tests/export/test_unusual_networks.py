@@ -15,18 +15,12 @@ from torch.nn.utils import parametrizations, parametrize
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import strucspars as ss
-from strucspars.export.onnx import onnx_runner
-from strucspars.export.openvino import openvino_runner
+from strucspars.export.checked import EXPORTERS
 from strucspars.export.program import INDEPENDENT_KEY
-from strucspars.export.torch_program import torch_runner
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))
-FORMATS = {
-    "onnx": (ss.export_onnx, "network.onnx", onnx_runner),
-    "openvino": (ss.export_openvino, "network.xml", openvino_runner),
-    "torch": (ss.export_torch, "network.pt2", torch_runner),
-}
+FORMATS = ("onnx", "openvino", "torch")
 
 
 class ByKeyword(nn.Module):
@@ -40,8 +34,8 @@ def test_a_wrapped_network_exports_with_as_many_gathers_as_its_report_says(
 ) -> None:
     model = nn.Sequential(shuffled(), nn.BatchNorm2d(8), nn.ReLU(), shuffled(), nn.Conv2d(8, 4, 1)).eval()
     path = tmp_path / "network.onnx"
-    bare = ss.export_onnx(model, path, IMAGES, widen_groups_below=1).num_gathers
-    report = ss.export_onnx(wrap(model), path, IMAGES, widen_groups_below=1)
+    bare = ss.export(model, path, example_inputs=IMAGES, widen_groups_below=1).num_gathers
+    report = ss.export(wrap(model), path, example_inputs=IMAGES, widen_groups_below=1)
     kinds = [node.op_type for node in onnx.load(path).graph.node]
     assert report.num_gathers == bare == kinds.count("Gather")
     assert "BatchNormalization" not in kinds
@@ -49,13 +43,13 @@ def test_a_wrapped_network_exports_with_as_many_gathers_as_its_report_says(
 
 def test_a_feature_extractor_of_torchvision_exports(tmp_path: Path) -> None:
     model = create_feature_extractor(torchvision.models.resnet18(weights=None), {"layer1": "first"}).eval()
-    report = ss.export_onnx(model, tmp_path / "features.onnx", torch.randn(2, 3, 32, 32))
+    report = ss.export(model, tmp_path / "features.onnx", example_inputs=torch.randn(2, 3, 32, 32))
     assert report.agreement.num_outputs == 1
 
 
 def test_inputs_by_keyword_only_are_refused_with_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'image' by keyword only.*wrap the network"):
-        ss.export_onnx(ByKeyword(), tmp_path / "network.onnx", IMAGES)
+    with pytest.raises(ValueError, match=r"cannot be called with example_inputs by position: .*wrap the network"):
+        ss.export(ByKeyword(), tmp_path / "network.onnx", example_inputs=IMAGES)
     assert not list(tmp_path.iterdir())
 
 
@@ -75,10 +69,10 @@ def test_a_network_that_writes_into_its_inputs_exports_and_leaves_the_example(
     shuffled: Shuffled, tmp_path: Path
 ) -> None:
     example, told = IMAGES.clone(), {INDEPENDENT_KEY: ""}
-    ss.export_torch(Writing(shuffled()), tmp_path / "network.pt2", example)
+    ss.export(Writing(shuffled()), tmp_path / "network.pt2", example_inputs=example, format="torch")
     torch.export.load(tmp_path / "network.pt2", extra_files=told)
     assert told[INDEPENDENT_KEY] == "true"
-    torch_runner(tmp_path / "network.pt2")((example,))
+    EXPORTERS.find("torch").load(tmp_path / "network.pt2")((example,))
     assert torch.equal(example, IMAGES)
 
 
@@ -115,14 +109,18 @@ def test_a_network_that_takes_any_number_of_inputs_exports(
     shuffled: Shuffled,
     tmp_path: Path,
 ) -> None:
-    export, name, runner = FORMATS[format]
+    name = f"network{EXPORTERS.find(format).suffix}"
     model = build(shuffled()).eval()
     given = ss.fold(model, inputs) if folded else model
-    assert export(given, tmp_path / name, inputs).agreement.batch_sizes == (2, 1)
+    assert ss.export(given, tmp_path / name, example_inputs=inputs, format=format).agreement.batch_sizes == (2, 1)
     others = tuple(torch.randn(5, 8, 8, 8) if tensor.dim() == 4 else tensor for tensor in inputs)
     expected = [model(*others).detach()]
-    torch.testing.assert_close(list(runner(tmp_path / name)(others)), expected, rtol=1e-4, atol=1e-4)
-    assert export(given, tmp_path / name, inputs, dynamic_batch=False).agreement.batch_sizes == (2,)
+    torch.testing.assert_close(
+        list(EXPORTERS.find(format).load(tmp_path / name)(others)), expected, rtol=1e-4, atol=1e-4
+    )
+    assert ss.export(
+        given, tmp_path / name, example_inputs=inputs, format=format, dynamic_batch=False
+    ).agreement.batch_sizes == (2,)
 
 
 SCALE = torch.tensor([3.0])
@@ -145,17 +143,19 @@ class Scaled(nn.Module):
 def test_a_network_with_a_tensor_for_a_default_exports_without_shuffles(
     inputs: tuple[torch.Tensor, ...], format: str, shuffled: Shuffled, tmp_path: Path
 ) -> None:
-    export, name, runner = FORMATS[format]
+    name = f"network{EXPORTERS.find(format).suffix}"
     model = Scaled(shuffled()).eval()
-    assert export(model, tmp_path / name, inputs).num_gathers == 0
+    assert ss.export(model, tmp_path / name, example_inputs=inputs, format=format).num_gathers == 0
     expected = [model(*inputs).detach()]
-    torch.testing.assert_close(list(runner(tmp_path / name)(inputs)), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        list(EXPORTERS.find(format).load(tmp_path / name)(inputs)), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_any_number_of_inputs_are_numbered_or_get_the_names_that_are_given(shuffled: Shuffled, tmp_path: Path) -> None:
     def names(**options: Sequence[str]) -> list[str]:
         path = tmp_path / "network.onnx"
-        ss.export_onnx(AnyNumber(shuffled()), path, (IMAGES, IMAGES), **options)  # type: ignore[arg-type]  # names only
+        ss.export(AnyNumber(shuffled()), path, example_inputs=(IMAGES, IMAGES), **options)  # type: ignore[arg-type]  # names only
         return [value.name for value in onnx.load(path).graph.input]
 
     assert names() == ["input_1", "input_2"]
@@ -194,10 +194,15 @@ def test_outputs_in_containers_of_other_classes_are_exported(
     name: str, format: str, shuffled: Shuffled, tmp_path: Path
 ) -> None:
     contained, plain = CONTAINERS[name]
-    export, file_name, _ = FORMATS[format]
+    file_name = f"network{EXPORTERS.find(format).suffix}"
     model = Returning(shuffled(), contained)
-    assert export(model, tmp_path / file_name, IMAGES).agreement.num_outputs == 2
-    assert export(ss.fold(model, IMAGES), tmp_path / file_name, IMAGES).agreement.num_outputs == 2
+    assert ss.export(model, tmp_path / file_name, example_inputs=IMAGES, format=format).agreement.num_outputs == 2
+    assert (
+        ss.export(
+            ss.fold(model, IMAGES), tmp_path / file_name, example_inputs=IMAGES, format=format
+        ).agreement.num_outputs
+        == 2
+    )
     assert type(model(IMAGES)) is type(contained(IMAGES, IMAGES))
     if format == "torch":
         assert type(torch.export.load(tmp_path / file_name).module()(IMAGES)) is plain
@@ -211,9 +216,9 @@ class Pair:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_dataclass_of_outputs_is_refused_by_its_name(format: str, shuffled: Shuffled, tmp_path: Path) -> None:
-    export, name, _ = FORMATS[format]
+    name = f"network{EXPORTERS.find(format).suffix}"
     with pytest.raises(ValueError, match=r"puts out a Pair; .*: wrap the network"):
-        export(Returning(shuffled(), Pair), tmp_path / name, IMAGES)
+        ss.export(Returning(shuffled(), Pair), tmp_path / name, example_inputs=IMAGES, format=format)
     assert not list(tmp_path.iterdir())
 
 
@@ -224,20 +229,20 @@ class Side:
 
 def test_what_torch_cannot_write_is_refused_with_the_remedy(shuffled: Shuffled, tmp_path: Path) -> None:
     model = Returning(shuffled(), lambda boxes, scores: {Side("left"): boxes, Side("right"): scores})
-    with pytest.raises(ValueError, match=r"torch\.export cannot write the network: .+; try export_onnx"):
-        ss.export_torch(model, tmp_path / "network.pt2", IMAGES)
+    with pytest.raises(ValueError, match=r"torch\.export cannot write the network: .+; try another format"):
+        ss.export(model, tmp_path / "network.pt2", example_inputs=IMAGES, format="torch")
     assert not list(tmp_path.iterdir())
-    assert ss.export_onnx(model, tmp_path / "network.onnx", IMAGES).agreement.num_outputs == 2
+    assert ss.export(model, tmp_path / "network.onnx", example_inputs=IMAGES).agreement.num_outputs == 2
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_parametrisation_of_a_grouped_layer_is_refused_with_the_remedy(
     format: str, shuffled: Shuffled, tmp_path: Path
 ) -> None:
-    export, name, _ = FORMATS[format]
+    name = f"network{EXPORTERS.find(format).suffix}"
     model = nn.Sequential(shuffled(), nn.ReLU(), parametrizations.spectral_norm(shuffled()))
     with pytest.raises(ValueError, match=r"layer '2' has no plain weight: .*; remove the parametrisation"):
-        export(model, tmp_path / name, IMAGES)
+        ss.export(model, tmp_path / name, example_inputs=IMAGES, format=format)
     assert not list(tmp_path.iterdir())
     parametrize.remove_parametrizations(model[2], "weight")
-    assert export(model, tmp_path / name, IMAGES).agreement.num_outputs == 1
+    assert ss.export(model, tmp_path / name, example_inputs=IMAGES, format=format).agreement.num_outputs == 1

@@ -142,7 +142,7 @@ def test_an_exported_file_has_the_recorded_graph_and_metadata(
     golden: Record, converted: nn.Module, tmp_path: Path
 ) -> None:
     path = tmp_path / "small.onnx"
-    report = ss.export_onnx(converted, path, images())
+    report = ss.export(converted, path, example_inputs=images())
     model = onnx.load(path)
     operations = Counter(node.op_type for node in model.graph.node)
     (outputs,) = ss.OnnxRunner(path)(images())

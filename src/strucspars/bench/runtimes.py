@@ -17,9 +17,7 @@ from torch import fx, nn
 
 from strucspars.convert.fold import fold
 from strucspars.cost.gathers import FoldReport, fold_report
-from strucspars.export.checked import ExportReport
-from strucspars.export.onnx import export_onnx
-from strucspars.export.openvino import export_openvino
+from strucspars.export.checked import ExportReport, export
 
 
 @final
@@ -53,14 +51,21 @@ class InferenceForms:
     @cached_property
     def onnx(self) -> ExportReport:
         """The network as an ONNX file of any batch size."""
-        path = self._folder / "network.onnx"
-        return export_onnx(self.model, path, self.example, widen_groups_below=self._widen_groups_below)
+        return self._exported("onnx", "network.onnx")
 
     @cached_property
     def openvino(self) -> ExportReport:
         """The network as OpenVINO's files, of any batch size."""
-        path = self._folder / "network.xml"
-        return export_openvino(self.model, path, self.example, widen_groups_below=self._widen_groups_below)
+        return self._exported("openvino", "network.xml")
+
+    def _exported(self, format: str, name: str) -> ExportReport:
+        return export(
+            self.model,
+            self._folder / name,
+            example_inputs=self.example,
+            format=format,
+            widen_groups_below=self._widen_groups_below,
+        )
 
 
 Images = npt.NDArray[np.float32]

@@ -12,7 +12,7 @@ from strucspars.bench.results import BenchRow, NetworkSize, sitting_words
 from strucspars.bench.runtimes import GathersLeft, Images, InferenceForms, Program, Runtime, Target, torch_threads
 from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times, row_timing
 from strucspars.convert.comparison import compare_outputs
-from strucspars.export.quiet import first_line
+from strucspars.export.program import first_line
 
 # What is being done, and how much of it is done, from 0 to 1.
 Observer = Callable[[str, float], None]

@@ -13,9 +13,9 @@ from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, Netw
 from strucspars.bench.runtimes import InferenceForms, Runtime, known_runtime, split_by_presence
 from strucspars.bench.sitting import Contestant, Observer, Sitting, sitting_rows
 from strucspars.bench.timing import Clock, TimingRules
+from strucspars.convert.comparison import random_image
 from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import NetworkCount, count_macs
-from strucspars.export.example_batch import random_image
 
 DEFAULT_RUNTIMES = ("onnxruntime", "pytorch", "openvino")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +25,7 @@ from strucspars.cli.console import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from strucspars.export.checked import ExportReport, Format
+    from strucspars.export.checked import ExportReport
 
 EXAMPLES = examples(
     "strucspars export runs/cifar10-resnet20-40 --format onnx",
@@ -35,12 +34,9 @@ EXAMPLES = examples(
 )
 
 
-class FileFormat(StrEnum):
-    """What runs the file."""
-
-    onnx = "onnx"
-    openvino = "openvino"
-    torch = "torch"
+def complete_format(incomplete: str) -> list[str]:
+    """The formats that are built in."""
+    return [name for name in ("onnx", "openvino", "torch") if name.startswith(incomplete)]
 
 
 def export(
@@ -51,7 +47,14 @@ def export(
             help="The folder of a finished run; or with --model a .safetensors, .pt or .pth file.",
         ),
     ],
-    format: Annotated[FileFormat, typer.Option(help="What the file is for.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="onnx, openvino, torch, or package.module:exporter.",
+            autocompletion=complete_format,
+        ),
+    ],
     model: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +89,7 @@ def export(
     """
     report = export_network(
         target,
-        format=format.value,
+        format=format,
         model=model,
         classes=classes,
         image_shape=parse_image_shape(image_shape),
@@ -100,7 +103,7 @@ def export(
 def export_network(
     target: str,
     *,
-    format: Format,
+    format: str,
     model: str | None = None,
     classes: int | None = None,
     image_shape: ImageShape | None = None,
@@ -119,11 +122,9 @@ def export_network(
         saved_network,
         usual_image_shape,
     )
-    from strucspars.export.checked import SUFFIXES
-    from strucspars.export.example_batch import random_image
-    from strucspars.export.onnx import export_onnx
-    from strucspars.export.openvino import export_openvino, weights_path
-    from strucspars.export.torch_program import export_torch
+    from strucspars.convert.comparison import random_image
+    from strucspars.export.checked import EXPORTERS
+    from strucspars.export.checked import export as write_export
     from strucspars.io.files import followed
     from strucspars.models.catalogue import check_takes_images
 
@@ -140,14 +141,13 @@ def export_network(
             refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
         stem, shape = Path(file_stem(name)), image_shape or usual_image_shape(name)
         network_of = partial(_checkpoint, target, name, classes, shape)
-    out = out or stem.with_name(stem.name + SUFFIXES[format])
-    # ONNX writes a companion for large networks only, which shows too late.
-    companions = {"openvino": [weights_path(followed(out))], "onnx": [Path(f"{followed(out)}.data")]}.get(format, [])
-    check_can_be_written(out, force=force, companions=companions)
+    exporter = EXPORTERS.find(format)
+    out = out or stem.with_name(stem.name + exporter.suffix)
+    check_can_be_written(out, force=force, companions=exporter.companions(followed(out)))
     network = network_of()
     check_takes_images(name, network, shape)
-    exporters = {"onnx": export_onnx, "openvino": export_openvino, "torch": export_torch}
-    return exporters[format](network, out, random_image(shape), widen_groups_below=widen_groups_below)
+    example = random_image(shape)
+    return write_export(network, out, example_inputs=example, format=format, widen_groups_below=widen_groups_below)
 
 
 def _named(target: str, model: str | None) -> str:
@@ -177,12 +177,11 @@ def _checkpoint(target: str, name: str, classes: int | None, image_shape: ImageS
     return network
 
 
-def check_runtime(format: Format) -> None:
+def check_runtime(format: str) -> None:
     """Raise an `ImportError` if a format's runtime is not installed: before the training, not after it."""
-    if format == "openvino":
-        from strucspars.export.openvino import openvino_module
+    from strucspars.export.checked import EXPORTERS
 
-        openvino_module()
+    EXPORTERS.find(format).runtime()
 
 
 def export_document(report: ExportReport) -> dict[str, Any]:

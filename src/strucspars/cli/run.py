@@ -28,7 +28,7 @@ from strucspars.cli.console import (
     parse_seeds,
 )
 from strucspars.cli.errors import Interrupted, RunFailed, StopRequest, explained
-from strucspars.cli.export import FileFormat, check_runtime, export_document, export_network
+from strucspars.cli.export import check_runtime, complete_format, export_document, export_network
 
 if TYPE_CHECKING:
     from strucspars.train.outcome import RunSummary
@@ -92,8 +92,13 @@ def run(
     seeds: Seeds = None,
     jobs: Jobs = 1,
     export: Annotated[
-        FileFormat | None,
-        typer.Option(help="Export the finished network, into the run folder.", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Export the finished network, into the run folder: onnx, openvino, torch, or package.module:exporter.",
+            show_default=False,
+            autocompletion=complete_format,
+        ),
     ] = None,
     options: Annotated[
         bool,
@@ -111,7 +116,7 @@ def run(
 
     output = Output(as_json=as_json, quiet=quiet)
     if export is not None:
-        check_runtime(export.value)
+        check_runtime(export)
     wanted = seeded_recipes(recipe, overrides or [], parse_seeds(seeds))
     if out is not None and len(wanted) == 1:
         recipes = {out: wanted[0]}
@@ -128,7 +133,7 @@ def run(
         for path in finished if export is not None and is_first_process() else ():
             assert export is not None
             # The user has named the function of a network, if it is one, in the recipe of this command.
-            report = export_network(str(path), format=export.value, model=recipes[path].model.name, force=True)
+            report = export_network(str(path), format=export, model=recipes[path].model.name, force=True)
             texts.append(str(report))
             exported.append(export_document(report))
     except Exception as error:
@@ -215,7 +220,9 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
 
     Raises:
         Interrupted: a signal came, and not everything is finished.
+        OtherProcessFailed: of several processes another one failed.
     """
+    from strucspars.cli.shared_failure import failures_shared
     from strucspars.train.side_by_side import run_side_by_side
     from strucspars.train.solver_pool import solver_pool
 
@@ -226,6 +233,7 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
     for path in recipes:
         _say_where(path, output)
     with (
+        failures_shared(),
         StopRequest() as stop,
         solver_pool(max(map(_solver_workers, recipes.values()))) as executor,
         RunProgress(output.console, quiet=output.is_quiet) as progress,

@@ -114,10 +114,10 @@ def _refuse_other_path(target: str, model: str | None) -> None:
 def _describe_network(network: nn.Module, shape: ImageShape, rules: LayerRules | None = None) -> Described:
     from dataclasses import asdict
 
+    from strucspars.convert.comparison import random_image
     from strucspars.convert.fold import fold
     from strucspars.cost.gathers import fold_report
     from strucspars.cost.summary import summary as network_summary
-    from strucspars.export.example_batch import random_image
 
     image = random_image(shape)
     layers = network_summary(network, image, rules=rules)

@@ -220,3 +220,14 @@ def random_arguments(arguments: tuple[Any, ...], *, in_double: bool = True, seed
 
     random: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, drawn, arguments)
     return random
+
+
+def random_image(image_shape: tuple[int, ...]) -> torch.Tensor:
+    """One image of random values, the same every time, as a batch.
+
+    Not zeros: folding compares its graph with the network on the example, and zeros hide most differences.
+
+    >>> random_image((3, 8, 8)).shape
+    torch.Size([1, 3, 8, 8])
+    """
+    return torch.randn(1, *image_shape, generator=torch.Generator().manual_seed(0), device="cpu")

@@ -218,8 +218,7 @@ class _GatherSizes(fx.Interpreter):
         result = super().call_module(target, args, kwargs)
         # A layer that kept its shuffles has two.
         if is_grouped(self.module.get_submodule(target)):
-            (inputs,) = (*args, *kwargs.values())
-            self.nbytes += [inputs.nbytes, result.nbytes]
+            self.nbytes += [args[0].nbytes, result.nbytes]
         return result
 
 

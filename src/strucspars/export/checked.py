@@ -1,17 +1,77 @@
-"""The end of every export: write, run, compare, and only then give the file its name."""
+"""`export` and the formats it knows. A file gets its name only after its runtime agreed with the network."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
-from strucspars.export.agreement import Agreement, Run, checked_agreement
-from strucspars.export.program import InferenceProgram
-from strucspars.io.files import replace_file
+import torch
+from torch import nn
 
-Format = Literal["onnx", "openvino", "torch"]
-SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "openvino": ".xml", "torch": ".pt2"}
+from strucspars.convert.comparison import compare_outputs, tolerance
+from strucspars.core.registry import Registry
+from strucspars.cost.counting import ExampleInputs, fresh_arguments, undisturbed
+from strucspars.export.onnx import OnnxExporter
+from strucspars.export.openvino import OpenVinoExporter
+from strucspars.export.program import (
+    ExampleBatch,
+    Exporter,
+    Run,
+    first_line,
+    inference_program,
+    output_tensors,
+)
+from strucspars.export.torch_program import TorchExporter
+from strucspars.io.files import check_companion, followed, replace_file
+
+EXPORTERS: Registry[Exporter] = Registry(
+    "format", {"onnx": OnnxExporter(), "openvino": OpenVinoExporter(), "torch": TorchExporter()}
+)
+
+
+def register_exporter(name: str, exporter: Exporter) -> None:
+    """Make a file format available as `ss.export(..., format=name)` and `strucspars export --format name`.
+
+    Args:
+        name: what the format is called.
+        exporter: how files of it are written and run.
+
+    >>> import io, strucspars as ss
+    >>> from strucspars.export.program import Exporter
+    >>> class Scripted(Exporter):
+    ...     suffix = ".ts"
+    ...     def runtime(self):
+    ...         return "TorchScript"
+    ...     def write(self, program, path):
+    ...         torch.jit.trace(program.exported.module(), program.batch.arguments).save(path)
+    ...     def load(self, path):
+    ...         run = torch.jit.load(path)
+    ...         return lambda arguments: [run(*arguments)]
+    >>> ss.register_exporter("torchscript", Scripted())
+    """
+    EXPORTERS.register(name, exporter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How closely a runtime agrees with the network.
+
+    Attributes:
+        batch_sizes: the sizes that were tried.
+        max_relative_error: largest difference over the largest entry of its output, of all outputs and batch sizes.
+        tolerance: what was allowed.
+        num_outputs: number of output tensors.
+        num_winners: rows of outputs `(batch, classes)` whose largest entry was compared: all except those that rounding
+            could decide.
+    """
+
+    batch_sizes: tuple[int, ...]
+    max_relative_error: float
+    tolerance: float
+    num_outputs: int
+    num_winners: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +80,9 @@ class ExportReport:
 
     Attributes:
         path: the file.
-        format: what kind it is.
-        runtime: name and version of what it was checked in.
-        nbytes: its size, with that of its companions.
+        format: its name.
+        runtime: name and version of what checked it.
+        nbytes: its size, with its companions.
         num_gathers: channel shuffles that folding left in it.
         gathered_bytes: what those copy for the example inputs.
         agreement: of the runtime with the network.
@@ -40,7 +100,7 @@ class ExportReport:
     """
 
     path: Path
-    format: Format
+    format: str
     runtime: str
     nbytes: int
     num_gathers: int
@@ -63,58 +123,166 @@ class ExportReport:
         return "\n".join(f"{title:<{width}}  {text}" for title, text in rows)
 
 
-# Our own, and those beside OpenVINO's graphs.
-SUFFIXES_OF_WEIGHTS = (".safetensors", ".bin")
+class ExportMismatch(ValueError):
+    """A runtime cannot run a file, or gives other outputs than the network."""
 
 
-def checked_path(path: str | os.PathLike[str], format: Format) -> Path:
-    """The path of a file to write, or a `ValueError` where it ends as files of another format of ours do.
-
-    >>> checked_path("network.xml", "onnx")
-    Traceback (most recent call last):
-        ...
-    ValueError: network.xml ends as files of another format do; write to network.onnx
-    """
-    path = Path(path)
-    if path.suffix.lower() in {*SUFFIXES.values(), *SUFFIXES_OF_WEIGHTS} - {SUFFIXES[format]}:
-        right = path.with_suffix(SUFFIXES[format])
-        raise ValueError(f"{path} ends as files of another format do; write to {right}")
-    return path
-
-
-def write_checked(
-    program: InferenceProgram,
-    path: Path,
+def export(
+    model: nn.Module,
+    path: str | os.PathLike[str],
     *,
-    format: Format,
-    runtime: str,
-    write: Callable[[Path], None],
-    runner: Callable[[Path], Run],
+    example_inputs: ExampleInputs,
+    format: str | Exporter = "onnx",
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_batch: bool = True,
+    widen_groups_below: int | None = None,
 ) -> ExportReport:
-    """Write a network in some format; the file appears only if its runtime computes what the network does.
+    """Write a network as a file for a deployment runtime that provably computes the same.
+
+    The network is folded first, and stays as it is. The file is run in its runtime on random inputs and compared with
+    the network before it appears under its name; on any failure nothing is left, and a file that was there before
+    stays.
 
     Args:
-        program: the network.
-        path: the file.
-        format: of the file.
-        runtime: name and version of what runs it.
-        write: writes it under another name in an empty folder, with whatever companions it needs.
-        runner: what runs it from there.
+        model: converted, masked or dense, or a graph that `fold` has made; on any device.
+        path: the file to write. It ends in `.onnx`, `.xml` (OpenVINO, with a `.bin` file beside it) or `.pt2` (torch).
+            Weights of more than 2 GB in ONNX go into a second file, `path` with `.data` at its end.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`, all tensors.
+        format: "onnx", "openvino", "torch", the name of a registered exporter, `package.module:exporter`, or an
+            exporter.
+        input_names: one per input; None: the names of the arguments of `forward`, or "input_1", "input_2" and so on
+            where `*args` takes some of them. A torch file keeps no names.
+        output_names: one per output; None: "output", "output_1" and so on, or the keys of a dictionary of tensors.
+        dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
+            long there.
+        widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: 16 for ONNX and OpenVINO,
+            whose runtimes are slow below, else 1; a graph that is folded already stays as it is.
 
     Raises:
-        ExportMismatch: the runtime computes something else.
+        ImportError: the runtime is not installed.
+        ValueError: the network cannot be exported, or the runtime computes something else.
         OSError: the file cannot be written.
+
+    >>> import strucspars as ss, tempfile
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
+    >>> model = ss.convert_(model, ss.one_shot_plan(model, target=0.3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = ss.export(model, f"{folder}/small.onnx", example_inputs=torch.randn(2, 3, 8, 8))
+    >>> report.num_gathers, report.agreement.batch_sizes, report.agreement.max_relative_error < 1e-4
+    (0, (2, 1), True)
     """
-    with replace_file(path, follow_link=True) as unfinished:
-        write(unfinished)
-        agreement = checked_agreement(program.reference, runner(unfinished), program.batch, runtime=runtime, path=path)
-        nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())
+    exporter = EXPORTERS.find(format) if isinstance(format, str) else format
+    name = format if isinstance(format, str) else type(format).__name__
+    path = Path(path)
+    if path.suffix != exporter.suffix:
+        right = path.parent / f"{path.stem or 'network'}{exporter.suffix}"
+        raise ValueError(f"a file of the format {name} ends in {exporter.suffix}, got {path}; write to {right}")
+    if not exporter.has_names and (input_names is not None or output_names is not None):
+        raise ValueError(f"a file of the format {name} keeps no input_names and output_names; leave them out")
+    runtime = exporter.runtime()
+    # Before the work, not after it.
+    for companion in exporter.companions(followed(path)):
+        check_companion(followed(path), companion)
+    # New tensors of the network's own code, of torch.export and of what reads files belong on the CPU.
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        program = inference_program(
+            model,
+            example_inputs,
+            dynamic_batch=dynamic_batch,
+            widen_groups_below=widen_groups_below,
+            group_width=exporter.group_width,
+            input_names=input_names,
+            output_names=output_names,
+        )
+        with replace_file(path, follow_link=True) as unfinished:
+            exporter.write(program, unfinished)
+            agreement = check_agreement(
+                program.reference, partial(exporter.load, unfinished), program.batch, runtime=runtime, path=path
+            )
+            nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())
     return ExportReport(
         path=path,
-        format=format,
+        format=name,
         runtime=runtime,
         nbytes=nbytes,
         num_gathers=len(program.gathers),
         gathered_bytes=sum(gather.nbytes for gather in program.gathers),
         agreement=agreement,
     )
+
+
+def check_agreement(
+    model: nn.Module, load: Callable[[], Run], batch: ExampleBatch, *, runtime: str, path: Path
+) -> Agreement:
+    """Compare a runtime with the network on random inputs like the example, at each batch size.
+
+    Args:
+        model: what the runtime should compute, on the CPU; it is called in eval mode, and stays as it is.
+        load: loads the file into the runtime.
+        batch: the example inputs.
+        runtime: its name, for messages.
+        path: the name that the file is to get, for messages.
+
+    Raises:
+        ExportMismatch: the runtime fails, or something differs; the message says what.
+    """
+    run: Run | None = None
+    errors, tolerances, num_winners, num_outputs = [], [], 0, 0
+    for size in batch.sizes:
+        inputs = batch.random_like(size)
+        with undisturbed(model):
+            expected = output_tensors(model(*fresh_arguments(inputs)))
+        # Some runtimes compute double precision in single.
+        expected = [right.float() if right.dtype == torch.float64 else right for right in expected]
+        try:
+            run = run or load()
+            outputs = list(run(inputs))
+        # Every runtime has errors of its own.
+        except Exception as error:
+            raise ExportMismatch(
+                f"{runtime} cannot run the network at batch size {size}: {first_line(error)}; {path} is not written. "
+                "Where the network's code fixes the batch size, pass dynamic_batch=False; export a network in half or "
+                "double precision as model.float(); or try another format"
+            ) from error
+        compared = compare_outputs(outputs, expected)
+        complaint = compared.complaint or _lost_winner(outputs, expected)
+        if not complaint and not any(right.isfinite().any() for right in expected):
+            complaint = "the network gives no finite number for inputs like the example, so nothing can be compared"
+        if complaint:
+            raise ExportMismatch(
+                f"{runtime} computes something else than the network at batch size {size}: {complaint}; {path} is not "
+                "written. Networks that draw random numbers in eval mode, or keep something from call to call, cannot "
+                "be compared; otherwise try another format or version of the runtime, and compare "
+                "fold(model, example_inputs) with the network"
+            )
+        errors.append(compared.relative_error)
+        tolerances.append(compared.tolerance)
+        num_winners += sum(int(clear_winners(right).sum()) for right in expected)
+        num_outputs = len(expected)
+    return Agreement(
+        batch_sizes=batch.sizes,
+        max_relative_error=max(errors),
+        tolerance=max(tolerances),
+        num_outputs=num_outputs,
+        num_winners=num_winners,
+    )
+
+
+def _lost_winner(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+    """Which output has its largest entry in another class; empty if all agree."""
+    for place, (output, right) in enumerate(zip(outputs, expected, strict=True)):
+        clear = clear_winners(right)
+        if clear.any() and not torch.equal(output[clear].argmax(1), right[clear].argmax(1)):
+            return f"another class wins in output {place}"
+    return ""
+
+
+def clear_winners(expected: torch.Tensor) -> torch.Tensor:
+    """Which rows of an output `(batch, classes)` have a largest entry that rounding cannot change."""
+    is_scores = expected.dim() == 2 and expected.shape[1] > 1 and expected.is_floating_point()
+    if not is_scores or not len(expected) or not expected.isfinite().all():
+        return torch.zeros(expected.shape[:1], dtype=torch.bool, device=expected.device)
+    values = expected.double()
+    first, second = values.topk(2, dim=1).values.unbind(1)
+    return first - second > tolerance(expected) * values.abs().amax()

@@ -1,42 +1,105 @@
-"""Changes to an ONNX graph, in place, and questions to it."""
+"""ONNX files, checked in ONNX Runtime, and `OnnxRunner` to use them."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-if TYPE_CHECKING:
-    import onnx
-import os
-from pathlib import Path
-from typing import Any, final
-
-import numpy.typing as npt
-from torch import nn
-
 from strucspars.core.checks import checked_at_least
-from strucspars.cost.counting import ExampleInputs
-from strucspars.export.agreement import Run
-from strucspars.export.checked import ExportReport, checked_path, write_checked
-from strucspars.export.example_batch import Arguments
 from strucspars.export.program import (
     GATHERS_KEY,
     INDEPENDENT_KEY,
+    Arguments,
+    Exporter,
     InferenceProgram,
-    inference_program,
-    new_tensors_on_cpu,
+    Run,
+    first_line,
+    without_chatter,
 )
-from strucspars.export.quiet import first_line, without_chatter
+
+if TYPE_CHECKING:
+    import onnx
 
 BATCH_AXIS = "batch"
+# The most that one protobuf message holds; above that the weights go into a second file.
+LARGEST_MESSAGE = 2**31 - 2**20
 
 # The entries of a channel shuffle.
 Order = tuple[int, ...]
+Array = npt.NDArray[Any]
+
+
+@final
+class OnnxExporter(Exporter):
+    """One `.onnx` file, in which every remaining shuffle is one Gather; weights above 2 GB are in a second file."""
+
+    suffix = ".onnx"
+    # The fast convolutions of ONNX Runtime work on blocks of 16 channels.
+    group_width = 16
+
+    def runtime(self) -> str:
+        """The version of ONNX Runtime."""
+        import onnxruntime
+
+        return f"ONNX Runtime {onnxruntime.__version__}"
+
+    def companions(self, path: Path) -> tuple[Path, ...]:
+        """The file of weights that do not fit into one message."""
+        return (path.with_name(f"{path.name}.data"),)
+
+    def write(self, program: InferenceProgram, path: Path) -> None:
+        """Write the file."""
+        write_onnx(onnx_model(program), path)
+
+    def load(self, path: Path) -> Run:
+        """The network on one core, all samples of a batch at once."""
+        runner = OnnxRunner(path, threads=1)
+        runner.images_per_call = None
+
+        def run(arguments: Arguments) -> list[torch.Tensor]:
+            return [torch.from_numpy(array) for array in runner(*(tensor.numpy() for tensor in arguments))]
+
+        return run
+
+
+def onnx_model(program: InferenceProgram) -> onnx.ModelProto:
+    """The ONNX form of a network, with its names and metadata."""
+    try:
+        with without_chatter():
+            written = torch.onnx.export(program.exported, dynamo=True, verbose=False, optimize=True)
+            assert written is not None
+            model: onnx.ModelProto = written.model_proto
+    # Operations without an ONNX form raise errors of many kinds, without a common base.
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ValueError(f"the network cannot be written as ONNX: {first_line(cause)}; try format='torch'") from error
+    rename_values_(model.graph, program.input_names, program.output_names)
+    name_batch_axis_(model.graph, program.batch.is_batched)
+    check_one_gather_per_shuffle(model.graph, program.exported)
+    drop_origins_(model)
+    for key, value in program.metadata.items():
+        model.metadata_props.add(key=key, value=value)
+    return model
+
+
+def write_onnx(model: onnx.ModelProto, path: Path) -> None:
+    """Write an ONNX model; one too large for a single message gets a second file for its weights."""
+    import onnx
+
+    if model.ByteSize() <= LARGEST_MESSAGE:
+        path.write_bytes(model.SerializeToString())
+    else:
+        onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data")
 
 
 def rename_values_(graph: onnx.GraphProto, input_names: Sequence[str], output_names: Sequence[str]) -> None:
@@ -169,145 +232,12 @@ def _value_names(graph: onnx.GraphProto) -> Iterator[str]:
             yield from (name for name in node.output if name)
 
 
-# What one protobuf message may hold; above that the weights go into a second file.
-LARGEST_MESSAGE = 2**31 - 2**20
-# The fast convolutions of ONNX Runtime work on blocks of 16 channels.
-WIDEN_GROUPS_BELOW = 16
-
-
-@new_tensors_on_cpu()
-def export_onnx(
-    model: nn.Module,
-    path: str | os.PathLike[str],
-    example_inputs: ExampleInputs,
-    *,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    dynamic_batch: bool = True,
-    widen_groups_below: int | None = None,
-) -> ExportReport:
-    """Write a network as one ONNX file that provably computes the same.
-
-    The network is folded first; every shuffle that remains is one Gather. The file is run in ONNX Runtime on random
-    inputs and compared with the network before it appears under its name; on any failure nothing is left, and a file
-    that was there before stays. Weights of more than 2 GB go into a second file, `path` with `.data` at its end.
-
-    Args:
-        model: converted, masked or dense, or a graph that `fold` has made; on any device, and it stays as it is.
-        path: the file to write.
-        example_inputs: a tensor, or a tuple of the positional arguments of `forward`, all tensors.
-        input_names: one per input; None: the names of the arguments of `forward`, or "input_1", "input_2" and so on
-            where `*args` takes some of them.
-        output_names: one per output; None: "output", "output_1" and so on, or the keys of a dictionary of tensors.
-        dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
-            long there.
-        widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: 16, below which ONNX
-            Runtime is slow; a graph that is folded already stays as it is.
-
-    Raises:
-        ValueError: the network cannot be exported, or ONNX Runtime computes something else.
-        OSError: the file cannot be written.
-
-    >>> import strucspars as ss, tempfile
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
-    >>> model = ss.convert_(model, ss.one_shot_plan(model, target=0.3))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = export_onnx(model, f"{folder}/small.onnx", torch.randn(2, 3, 8, 8))
-    >>> report.num_gathers, report.agreement.batch_sizes, report.agreement.max_relative_error < 1e-4
-    (0, (2, 1), True)
-    """
-    path = checked_path(path, "onnx")
-    program = inference_program(
-        model,
-        example_inputs,
-        dynamic_batch=dynamic_batch,
-        widen_groups_below=widen_groups_below,
-        usual_group_width=WIDEN_GROUPS_BELOW,
-        input_names=input_names,
-        output_names=output_names,
-    )
-    proto = onnx_model(program)
-    return write_checked(
-        program,
-        path,
-        format="onnx",
-        runtime=_runtime(),
-        write=lambda unfinished: write_onnx(proto, unfinished),
-        runner=onnx_runner,
-    )
-
-
-def onnx_model(program: InferenceProgram) -> onnx.ModelProto:
-    """The ONNX form of a network, with its names and metadata."""
-    try:
-        with without_chatter():
-            written = torch.onnx.export(program.exported, dynamo=True, verbose=False, optimize=True)
-            assert written is not None
-            model: onnx.ModelProto = written.model_proto
-    # Operations without an ONNX form show in errors of many kinds, of which no base is promised.
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise ValueError(f"the network cannot be written as ONNX: {first_line(cause)}; try export_torch") from error
-    rename_values_(model.graph, program.input_names, program.output_names)
-    name_batch_axis_(model.graph, program.batch.is_batched)
-    check_one_gather_per_shuffle(model.graph, program.exported)
-    drop_origins_(model)
-    for key, value in program.metadata.items():
-        model.metadata_props.add(key=key, value=value)
-    return model
-
-
-def write_onnx(model: onnx.ModelProto, path: Path) -> None:
-    """Write an ONNX model; one too large for a single message gets a second file for its weights."""
-    import onnx
-
-    if model.ByteSize() <= LARGEST_MESSAGE:
-        path.write_bytes(model.SerializeToString())
-    else:
-        onnx.save_model(model, path, save_as_external_data=True, location=f"{path.name}.data")
-
-
-def _runtime() -> str:
-    import onnxruntime
-
-    return f"ONNX Runtime {onnxruntime.__version__}"
-
-
-def onnx_runner(path: Path) -> Run:
-    """ONNX Runtime with a file, on the CPU."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    # The library's errors share no base but this.
-    except Exception as error:
-        raise ValueError(
-            f"{_runtime()} cannot run {path.name}, so that it could not be checked: {first_line(error)}; a network in "
-            "half or double precision can be exported as model.float()"
-        ) from error
-    names = [value.name for value in session.get_inputs()]
-
-    def run(arguments: Arguments) -> list[torch.Tensor]:
-        arrays = [tensor.numpy() for tensor in arguments]
-        return [torch.from_numpy(array) for array in session.run(None, dict(zip(names, arrays, strict=True)))]
-
-    return run
-
-
-Array = npt.NDArray[Any]
-
-
 @final
 class OnnxRunner:
-    """A file of `export_onnx` in ONNX Runtime, on the CPU.
+    """An exported ONNX file in ONNX Runtime, on the CPU.
 
-    A batch of many images goes image by image where gathers remain, and at once where none does: gathers of a whole
-    batch leave the caches, and take longer than those of its images one after the other (`results/inference.md`). A
+    A batch of several images is computed image by image where gathers remain, and at once where none does: gathers of a
+    whole batch exceed the caches, and take longer than those of its images one by one (`results/inference.md`). A
     network whose samples depend on each other always gets them at once; the export has tried that.
 
     Args:
@@ -317,61 +247,99 @@ class OnnxRunner:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: ONNX Runtime cannot read it, or an argument makes no sense.
+        ValueError: ONNX Runtime cannot read it, or an argument is out of range.
 
     >>> import strucspars as ss, tempfile, torch
     >>> model = torch.nn.Conv2d(3, 8, 3)
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     report = ss.export_onnx(model, f"{folder}/network.onnx", torch.randn(1, 3, 8, 8))
+    ...     report = ss.export(model, f"{folder}/network.onnx", example_inputs=torch.randn(1, 3, 8, 8))
     ...     run = OnnxRunner(report.path, threads=1)
     >>> (features,) = run(np.zeros((5, 3, 8, 8), np.float32))
     >>> features.shape
     (5, 8, 6, 6)
+    >>> run(np.zeros((5, 3, 8, 8)))
+    Traceback (most recent call last):
+    ValueError: input 'input' must be float32 of shape (batch, 3, 8, 8), got float64 of shape (5, 3, 8, 8)
     """
 
     def __init__(
         self, path: str | os.PathLike[str], *, threads: int | None = None, images_per_call: int | None = None
     ) -> None:
-        self._session = _session(Path(path), threads)
+        self._path = Path(path)
+        self._session = _session(self._path, threads)
         metadata = self._session.get_modelmeta().custom_metadata_map
-        gathers = metadata.get(GATHERS_KEY, "0")
         if images_per_call is not None:
             checked_at_least("images_per_call", images_per_call, 1)
-        self.images_per_call = 1 if images_per_call is None and gathers != "0" else images_per_call
-        self._inputs = {value.name: _has_batch(value) for value in self._session.get_inputs()}
+        elif metadata.get(GATHERS_KEY, "0") != "0":
+            images_per_call = 1
+        self.images_per_call = images_per_call
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._can_be_split = metadata.get(INDEPENDENT_KEY) == "true"
 
     def __call__(self, *inputs: npt.ArrayLike) -> tuple[Array, ...]:
         """The outputs for a batch; inputs in the order of the file's."""
+        arrays = self._checked_inputs(inputs)
+        batched = {name for name, value in self._inputs.items() if value.shape and value.shape[0] == BATCH_AXIS}
+        size = max((len(arrays[name]) for name in batched), default=0)
+        step = self.images_per_call
+        if step is None or not self._can_be_split or size <= step:
+            return tuple(self._run(arrays))
+        parts = [
+            self._run(
+                {name: array[start : start + step] if name in batched else array for name, array in arrays.items()}
+            )
+            for start in range(0, size, step)
+        ]
+        return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+
+    def _checked_inputs(self, inputs: Sequence[npt.ArrayLike]) -> dict[str, Array]:
         if len(inputs) != len(self._inputs):
             names = ", ".join(self._inputs)
             raise ValueError(f"the network takes {len(self._inputs)} inputs ({names}), not {len(inputs)}")
-        arrays = dict(zip(self._inputs, map(np.asarray, inputs), strict=True))
-        lengths = {len(array) for name, array in arrays.items() if self._inputs[name]}
-        step = self.images_per_call
-        if step is None or not self._can_be_split or len(lengths) != 1 or max(lengths) <= step:
-            return tuple(self._session.run(None, arrays))
-        parts = [self._session.run(None, self._part(arrays, start, step)) for start in range(0, max(lengths), step)]
-        return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))
+        arrays: dict[str, Array] = dict(zip(self._inputs, map(np.asarray, inputs), strict=True))
+        sizes: dict[str, int] = {}
+        for name, value in self._inputs.items():
+            array, dtype = arrays[name], _DTYPES.get(value.type, value.type.removeprefix("tensor(").removesuffix(")"))
+            # Axes with a name, such as "batch", have any length, but the same in all inputs.
+            wanted = [sizes.get(size, size) for size in value.shape]
+            fits = array.ndim == len(wanted) and all(
+                length == size or not isinstance(size, int) for length, size in zip(array.shape, wanted, strict=True)
+            )
+            if array.dtype != dtype or not fits:
+                shape = f"({', '.join(map(str, wanted))})"
+                raise ValueError(
+                    f"input {name!r} must be {dtype} of shape {shape}, got {array.dtype} of shape {array.shape}"
+                )
+            sizes |= {
+                size: length for size, length in zip(value.shape, array.shape, strict=True) if isinstance(size, str)
+            }
+        return arrays
 
-    def _part(self, arrays: dict[str, Array], start: int, step: int) -> dict[str, Array]:
-        return {name: array[start : start + step] if self._inputs[name] else array for name, array in arrays.items()}
+    def _run(self, arrays: dict[str, Array]) -> list[Array]:
+        try:
+            outputs: list[Array] = self._session.run(None, arrays)
+        # The library's errors have no other common base.
+        except Exception as error:
+            raise RuntimeError(f"ONNX Runtime failed on {self._path}: {first_line(error)}") from error
+        return outputs
+
+
+# As ONNX Runtime calls them, where numpy has another name.
+_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 
 
 def _session(path: Path, threads: int | None) -> Any:
     import onnxruntime
 
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; export_onnx writes one")
+        raise FileNotFoundError(f"there is no file {path}; strucspars.export writes one")
     options = onnxruntime.SessionOptions()
+    # Errors are raised; they need not be logged as well.
+    options.log_severity_level = 4
     if threads is not None:
         options.intra_op_num_threads = checked_at_least("threads", threads, 1)
     try:
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    # The library's errors share no base but this.
+    # The library's errors have no other common base.
     except Exception as error:
         raise ValueError(f"ONNX Runtime cannot read {path}: {first_line(error)}") from error
-
-
-def _has_batch(value: Any) -> bool:
-    return bool(value.shape) and value.shape[0] == BATCH_AXIS

@@ -1,42 +1,104 @@
-"""What every export starts from: the folded network as a program of torch.export, and all that its check needs."""
+"""What every file format starts from: the folded network as a program of torch.export, and inputs to check a file with.
+
+`Exporter` is what a format has to provide. An implementation gets an `InferenceProgram`.
+"""
 
 import inspect
+import io
 import keyword
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import logging
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from strucspars._version import __version__
-from strucspars.convert.comparison import compare_outputs
+from strucspars.convert.comparison import compare_outputs, random_like
 from strucspars.convert.fold import fold
 from strucspars.core.checks import checked_at_least
-from strucspars.cost.counting import ExampleInputs, undisturbed
+from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, undisturbed
 from strucspars.cost.gathers import RemainingGather, gathers_in_folded_pass, is_folded
-from strucspars.export.agreement import (
-    chosen_input_names,
-    chosen_output_names,
-    output_tensors,
-    with_plain_containers,
-)
-from strucspars.export.example_batch import SMALLEST_TRACED_BATCH, ExampleBatch, example_batch
-from strucspars.export.quiet import first_line, without_chatter
-from strucspars.export.storage import hash_of_model
+from strucspars.export.storage import VERSION_KEY, hash_of_model
 from strucspars.nn.copying import copied
 from strucspars.nn.layers import check_plain_weights
 from strucspars.nn.names import unwrapped
 
-VERSION_KEY = "strucspars.version"
 PLAN_HASH_KEY = "strucspars.plan_sha256"
 GATHERS_KEY = "strucspars.num_gathers"
-# "true" where a batch may be computed sample by sample.
+# "true" if the samples of a batch may be computed one by one.
 INDEPENDENT_KEY = "strucspars.samples_are_independent"
 
+# torch.export treats a batch of one as a constant.
+SMALLEST_TRACED_BATCH = 2
 # torch.export writes names into Python code.
 _NOT_IN_CODE = frozenset('"\\{}\n\r')
+
+Arguments = tuple[torch.Tensor, ...]
+Run = Callable[[Arguments], Sequence[torch.Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleBatch:
+    """Example inputs of a network, on the CPU.
+
+    Attributes:
+        arguments: one tensor per argument of `forward`.
+        is_batched: for each, whether its first axis is the batch.
+        sizes: the batch sizes to check: that of the example, and another one where the batch may vary.
+    """
+
+    arguments: Arguments
+    is_batched: tuple[bool, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the batch may have any size."""
+        return any(self.is_batched)
+
+    def traceable(self) -> Arguments:
+        """The arguments, with a batch of one doubled so that torch.export does not treat its size as a constant."""
+        pairs = zip(fresh_arguments(self.arguments), self.is_batched, strict=True)
+        return tuple(
+            torch.cat([tensor] * SMALLEST_TRACED_BATCH) if batched and len(tensor) < SMALLEST_TRACED_BATCH else tensor
+            for tensor, batched in pairs
+        )
+
+    def random_like(self, size: int) -> Arguments:
+        """Random inputs of the same kinds, shapes and, roughly, values, with `size` samples; the same every time."""
+        generator = torch.Generator().manual_seed(size)
+        return tuple(
+            random_like(tensor, (size, *tensor.shape[1:]) if batched else tuple(tensor.shape), generator)
+            for tensor, batched in zip(self.arguments, self.is_batched, strict=True)
+        )
+
+
+def example_batch(arguments: tuple[Any, ...], *, dynamic_batch: bool) -> ExampleBatch:
+    """Check example inputs and find their batch: the first axis of the first, and of all that are as long there."""
+    if not arguments:
+        raise ValueError("example_inputs is empty; give one tensor per argument of forward")
+    for place, value in enumerate(arguments):
+        if not isinstance(value, torch.Tensor) or not value.numel():
+            given = f"of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+            raise ValueError(
+                f"example_inputs[{place}] is {given}, but must be a tensor of at least one sample; wrap the network in "
+                "a module that supplies arguments of other types"
+            )
+    tensors = tuple(value.detach().cpu() for value in arguments)
+    size = tensors[0].shape[0] if tensors[0].dim() else 0
+    if not dynamic_batch:
+        return ExampleBatch(arguments=tensors, is_batched=(False,) * len(tensors), sizes=(max(size, 1),))
+    if not size:
+        raise ValueError("example_inputs[0] has no axes and therefore no batch; pass dynamic_batch=False")
+    is_batched = tuple(tensor.dim() > 0 and tensor.shape[0] == size for tensor in tensors)
+    return ExampleBatch(arguments=tensors, is_batched=is_batched, sizes=(size, 3 if size == 1 else 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +106,12 @@ class InferenceProgram:
     """A network that is ready to be written.
 
     Attributes:
-        reference: the network as it was given, on the CPU: what any file has to agree with.
+        reference: the network as it was given, on the CPU, with which every file has to agree.
         exported: its folded form, as torch.export sees it.
         batch: the example inputs.
         input_names: one per input.
         output_names: one per output tensor.
-        gathers: the shuffles that folding left.
+        gathers: the channel shuffles that folding left.
         metadata: what a file tells about its origin.
     """
 
@@ -62,40 +124,70 @@ class InferenceProgram:
     metadata: dict[str, str]
 
 
+class Exporter(ABC):
+    """A file format and the runtime that checks its files. `register_exporter` gives it a name.
+
+    Attributes:
+        suffix: how its files end, such as ".onnx".
+        group_width: convolutions with fewer channels per group run as wider ones, because the runtime is slow with
+            narrow groups; 1: as they are.
+        has_names: whether files keep the names of inputs and outputs.
+    """
+
+    suffix: str
+    group_width: int = 1
+    has_names: bool = True
+
+    @abstractmethod
+    def runtime(self) -> str:
+        """Name and version of the runtime, or an `ImportError` that says how to install it."""
+
+    @abstractmethod
+    def write(self, program: InferenceProgram, path: Path) -> None:
+        """Write the file, and its companions beside it. The path is a temporary one, in a folder of its own."""
+
+    @abstractmethod
+    def load(self, path: Path) -> Run:
+        """Load a file into the runtime: a function from inputs to all outputs in order."""
+
+    def companions(self, path: Path) -> tuple[Path, ...]:
+        """Further files that `write` may create for this path."""
+        return ()
+
+
 def inference_program(
     model: nn.Module,
     example_inputs: ExampleInputs,
     *,
-    dynamic_batch: bool,
+    dynamic_batch: bool = True,
     widen_groups_below: int | None = None,
-    usual_group_width: int = 1,
+    group_width: int = 1,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> InferenceProgram:
-    """Fold a network and let torch.export look at it. The network stays as it is.
+    """Fold a network and trace it with torch.export. The network stays as it is.
 
-    Groups narrower than `usual_group_width` run as wider ones, unless `widen_groups_below` says otherwise.
-
-    Raises:
-        ValueError: an argument does not fit, or torch.export cannot take the network in.
+    Args:
+        model: converted, masked, dense or folded.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
+        dynamic_batch: let the batch have any size.
+        widen_groups_below: run narrower groups as wider ones, as in `fold`; None: below `group_width`.
+        group_width: the default of a format. A folded graph stays as it is.
+        input_names: one per input; None: from `forward`.
+        output_names: one per output; None: from the keys of a dictionary, or numbered.
     """
     model = unwrapped(model)
-    _check_names(model)
+    _check_names_of_layers(model)
     check_plain_weights(model)
-    batch = example_batch(example_inputs, dynamic_batch=dynamic_batch)
-    chosen_inputs = chosen_input_names(model, len(batch.arguments), input_names)
+    batch = example_batch(arguments_of(model, example_inputs), dynamic_batch=dynamic_batch)
+    chosen_inputs = choose_input_names(model, len(batch.arguments), input_names)
     reference = copied(model).cpu()
     with undisturbed(reference):
-        outputs = reference(*(tensor.clone() for tensor in batch.arguments))
-    chosen_outputs = chosen_output_names(outputs, output_names, input_names=chosen_inputs)
-    folded = _folded(reference, batch, widen_groups_below, usual_group_width)
+        outputs = reference(*fresh_arguments(batch.arguments))
+    chosen_outputs = choose_output_names(outputs, output_names, input_names=chosen_inputs)
+    folded = _folded(reference, batch, widen_groups_below, group_width)
     with undisturbed(folded):
-        gathers = gathers_in_folded_pass(folded, tuple(tensor.clone() for tensor in batch.arguments))
-    metadata = {
-        VERSION_KEY: __version__,
-        GATHERS_KEY: str(len(gathers)),
-        INDEPENDENT_KEY: str(_samples_are_independent(reference, batch)).lower(),
-    }
+        gathers = gathers_in_folded_pass(folded, fresh_arguments(batch.arguments))
     plan_hash = hash_of_model(model)
     return InferenceProgram(
         reference=reference,
@@ -104,102 +196,189 @@ def inference_program(
         input_names=chosen_inputs,
         output_names=chosen_outputs,
         gathers=gathers,
-        metadata=metadata if plan_hash is None else {**metadata, PLAN_HASH_KEY: plan_hash},
+        metadata={
+            VERSION_KEY: __version__,
+            GATHERS_KEY: str(len(gathers)),
+            INDEPENDENT_KEY: str(_samples_are_independent(reference, batch)).lower(),
+            **({} if plan_hash is None else {PLAN_HASH_KEY: plan_hash}),
+        },
     )
 
 
+def _check_names_of_layers(model: nn.Module) -> None:
+    for name in model.state_dict(keep_vars=True):
+        for part in name.split("."):
+            if keyword.iskeyword(part) or _NOT_IN_CODE & set(part):
+                raise ValueError(
+                    f"{part!r} in {name!r} is a name which torch.export cannot write: it is a keyword of Python, or "
+                    "has quotes, backslashes, braces or line breaks in it; rename it"
+                )
+
+
 def _samples_are_independent(reference: nn.Module, batch: ExampleBatch) -> bool:
-    """Whether every sample of a batch gets what it would get alone."""
+    """Whether every sample of a batch gives the same outputs as it does alone."""
     if not batch.is_dynamic:
         return False
     inputs = batch.random_like(SMALLEST_TRACED_BATCH)
-    parts = [
-        tuple(
-            tensor[place : place + 1] if batched else tensor
-            for tensor, batched in zip(inputs, batch.is_batched, strict=True)
-        )
-        for place in range(SMALLEST_TRACED_BATCH)
-    ]
     try:
         with undisturbed(reference):
-            together = output_tensors(reference(*(tensor.clone() for tensor in inputs)))
-            alone = [output_tensors(reference(*(tensor.clone() for tensor in part))) for part in parts]
+            together = output_tensors(reference(*fresh_arguments(inputs)))
+            alone = [
+                output_tensors(reference(*(slice_batch(inputs, batch.is_batched, place, 1))))
+                for place in range(SMALLEST_TRACED_BATCH)
+            ]
             joined = [torch.cat(outputs) for outputs in zip(*alone, strict=True)]
-    # Outputs that are no batch cannot be joined, and some networks need several samples.
+    # Outputs without a batch axis cannot be joined, and some networks need several samples.
     except Exception:
         return False
     return not compare_outputs(together, joined).complaint
 
 
-def _check_names(model: nn.Module) -> None:
-    for name in model.state_dict(keep_vars=True):
-        for part in name.split("."):
-            if keyword.iskeyword(part) or _NOT_IN_CODE & set(part):
-                raise ValueError(
-                    f"{name!r} of the network has the name {part!r} in it, which torch.export cannot write: it is a "
-                    "keyword of Python, or has quotes, backslashes, braces or line breaks in it; rename it"
-                )
+def slice_batch(inputs: Arguments, is_batched: Sequence[bool], start: int, size: int) -> Arguments:
+    """Copies of the inputs with only these samples; inputs without a batch stay whole."""
+    pairs = zip(inputs, is_batched, strict=True)
+    return tuple((tensor[start : start + size] if batched else tensor).clone() for tensor, batched in pairs)
 
 
-def _folded(model: nn.Module, batch: ExampleBatch, widen_groups_below: int | None, usual_width: int) -> fx.GraphModule:
+def _folded(model: nn.Module, batch: ExampleBatch, widen_groups_below: int | None, group_width: int) -> fx.GraphModule:
     """The inference graph; a graph that `fold` has made is taken as it is."""
     if not isinstance(model, fx.GraphModule) or not is_folded(model):
-        width = usual_width if widen_groups_below is None else widen_groups_below
+        width = group_width if widen_groups_below is None else widen_groups_below
         return fold(model, batch.arguments, widen_groups_below=width)
     if checked_at_least("widen_groups_below", 1 if widen_groups_below is None else widen_groups_below, 1) > 1:
         raise ValueError(
-            f"widen_groups_below={widen_groups_below} comes too late for a graph that is folded already; give "
-            "the network itself, or give it to fold"
+            f"widen_groups_below={widen_groups_below} comes too late for a graph that is folded already; export the "
+            "network itself, or pass widen_groups_below to fold"
         )
     return model
 
 
 def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.ExportedProgram:
     _return_plain_containers_(folded)
-    arguments = tuple(tensor.clone() for tensor in batch.traceable())
-    shapes = _dynamic_shapes(folded, batch)
+    samples = torch.export.Dim("batch")
+    shapes: list[Any] = [{0: samples} if batched else None for batched in batch.is_batched]
+    # All arguments that `*args` takes are one, a tuple.
+    dynamic_shapes = tuple(inspect.signature(folded.forward).bind(*shapes).arguments.values())
     try:
         with torch.no_grad(), without_chatter():
-            program = torch.export.export(folded, arguments, dynamic_shapes=shapes, strict=False)
-    # It runs the network's own code on stand-ins: that can fail in any way at all.
+            program = torch.export.export(folded, batch.traceable(), dynamic_shapes=dynamic_shapes, strict=False)
+    # torch.export runs the network's own code on stand-ins, which can raise anything.
     except Exception as error:
         remedy = "its code must not branch on the values of tensors"
         if batch.is_dynamic:
             remedy += ", and where it fixes the batch size, pass dynamic_batch=False"
-        if batch.batch_words:
-            remedy += f"; {batch.batch_words}"
-        raise ValueError(f"torch.export cannot take the network in: {first_line(error)}; {remedy}") from error
+        places = [f"example_inputs[{place}]" for place, batched in enumerate(batch.is_batched) if batched]
+        if len(places) > 1:
+            remedy += (
+                f"; {' and '.join(places)} were taken for batches, as the first axis of each has length "
+                f"{batch.sizes[0]}: where one of them is none, give an example batch of another size, at least 2"
+            )
+        raise ValueError(f"torch.export cannot trace the network: {first_line(error)}; {remedy}") from error
     for node in program.graph.nodes:
-        # Names of folders on the machine that exports.
+        # It names folders of this machine.
         node.meta.pop("stack_trace", None)
     return program
 
 
 def _return_plain_containers_(folded: fx.GraphModule) -> None:
-    """Named tuples and their like are code of the network, which no file takes along."""
+    """Let the graph return plain tuples and dictionaries: exported files cannot reference the network's classes."""
     (output,) = (node for node in folded.graph.nodes if node.op == "output")
     with folded.graph.inserting_before(output):
         output.args = (folded.graph.call_function(with_plain_containers, output.args),)
     folded.recompile()
 
 
-def _dynamic_shapes(folded: fx.GraphModule, batch: ExampleBatch) -> Any:
-    """Which axis of each argument is the batch; all that `*args` takes is one argument, a tuple."""
-    samples = torch.export.Dim("batch")
-    shapes = [{0: samples} if batched else None for batched in batch.is_batched]
-    return tuple(inspect.signature(folded.forward).bind(*shapes).arguments.values())
+def with_plain_containers(outputs: object) -> object:
+    """The same outputs in plain lists, tuples and dictionaries.
+
+    >>> from collections import namedtuple
+    >>> with_plain_containers({"boxes": namedtuple("Boxes", "corners scores")(1, [2])})
+    {'boxes': (1, [2])}
+    """
+    if isinstance(outputs, Mapping):
+        return {key: with_plain_containers(part) for key, part in outputs.items()}
+    if isinstance(outputs, list | tuple):
+        parts = [with_plain_containers(part) for part in outputs]
+        return parts if isinstance(outputs, list) else tuple(parts)
+    return outputs
+
+
+def output_tensors(outputs: object) -> list[torch.Tensor]:
+    """The tensors of a tensor, or of lists, tuples and dictionaries of them, in order."""
+    return [tensor for _, tensor in _named_tensors(outputs)]
+
+
+def _named_tensors(outputs: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Each output tensor, named by the keys and positions on the way to it."""
+    if isinstance(outputs, torch.Tensor):
+        yield name, outputs.detach()
+    elif isinstance(outputs, Mapping | list | tuple):
+        for key, part in outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs):
+            yield from _named_tensors(part, f"{name}_{key}" if name else str(key))
+    else:
+        raise ValueError(
+            f"the network puts out a {type(outputs).__name__}; a file puts out tensors only, or lists, tuples and "
+            "dictionaries of them: wrap the network in a module that returns those"
+        )
+
+
+def choose_input_names(model: nn.Module, num_inputs: int, given: Sequence[str] | None) -> tuple[str, ...]:
+    """The given names, or those of the arguments of `forward`, or "input_1" and so on where `*args` takes some."""
+    if given is not None:
+        return _checked_names("input_names", given, num_inputs)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds]
+    numbered = [f"input_{place}" for place in range(1, num_inputs + 1)]
+    return tuple(names[:num_inputs] if len(names) >= num_inputs else numbered)
+
+
+def choose_output_names(outputs: object, given: Sequence[str] | None, *, input_names: Sequence[str]) -> tuple[str, ...]:
+    """The given names, or the keys of a dictionary, or "output", "output_1" and so on.
+
+    >>> one = torch.zeros(1)
+    >>> choose_output_names({"boxes": [one, one], "mask": one}, None, input_names=["images"])
+    ('boxes_0', 'boxes_1', 'mask')
+    """
+    keys = tuple(name for name, _ in _named_tensors(outputs))
+    if not keys:
+        raise ValueError("the network puts out no tensor; there is nothing to export")
+    if given is not None:
+        names = _checked_names("output_names", given, len(keys))
+        if both := sorted(set(names) & set(input_names)):
+            raise ValueError(f"{both[0]!r} names an input and an output; give them different names")
+        return names
+    if isinstance(outputs, Mapping) and all(keys) and len(set(keys) - set(input_names)) == len(keys):
+        return keys
+    stem = "output"
+    while any(name == stem or name.startswith(f"{stem}_") for name in input_names):
+        stem = f"network_{stem}"
+    return (stem, *(f"{stem}_{place}" for place in range(1, len(keys))))
+
+
+def _checked_names(argument: str, names: Sequence[str], wanted: int) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{argument} must be a list of texts that are not empty, got {names!r}")
+    if len(names) != wanted or len(set(names)) < wanted:
+        raise ValueError(f"{argument} must be {wanted} different names, got {list(names)}")
+    return tuple(names)
 
 
 @contextmanager
-def new_tensors_on_cpu() -> Iterator[None]:
-    """Let new tensors be made on the CPU meanwhile: by the network's own code, by torch.export, by what reads files.
+def without_chatter() -> Iterator[None]:
+    """Suppress what other libraries print, warn and log; their errors pass."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
-    >>> with torch.device("meta"), new_tensors_on_cpu():
-    ...     torch.zeros(1).device
-    device(type='cpu')
-    """
-    if torch.get_default_device().type == "cpu":
-        yield
-        return
-    with torch.device("cpu"):
-        yield
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without colours, to stand inside a sentence."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = (line.strip() for line in plain.splitlines())
+    return next((line.rstrip(".;: ") for line in lines if line), type(error).__name__)
