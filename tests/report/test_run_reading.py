@@ -242,7 +242,7 @@ def test_problems_name_files_from_the_run_folder_on(path: Path) -> None:
 def test_a_part_that_the_system_refuses_is_named_in_words(path: Path) -> None:
     (path / "metrics.jsonl").unlink()
     (path / "metrics.jsonl").mkdir()
-    assert "metrics.jsonl cannot be read: Is a directory" in read_run(path).problems
+    assert "cannot read metrics.jsonl: Is a directory; choose the path of a file" in read_run(path).problems
 
 
 def test_layers_that_the_plan_does_not_know_are_named_and_the_plan_is_believed(path: Path) -> None:

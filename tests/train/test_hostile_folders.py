@@ -3,9 +3,11 @@
 import hashlib
 import io
 import json
+import os
 import pickle
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from strucspars.cli.export import exported_network
 from strucspars.prune.channel_selection import ChannelSelection
+from strucspars.report.reading import read_run
 from strucspars.train.checkpoint import save_checkpoint, save_named
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
@@ -361,3 +365,95 @@ def test_a_hostile_or_missing_teacher_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match=complaint):
         run_pipeline(small_recipe(f"finetune.teacher={run.path}"), tmp_path / "new")
     assert RunFolder(tmp_path / "new").metrics() == []
+
+
+LINKS = ("model.safetensors", "model.onnx", "summary.json", "environment.json", "checkpoints", "tensorboard", "report")
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("leads_somewhere", [True, False])
+def test_a_link_in_a_run_folder_is_refused_and_what_it_leads_to_stays(
+    name: str, leads_somewhere: bool, small_recipe: Recipes, run: RunFolder, tmp_path: Path
+) -> None:
+    place = run.path / name
+    if place.exists():
+        place.rename(tmp_path / "elsewhere")
+    elif leads_somewhere:
+        (tmp_path / "elsewhere").write_text("precious")
+    if not leads_somewhere and (tmp_path / "elsewhere").exists():
+        (tmp_path / "elsewhere").rename(tmp_path / "away")
+    place.symlink_to(tmp_path / "elsewhere")
+    before = contents(tmp_path)
+    words = f"^{re.escape(str(place))} is a link, and a run folder holds none: .*; put a copy in its place, or delete"
+    for attempt in (
+        lambda: run_pipeline(small_recipe(*EPOCHS), run.path),
+        lambda: exported_network(str(run.path), format="onnx", force=True),
+        lambda: read_run(run.path),
+    ):
+        with pytest.raises(ValueError, match=words):
+            attempt()
+    assert contents(tmp_path) == before
+    assert place.is_symlink()
+
+
+def test_a_link_below_a_folder_of_the_run_is_replaced_not_followed(
+    small_recipe: Recipes, run: RunFolder, tmp_path: Path
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_text("precious")
+    for name in ("checkpoints/previous.pt", "dynamics/sparsify-0001.npz"):
+        (run.path / name).unlink()
+        (run.path / name).symlink_to(foreign)
+    run_pipeline(small_recipe(*EPOCHS), run.path)
+    assert foreign.read_text() == "precious"
+
+
+def test_a_recipe_in_a_run_folder_takes_nothing_from_elsewhere(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("name: a secret")
+    run.recipe_path.write_text(f"base: {tmp_path / 'private'}")
+    with pytest.raises(ValueError, match=r"recipe\.yaml: base: a run folder's recipe stands for itself"):
+        run.load_recipe()
+    data = read_run(run.path)
+    assert any("stands for itself" in problem for problem in data.problems)
+    assert "a secret" not in repr(data)
+
+
+FILES = (
+    *("recipe.yaml", "environment.json", "plan.json", "metrics.jsonl", "decisions.json", "classes.json"),
+    *("summary.json", "layers.json", "bench.json", "one_shot.json", "model.safetensors"),
+    *("checkpoints/last.pt", "dynamics/sparsify-0001.npz", "importance/start.npz"),
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_named_pipe_or_a_link_to_a_device_in_place_of_a_file_hangs_nothing(
+    name: str, small_recipe: Recipes, run: RunFolder
+) -> None:
+    place = run.path / name
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    problems = [problem for problem in read_run(run.path).problems if name in problem]
+    # The report reads no network and no names of classes, and of two checkpoints the one that is whole.
+    if name not in ("model.safetensors", "classes.json", "checkpoints/last.pt"):
+        assert "it is a named pipe" in problems[0]
+        assert not any("is missing" in problem for problem in problems)
+    if name in ("plan.json", "metrics.jsonl", "classes.json", "summary.json"):
+        assert "it is a named pipe; give a regular file" in refusal(small_recipe, run)
+    if "/" in name and not name.startswith("checkpoints"):
+        place.unlink()
+        place.symlink_to("/dev/zero")
+        assert any("it is a device" in problem for problem in read_run(run.path).problems)
+
+
+def test_a_small_checkpoint_that_becomes_a_large_one_is_refused(run: RunFolder, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save({"version": 1, "model": torch.zeros(2**22)}, buffer)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(buffer) as stored, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as deflated:
+        for entry in stored.namelist():
+            deflated.writestr(entry, stored.read(entry))
+    assert len(packed.getvalue()) < 2**18
+    for name in ("last.pt", "previous.pt"):
+        write_raw_checkpoint(run.checkpoints / name, packed.getvalue())
+    with pytest.raises(ValueError, match="its entries are packed"):
+        run.load_checkpoint()

@@ -17,7 +17,6 @@ from strucspars.prune.narrowing import load_slimmed
 from strucspars.report.one_shot import read_one_shot
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import DataRecipe, Kind, Recipe
-from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
@@ -123,7 +122,7 @@ def run_with_network(path: Path, *, named: str | None) -> tuple[RunFolder, Recip
     folder = RunFolder(path)
     if not folder.is_one_shot:
         finished_summary(folder)
-    recipe = read_recipe(folder.recipe_path)
+    recipe = folder.load_recipe()
     check_named(folder, recipe.model.name, named=named, option="--model ")
     return folder, recipe
 

@@ -165,7 +165,6 @@ def run_state(path: Path) -> RunState:
     from strucspars.report.one_shot import ONE_SHOT_STATE
     from strucspars.train.outcome import read_metrics
     from strucspars.train.recipe import stage_epochs
-    from strucspars.train.recipe_reading import read_recipe
     from strucspars.train.run_folder import RunFolder
 
     folder = RunFolder(path)
@@ -181,7 +180,7 @@ def run_state(path: Path) -> RunState:
     stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
     if stage == "compress":
         return RunState(True, False, "compressed, not finetuned yet")
-    epochs = stage_epochs(read_recipe(folder.recipe_path), stage)
+    epochs = stage_epochs(folder.load_recipe(), stage)
     return RunState(True, False, f"{stage}, epoch {epoch} of {epochs} done")
 
 

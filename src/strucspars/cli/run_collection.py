@@ -8,7 +8,6 @@ from strucspars.cli.run import run_name
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_identity import changes, without_seed
-from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
 
@@ -97,7 +96,7 @@ def _finished_run(path: Path, names: Sequence[str]) -> FinishedRun | None:
     if not folder.recipe_path.is_file() or not folder.summary_json_path.is_file():
         return None
     try:
-        recipe = read_recipe(folder.recipe_path)
+        recipe = folder.load_recipe()
     except (OSError, ValueError):
         # Then the folder's name is all that tells whether it should be there.
         if without_seed(path.name) not in names:

@@ -15,6 +15,7 @@ import errno
 import os
 import stat
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,12 +123,13 @@ def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) ->
 def read_bytes(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> bytes:
     """The content of a regular file; errors as `open_file`."""
     with open_file(path, limit=limit) as file:
+        # It may grow meanwhile, and files of the kernel have no size.
+        bound = min(limit, os.fstat(file.fileno()).st_size + 2**20)
         try:
-            content = file.read(limit + 1)
+            content = file.read(bound + 1)
         except OSError as error:
             raise disk_error("read", path, error) from error
-    # It may grow meanwhile, and files of the kernel have no size.
-    if len(content) > limit:
+    if len(content) > bound:
         raise _too_large(path, limit)
     return content
 
@@ -138,6 +140,19 @@ def read_text(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> str
         return read_bytes(path, limit=limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error.reason}); restore it from a copy, or save it so") from error
+
+
+def check_not_packed(file: BinaryIO) -> None:
+    """Raise a `ValueError` if a zip file is larger than it looks, which `torch.save` never makes: it packs nothing.
+
+    Leaves the file at its beginning; what is no zip file passes.
+    """
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > file.seek(0, os.SEEK_END):
+            raise ValueError(f"its entries are packed, and would become {unpacked:,} bytes")
+    file.seek(0)
 
 
 def _too_large(path: str | os.PathLike[str], limit: int) -> ValueError:

@@ -94,10 +94,10 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     import yaml
 
-    loader = yaml.SafeLoader(text)
-    # YAML 1.2 takes `2e-3`, which has no point, for a number; PyYAML is of YAML 1.1.
-    loader.yaml_implicit_resolvers = _resolvers()
     try:
+        loader = yaml.SafeLoader(text)
+        # YAML 1.2 takes `2e-3`, which has no point, for a number; PyYAML is of YAML 1.1.
+        loader.yaml_implicit_resolvers = _resolvers()
         node = loader.get_single_node()
         if node is None:
             return None
@@ -108,8 +108,6 @@ def parse_yaml(text: str, where: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise RecordError(where, "", f"is no valid YAML, text with * or : goes in quotes: {reason}") from error
-    finally:
-        loader.dispose()
 
 
 def _resolvers() -> dict[str, Any]:

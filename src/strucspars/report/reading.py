@@ -8,11 +8,11 @@ from typing import Any
 
 from strucspars.bench.results import BenchReport
 from strucspars.core.plan import GroupingPlan
+from strucspars.io.files import RECIPE_BYTES, read_bytes
 from strucspars.report.one_shot import ONE_SHOT_STATE, OneShotOutcome, read_one_shot
 from strucspars.report.run_parts import EpochLayers, PartReader, StoredMatrix
 from strucspars.train.outcome import RunSummary, read_summary, stage_seconds
 from strucspars.train.recipe import COMPRESS, FINETUNE, FIRST_STAGES, TRAIN, Recipe, stage_epochs
-from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
 Rows = Sequence[Mapping[str, Any]]
@@ -168,7 +168,7 @@ def _check_run(folder: RunFolder) -> None:
     if not folder.path.is_dir():
         raise ValueError(f"there is no folder {folder.path}; give the folder of a run")
     marks = (folder.recipe_path, folder.metrics_path, folder.summary_json_path)
-    if not any(mark.is_file() for mark in marks):
+    if not any(mark.exists() for mark in marks):
         raise ValueError(
             f"{folder.path} is not a run folder: it has none of {', '.join(mark.name for mark in marks)}; "
             "give a folder that `strucspars run` made"
@@ -176,15 +176,15 @@ def _check_run(folder: RunFolder) -> None:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return read_bytes(path, limit=RECIPE_BYTES).decode(errors="replace") if path.exists() else ""
 
 
 def _recipe(reader: PartReader) -> Recipe | None:
     path = reader.folder.recipe_path
-    if not path.is_file():
+    if not path.exists():
         reader.note(f"{path.name} is missing")
         return None
-    return reader.part(lambda: read_recipe(path))
+    return reader.part(reader.folder.load_recipe)
 
 
 def _state(folder: RunFolder, rows: Rows, recipe: Recipe | None) -> str:
@@ -209,11 +209,7 @@ def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
         yield from _missing_rows(run, damaged)
     if run.recipe is None or run.recipe.kind != "strucspars":
         return
-    if (
-        (is_one_shot or "compress" in stages)
-        and run.plan is None
-        and not any(line.startswith("plan.json") for line in damaged)
-    ):
+    if (is_one_shot or "compress" in stages) and run.plan is None and not any("plan.json" in line for line in damaged):
         yield "plan.json is missing: there are no groups to show"
     epochs = {row["epoch"] for row in run.rows if row["stage"] == "sparsify"}
     absent = len(epochs - {layers.epoch for layers in run.dynamics})
@@ -230,7 +226,7 @@ def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
 def _missing_rows(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
     if run.is_finished and not run.rows:
         yield "metrics.jsonl is missing or empty: there are no curves"
-    elif run.recipe is not None and not any(line.startswith("metrics.jsonl") for line in damaged):
+    elif run.recipe is not None and not any("metrics.jsonl" in line for line in damaged):
         lacking = lacking_rows(run.recipe, run.rows, is_finished=run.is_finished)
         if lacking is not None:
             yield lacking

@@ -18,6 +18,7 @@ from strucspars.core.importance import Norm
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
+from strucspars.io.files import read_bytes, read_text
 from strucspars.io.records import parse_json
 from strucspars.nn.importance import importance_matrix
 from strucspars.train.outcome import LARGEST, ROW_TYPES
@@ -124,7 +125,7 @@ class PartReader:
         stored = {
             moment: self._matrices(path, shapes)
             for moment in MOMENTS
-            if (path := self.folder.importance / f"{moment}.npz").is_file()
+            if (path := self.folder.importance / f"{moment}.npz").exists()
         }
         if list(stored) != ["start"]:
             return stored
@@ -134,9 +135,9 @@ class PartReader:
     def bench(self) -> BenchReport | None:
         """What was timed of the run, None if nothing was."""
         path = self.folder.path / "bench.json"
-        if not path.is_file():
+        if not path.exists():
             return None
-        return self.part(lambda: report_from_json(path.read_text(encoding="utf-8"), path.name))
+        return self.part(lambda: report_from_json(read_text(path), path.name))
 
     def _matrices(self, path: Path, shapes: Shapes) -> Mapping[str, StoredMatrix]:
         arrays = self.part(lambda: load_arrays(path)) or {}
@@ -165,7 +166,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _bytes_of(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+    return read_bytes(path) if path.exists() else b""
 
 
 def _row(line: bytes, where: str) -> Mapping[str, Any]:

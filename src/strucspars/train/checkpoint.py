@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from strucspars.io.files import replace_file, reworded
+from strucspars.io.files import CHECKPOINT_BYTES, check_not_packed, read_bytes, replace_file
 
 LAST = "last.pt"
 PREVIOUS = "previous.pt"
@@ -50,12 +50,9 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     ...     load_checkpoint(Path(folder))
     {'epoch': 3}
     """
-    last = folder / LAST
-    pieces = _pieces(state)
     # A damaged file must not push out a good one.
-    former = folder / PREVIOUS if _is_whole(last) else None
-    with replace_file(last, former=former) as unfinished:
-        _write(unfinished, pieces)
+    former = folder / PREVIOUS if _is_whole(folder / LAST) else None
+    _save(folder / LAST, state, former)
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -65,16 +62,16 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
         ValueError: there are checkpoints, but none of them can be used.
     """
     failures = []
-    for name in (LAST, PREVIOUS):
+    for path in (folder / LAST, folder / PREVIOUS):
         try:
-            state = _read(folder / name)
+            state = _load(path)
         except FileNotFoundError:
-            failures.append(f"{folder / name} is missing")
+            failures.append(f"{path} is missing")
         except ValueError as error:
             failures.append(str(error))
         else:
             if failures:
-                _logger.warning("%s; going on from %s instead", failures[0], folder / name)
+                _logger.warning("%s; going on from %s instead", failures[0], path)
             return state
     if not any(os.path.lexists(folder / name) for name in (LAST, PREVIOUS)):
         return None
@@ -83,10 +80,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
     """Write a checkpoint that is kept for good, to `NAME.pt`; otherwise as `save_checkpoint`."""
-    path = _named(folder, name)
-    pieces = _pieces(state)
-    with replace_file(path) as unfinished:
-        _write(unfinished, pieces)
+    _save(_named(folder, name), state, None)
 
 
 def load_named(folder: Path, name: str) -> dict[str, Any] | None:
@@ -95,9 +89,8 @@ def load_named(folder: Path, name: str) -> dict[str, Any] | None:
     Raises:
         ValueError: it is damaged or holds more than data.
     """
-    path = _named(folder, name)
     try:
-        return _read(path)
+        return _load(_named(folder, name))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -117,16 +110,17 @@ def _named(folder: Path, name: str) -> Path:
     return folder / f"{name}.pt"
 
 
-def _pieces(state: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Header and payload, made in memory: torch's own writer hides a full disk behind an error of its zip code."""
+def _save(path: Path, state: dict[str, Any], former: Path | None) -> None:
     if type(state) is not dict:
         raise ValueError(f"a checkpoint's state must be a dict, got {type(state).__name__}")
     _check_loadable(state, "state")
+    # In memory: torch's own writer hides a full disk behind an error of its zip code.
     buffer = io.BytesIO()
     torch.save(state, buffer)
     # Not its buffer: Python 3.12 crashes where a failing write leaves one behind.
     payload = buffer.getvalue()
-    return _MARK + hashlib.sha256(payload).digest(), payload
+    with replace_file(path, former=former) as unfinished:
+        _write(unfinished, (_MARK + hashlib.sha256(payload).digest(), payload))
 
 
 def _check_loadable(value: object, where: str) -> None:
@@ -162,13 +156,11 @@ def _is_whole(path: Path) -> bool:
 
 def _checked_payload(path: Path) -> memoryview:
     try:
-        content = memoryview(path.read_bytes())
-    except FileNotFoundError:
+        content = memoryview(read_bytes(path, limit=CHECKPOINT_BYTES))
+    except (FileNotFoundError, PermissionError):
         raise
-    except PermissionError as error:
-        raise reworded(error, f"{path} cannot be read: {error.strerror}; make it readable for you") from error
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror})") from error
+        raise ValueError(str(error)) from error
     if len(content) < _HEADER_BYTES or content[: len(_MARK)] != _MARK:
         raise ValueError(f"{path} is no checkpoint of strucspars, or cut short")
     payload = content[_HEADER_BYTES:]
@@ -177,11 +169,12 @@ def _checked_payload(path: Path) -> memoryview:
     return payload
 
 
-def _read(path: Path) -> dict[str, Any]:
-    payload = _checked_payload(path)
-    # Bytes with a right checksum may still be anything; whatever stops the reader means the same here.
+def _load(path: Path) -> dict[str, Any]:
+    payload = io.BytesIO(_checked_payload(path))
+    # Bytes with a right checksum may still be anything; any failure of the reader means the same here.
     try:
-        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True, mmap=False)
+        check_not_packed(payload)
+        state = torch.load(payload, map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:
         raise ValueError(f"{path} holds more than data, or none: {_first_line(error)}") from error
     if type(state) is not dict:

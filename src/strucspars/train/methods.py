@@ -23,7 +23,6 @@ from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.compression import FORMS, TrainableForm, ablation_plan, masked_form, with_fresh_weights
 from strucspars.train.recipe import SLIM, SPARSIFY, Form, Kind, Recipe
 from strucspars.train.recipe_identity import first_stage_changes
-from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.rules import PlainRule, SlimmingRule, SparsifyRule, TrainingRule
 from strucspars.train.run_folder import RunFolder
 from strucspars.train.steps import CAPTURE_LOCK
@@ -212,7 +211,7 @@ def _learned_plan(recipe: Recipe, source: str) -> GroupingPlan:
         raise ValueError(
             f"sparsify.from_run: {source} is an ablation, whose orders were not learned; name the run whose were"
         )
-    asked = first_stage_changes(recipe, read_recipe(folder.recipe_path))
+    asked = first_stage_changes(recipe, folder.load_recipe())
     if asked:
         raise ValueError(
             f"sparsify.from_run: {source} had another first stage than this recipe asks for, with "

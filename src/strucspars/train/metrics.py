@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.core.checks import checked_at_least
-from strucspars.io.files import disk_error, sync_folder, write_bytes
+from strucspars.io.files import disk_error, read_bytes, sync_folder, write_bytes
 from strucspars.io.records import RecordError, parse_json, plain
 
 
@@ -71,7 +71,7 @@ def keep_rows(path: str | os.PathLike[str], count: int) -> None:
 
 def _whole_lines(path: Path) -> list[bytes]:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError:
         return []
     return content.split(b"\n")[:-1]

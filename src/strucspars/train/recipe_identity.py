@@ -137,7 +137,7 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
     """
     if not folder.recipe_path.is_file() or not folder.is_begun:
         return
-    recipes = (without_place(_with_folder_names(each)) for each in (read_recipe(folder.recipe_path), recipe))
+    recipes = (without_place(_with_folder_names(each)) for each in (folder.load_recipe(), recipe))
     before, now = (dict(_options(asdict(_without_unread(each)), "")) for each in recipes)
     differing = [key for key, value in now.items() if value != before[key]]
     if differing:

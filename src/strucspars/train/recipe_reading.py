@@ -18,9 +18,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from strucspars.io.files import RECIPE_BYTES, read_text
+from strucspars.io.records import parse_yaml
 from strucspars.train.recipe import Recipe
 
 BASE = "base"
+# Of a recipe, with the bases of its bases.
+MOST_BASES = 100
 YAML_SUFFIXES = (".yaml", ".yml")
 
 # Aliases can make a value that a few lines of YAML describe, but whose full text fills the memory.
@@ -63,7 +67,7 @@ class _Given:
 _Layer = dict[str, _Given]
 
 
-def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolved: bool = False) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package, with `key=value` overrides.
 
     A base passes on all its keys but its name. Where a warm-up is not given, it is 0 with `protocol: paper-text`. Where
@@ -73,6 +77,8 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Args:
         source: path of the file, or a name out of `recipe_names`. A name goes before a file of that name.
         overrides: such as `stage1.epochs=3`; values are YAML; the last one of a key wins.
+        is_resolved: refuse a base. A run folder holds a whole recipe; a base would take in a file from elsewhere, whose
+            text the folder's reader may publish.
 
     Raises:
         ValueError: there is no such recipe, or something in it is wrong; names the file or override and the key.
@@ -82,6 +88,9 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     ('preact-resnet56', 0.6, 5, '~/cifar')
     """
     document = _find(source, folder=Path())
+    content = _parsed(document.text, document.label) if is_resolved else None
+    if isinstance(content, dict) and BASE in content:
+        raise ValueError(f"{document.label}: {BASE}: a run folder's recipe stands for itself; write its keys out")
     name: _Layer = {"name": _Given(document.name, document.label)}
     layers = [name, *_layers(document, chain=()), _merged([_override_values(override) for override in overrides])]
     recipe: Recipe = _built(Recipe, _merged(layers) | _following_warmups(layers), "", document.label)
@@ -129,12 +138,9 @@ def _find(source: str | Path, *, folder: Path) -> _Document:
         remedy = f"to go on with the run there, give {own}, and --out {path}" if own.is_file() else "give a YAML file"
         raise ValueError(f"{path}: this is a folder, not a recipe; {remedy}")
     try:
-        # Some editors begin a file with a byte order mark, which is no part of its first key.
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, limit=RECIPE_BYTES)
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}; make it readable for you") from error
-    except UnicodeError as error:
-        raise ValueError(f"{path}: is no text ({error}); give a YAML file in UTF-8") from error
+        raise ValueError(str(error)) from error
     return _Document(str(path), str(path.resolve()), path.stem, text, path.parent)
 
 
@@ -154,6 +160,8 @@ def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
         except ValueError as error:
             raise ValueError(f"{document.label}: {BASE}: {error}") from error
         layers += _layers(found, (*chain, document.identity))
+        if len(layers) > MOST_BASES or len(chain) > MOST_BASES:
+            raise ValueError(f"{document.label}: {BASE}: there are more than {MOST_BASES} bases; join some of them")
     for layer in layers:
         # Two recipes of one name would mistake each other's runs for their own.
         layer.pop("name", None)
@@ -196,39 +204,7 @@ def _override_values(override: str) -> _Layer:
 
 
 def _parsed(text: str, origin: str) -> Any:
-    try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{origin}: is no valid YAML, text with * or : goes in quotes: {reason}") from error
-    _check_unique_keys(tree, origin)
-    return content
-
-
-def _check_unique_keys(tree: yaml.Node | None, origin: str) -> None:
-    """PyYAML keeps the last of two equal keys without a word."""
-    # By identity: an alias is the same node again, maybe inside itself.
-    seen = set()
-    rest = [("", tree)]
-    while rest:
-        path, node = rest.pop()
-        if id(node) in seen or not isinstance(node, yaml.MappingNode | yaml.SequenceNode):
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            rest += [(path, item) for item in node.value]
-            continue
-        keys: set[str] = set()
-        for key, value in node.value:
-            # Safe YAML has no other keys: a list or mapping as a key has failed to load.
-            dotted = f"{path}{key.value}"
-            if key.value in keys:
-                raise ValueError(
-                    f"{origin}: key {dotted!r} stands there twice, again in line {key.start_mark.line + 1}"
-                )
-            keys.add(key.value)
-            rest.append((f"{dotted}.", value))
+    return parse_yaml(text, origin)
 
 
 def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) -> Iterator[tuple[str, _Given]]:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, final
@@ -24,11 +24,13 @@ from strucspars.io.records import parse_json, plain
 from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
 from strucspars.train.lock import LOCK_NAME, folder_lock, was_locked
 from strucspars.train.metrics import append_row, keep_rows, read_rows
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_reading import read_recipe
 
 
 @final
 class RunFolder:
-    """A run's folder, by whose methods nothing is lost whenever the process dies.
+    """A run's folder, by whose methods nothing is lost whenever the process dies. A folder with links is refused.
 
     A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. Whatever may refuse it
     comes before: `check_usable()`, and all that only reads, leave the disk as it is.
@@ -46,6 +48,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        _check_no_links(self.path)
         self.recipe_path = self.path / "recipe.yaml"
         self.environment_path = self.path / "environment.json"
         self.classes_path = self.path / "classes.json"
@@ -133,6 +136,10 @@ class RunFolder:
     def write_recipe(self, text: str) -> None:
         """Store the resolved recipe."""
         write_text(self.recipe_path, text)
+
+    def load_recipe(self, overrides: Sequence[str] = ()) -> Recipe:
+        """The stored recipe, with overrides."""
+        return read_recipe(self.recipe_path, overrides, is_resolved=True)
 
     def remove_leftovers(self) -> None:
         """Remove what a killed process was writing; only while the folder is locked."""
@@ -243,6 +250,17 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} holds {', '.join(foreign[:3])}{' and more' if foreign[3:] else ''}, but no "
                 f"{self.recipe_path.name}: it is not a run folder; choose an empty one or a path that does not exist"
+            )
+
+
+def _check_no_links(path: Path) -> None:
+    """Writing would go through a link to a file elsewhere, and reading would show one: refuse both."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        links = sorted(entry.name for entry in os.scandir(path) if entry.is_symlink())
+        if links:
+            raise ValueError(
+                f"{path / links[0]} is a link, and a run folder holds none: what it leads to would be overwritten; "
+                "put a copy in its place, or delete it"
             )
 
 

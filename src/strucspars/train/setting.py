@@ -19,7 +19,6 @@ from strucspars.models.weights import load_weights_
 from strucspars.train.engine import Engine
 from strucspars.train.loss import Distillation, StageLoss
 from strucspars.train.recipe import Recipe, StageRecipe
-from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder, check_same_classes
 from strucspars.train.stage import derived_seed
 from strucspars.train.steps import CAPTURE_LOCK
@@ -150,7 +149,7 @@ class Setting:
                 f"finetune.teacher: {folder.path} is not the folder of a finished run; train the teacher first, "
                 "or name the folder of one"
             )
-        recipe = read_recipe(folder.recipe_path)
+        recipe = folder.load_recipe()
         if recipe.kind == "slimming":
             raise ValueError(f"finetune.teacher: {folder.path} is a run of kind slimming; name a dense one")
         if _labels_of(recipe.data.name) != _labels_of(self.recipe.data.name):
