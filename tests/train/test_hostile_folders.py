@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from strucspars.cli.export import exported_network
+from strucspars.cli.export import export_network
 from strucspars.prune.channel_selection import ChannelSelection
 from strucspars.report.reading import read_run
 from strucspars.train.checkpoint import save_checkpoint, save_named
@@ -387,7 +387,7 @@ def test_a_link_in_a_run_folder_is_refused_and_what_it_leads_to_stays(
     words = f"^{re.escape(str(place))} is a link, and a run folder holds none: .*; put a copy in its place, or delete"
     for attempt in (
         lambda: run_pipeline(small_recipe(*EPOCHS), run.path),
-        lambda: exported_network(str(run.path), format="onnx", force=True),
+        lambda: export_network(str(run.path), format="onnx", force=True),
         lambda: read_run(run.path),
     ):
         with pytest.raises(ValueError, match=words):
