@@ -179,14 +179,14 @@ def converted_at_all_targets(
 
 def one_shot(target: float) -> SparsifyConfig:
     """The options of `one_shot_plan`."""
-    return SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0)
+    return SparsifyConfig(target=target, epochs=1, lambda_warmup=0)
 
 
 def converted_at(
     model: nn.Module, selection: Selection, states: list[LayerState], target: float, image: torch.Tensor
 ) -> AtTarget:
     """Convert a copy and compare it with a masked copy."""
-    plan = plan_for_target(selection.layers, states, network_size(model, None, "params"), one_shot(target))
+    plan = plan_for_target(selection, states, network_size(model, None), one_shot(target))
     with torch.no_grad():
         expected = ss.mask_(copy.deepcopy(model), plan)(image)
         converted = ss.convert_(copy.deepcopy(model), plan)

@@ -13,8 +13,8 @@ import torch
 from numpy.random import Generator
 from torch import nn
 
-from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.hierarchy import max_group_level, num_groups
+from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.layers import BeforeAfter
 from strucspars.models.catalogue import build_model
@@ -48,9 +48,9 @@ def small_recipe(name: str = "fabricated", *, seed: int = 0, model: str = "preac
     return replace(
         recipe,
         model=replace(recipe.model, name=model),
-        sparsify=replace(recipe.sparsify, lambda_warmup_epochs=0),
-        stage1=replace(recipe.stage1, epochs=4, lr_warmup_epochs=0),
-        stage2=replace(recipe.stage2, epochs=3, lr_warmup_epochs=0),
+        sparsify=replace(recipe.sparsify, lambda_warmup=0),
+        stage1=replace(recipe.stage1, epochs=4, lr_warmup=0),
+        stage2=replace(recipe.stage2, epochs=3, lr_warmup=0),
     )
 
 

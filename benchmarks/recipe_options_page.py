@@ -9,7 +9,6 @@ from environment import ROOT
 
 from strucspars.cost.text_table import Column, markdown_table
 from strucspars.train.recipe_options import Section, recipe_sections
-from strucspars.train.recipe_reading import WARMUPS
 
 PAGE = ROOT / "docs" / "how-to" / "recipe-options.md"
 
@@ -41,15 +40,6 @@ A key that does not exist, or a value that is not allowed, is an error that says
 LINE_LENGTH = 120
 
 
-def following_defaults() -> str:
-    """Which defaults are not always those of the tables."""
-    warmups = " and ".join(code(warmup) for warmup, _, _ in WARMUPS)
-    return (
-        f"Two defaults follow the rest of the recipe: {warmups} are 0 with `protocol: paper-text`, and become shorter "
-        "where they would not fit into the epochs."
-    )
-
-
 def options_table(section: Section) -> str:
     """One row per option; a default for every name that the section has."""
     options = section.options
@@ -78,7 +68,7 @@ def code(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = [HEADER, textwrap.fill(following_defaults(), LINE_LENGTH)]
+    parts = [HEADER]
     for section in recipe_sections():
         title = ", ".join(map(code, section.names)) or "At the top"
         parts += [f"## {title}", textwrap.fill(section.summary, LINE_LENGTH), options_table(section)]

@@ -112,7 +112,7 @@ def main() -> None:
         epochs=options.epochs,
         steps_per_epoch=math.ceil(TRAIN_IMAGES / BATCH),
         lr=LR,
-        lambda_warmup_epochs=options.epochs // 10,
+        lambda_warmup=options.epochs // 10 / options.epochs,
     )
     plan = train_sparse(model, config)
     rows = [("dense, sparsified", num_params(model), accuracy(model))]

@@ -65,7 +65,7 @@ def test_networks_are_exported(format: str, name: str, tmp_path: Path) -> None:
 
 
 def test_the_state_of_a_sparsifier_has_values() -> None:
-    config = ss.SparsifyConfig(target=0.3, epochs=2, lambda_warmup_epochs=0)
+    config = ss.SparsifyConfig(target=0.3, epochs=2, lambda_warmup=0)
     model = random_network()
     with ELSEWHERE:
         sparsifier = ss.Sparsifier(model, config)

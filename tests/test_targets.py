@@ -8,28 +8,29 @@ import torch
 import torchvision
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.nn.groupable import SelectedLayer, select_layers
+from strucspars.nn.groupable import Selection, select_layers
 from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.extensions import WholeNetwork
 from strucspars.sparsify.layers import LayerState, learned_states
-from strucspars.sparsify.planning import NetworkSize, network_size, plan_for_target
+from strucspars.sparsify.planning import network_size, plan_for_target
 
 
 def one_shot(target: float) -> SparsifyConfig:
-    return SparsifyConfig(target=target, epochs=1, lambda_warmup_epochs=0)
+    return SparsifyConfig(target=target, epochs=1, lambda_warmup=0)
 
 
 @cache
-def learned(name: str) -> tuple[tuple[SelectedLayer, ...], list[LayerState], NetworkSize]:
+def learned(name: str) -> tuple[Selection, list[LayerState], WholeNetwork]:
     """What all targets of a network share, and what takes the time: the learned orders."""
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, weights=None)
-    layers = select_layers(model).layers
-    return layers, learned_states(layers, one_shot(0.5), None), network_size(model, None, "params")
+    selection = select_layers(model)
+    return selection, learned_states(selection.layers, one_shot(0.5), None), network_size(model, None)
 
 
 def plan_of(name: str, target: float) -> GroupingPlan:
-    layers, states, size = learned(name)
-    return plan_for_target(layers, states, size, one_shot(target))
+    selection, states, size = learned(name)
+    return plan_for_target(selection, states, size, one_shot(target))
 
 
 @pytest.mark.parametrize(

@@ -106,8 +106,8 @@ def test_the_number_of_classes_is_read_off_whatever_follows_it(networks: Path, h
     (networks / "own_heads.py").write_text(HEADS)
     model = build_model(f"own_heads:{head}", num_classes=6)
     layers = ss.select_layers(model).layers
-    rules = ss.LayerRules(fixed_levels={layer.name: 2 for layer in layers})
-    ss.save(ss.convert_(model, ss.one_shot_plan(model, target=0.0, rules=rules)), "head.safetensors")
+    rules = ss.SparsifyConfig(target=0.0, fixed_levels={layer.name: 2 for layer in layers})
+    ss.save(ss.convert_(model, ss.one_shot_plan(model, rules)), "head.safetensors")
     read = network_of_file(Path("head.safetensors"), f"own_heads:{head}")
     torch.testing.assert_close(scores(read), scores(model))
     assert any(isinstance(layer, ss.ShuffledGroupConv2d) for layer in read.modules()) == bool(layers)

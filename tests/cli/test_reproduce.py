@@ -77,7 +77,7 @@ CHANGES = {
     "low-rate": ("stage2.lr=0.01",),
     "distilled": ("finetune.teacher=runs/{network}-dense",),
     "modern": ("stage2.schedule=cosine", "stage2.weight_decay=5e-4"),
-    "paper-solver": ("sparsify.solver=paper",),
+    "paper-solver": ("sparsify.method=paper",),
     **{
         ablation: (f"finetune.ablation={ablation}",)
         for ablation in ("from-scratch", "shufflenet", "random", "no-shuffle")

@@ -68,7 +68,7 @@ def test_the_tensors_really_shrink() -> None:
 def test_the_plan_of_a_model_tells_which_fraction_of_all_its_parameters_is_gone(level: int) -> None:
     model = nn.Sequential(nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 5, 1))
     before = sum(parameter.numel() for parameter in model.parameters())
-    plan = ss.one_shot_plan(model, target=0.1, rules=ss.LayerRules(fixed_levels={"0": level}))
+    plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=0.1, fixed_levels={"0": level}))
     convert_(model, plan)
     after = sum(parameter.numel() for parameter in model.parameters())
     assert ss.model_plan(model).removed_param_fraction == pytest.approx(1 - after / before)
@@ -206,7 +206,7 @@ class Sentences(nn.Module):
 WORDS = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(2))
 
 
-SENTENCE_RULES = ss.LayerRules(layer_types=(nn.Linear, nn.Conv1d))
+SENTENCE_RULES = ss.SparsifyConfig(layer_types=("Linear", "Conv1d"))
 
 
 def sentence_plan(model: nn.Module, *names: str) -> ss.GroupingPlan:

@@ -76,7 +76,7 @@ def test_frozen_norms_of_an_untraced_network_are_counted(caplog: pytest.LogCaptu
 def test_shuffles_go_through_frozen_norms() -> None:
     model = nn.Sequential(nn.Conv2d(8, 16, 1), FrozenBatchNorm2d(16), nn.ReLU(), FrozenBatchNorm2d(16))
     model.extend([nn.Conv2d(16, 16, 1), nn.Conv2d(16, 5, 1)])
-    ss.convert_(model, ss.one_shot_plan(model, 0.2, rules=ss.LayerRules(include=("4",))))
+    ss.convert_(model, ss.one_shot_plan(model, ss.SparsifyConfig(target=0.2, include=("4",))))
     assert report_of_equal(model).gathers == ()
 
 

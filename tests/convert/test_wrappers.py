@@ -119,8 +119,8 @@ def test_a_shared_wrapper_is_taken_off_under_all_its_names() -> None:
 
 def test_grouped_layers_inside_a_module_of_pytorch_are_folded() -> None:
     model = nn.TransformerDecoderLayer(32, 4, 64, batch_first=True).eval()
-    rules = ss.LayerRules(layer_types=(nn.Linear,))
-    ss.convert_(model, ss.one_shot_plan(model, 0.1, rules=rules))
+    rules = ss.SparsifyConfig(target=0.1, layer_types=("Linear",))
+    ss.convert_(model, ss.one_shot_plan(model, rules))
     inputs = torch.randn(2, 5, 32), torch.randn(2, 7, 32)
     folded = ss.fold(model, inputs)
     report = ss.fold_report(folded)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strucspars.core.checks import FloatArray
-from strucspars.core.connectivity import connection_cost
 from strucspars.core.hierarchy import group_penalty, penalty_matrix
+from strucspars.core.permutation import connection_cost
 from strucspars.core.search import Alternation, alternate
 from strucspars.core.transport import AssignToGroups, assign_by_group_cycles, assign_by_positions
 

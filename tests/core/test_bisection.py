@@ -3,7 +3,7 @@ from itertools import combinations
 import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
-from strucspars.core.criterion import kept_norm_by_level
+from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.search import (
     FROZEN,
     PRESENT_ORDER,

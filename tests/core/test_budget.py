@@ -11,21 +11,22 @@ from strucspars.core.budget import (
     search_threshold,
     without_surplus,
 )
-from strucspars.core.criterion import kept_norm_by_level, largest_group_level, level_keeping
 from strucspars.core.hierarchy import max_group_level, num_groups
+from strucspars.core.importance import kept_norm_by_level, largest_group_level, level_keeping
 
 fractions = st.floats(0, 1).map(lambda value: round(value, 3))
 
 
 @st.composite
 def networks(draw: st.DrawFn) -> list[LayerBudget]:
-    layers = [LayerBudget("rest", draw(st.integers(1, 500)), macs=draw(st.integers(0, 500)))]
+    layers = [LayerBudget("rest", draw(st.integers(1, 500)))]
     for index in range(draw(st.integers(1, 6))):
         kept = (1.0, *sorted(draw(st.lists(fractions, max_size=4)), reverse=True))
-        level = draw(st.none() | st.integers(1, len(kept)))
         option = draw(st.sampled_from(["fixed_level", "largest_level"]))
-        params, macs = draw(st.integers(0, 5000)), draw(st.integers(0, 5000))
-        layers.append(LayerBudget(f"conv{index}", params, macs=macs, kept_norm=kept, **{option: level}))
+        levels = {option: draw(st.none() | st.integers(1, len(kept)))}
+        costs = sorted(draw(st.lists(st.integers(0, 5000), min_size=len(kept), max_size=len(kept))), reverse=True)
+        by_level = draw(st.sampled_from([None, costs]))
+        layers.append(LayerBudget(f"conv{index}", costs[0], kept_norm=kept, cost_by_level=by_level, **levels))
     return layers
 
 
@@ -116,7 +117,7 @@ def test_the_layer_that_keeps_least_is_lowered_first() -> None:
 def test_the_whole_network_is_the_denominator() -> None:
     layers = [LayerBudget("conv", 600, kept_norm=(1.0, 0.95)), LayerBudget("bn", 200), LayerBudget("fc", 200)]
     assert search_threshold(layers, 0.3).removed_fraction == pytest.approx(0.3)
-    with pytest.raises(ValueError, match=r"0\.3000 of all params would be removed"):
+    with pytest.raises(ValueError, match=r"0\.3000 of the whole cost would be removed"):
         search_threshold(layers, 0.31)
 
 
@@ -133,21 +134,22 @@ def test_the_whole_network_is_the_denominator() -> None:
 def test_levels_are_a_remedy_only_where_they_keep_a_layer_from_its_last_one(
     levels: dict[str, int], remedy: str
 ) -> None:
-    layers = [LayerBudget("conv", 600, kept_norm=(1.0, 0.95, 0.9), **levels), LayerBudget("fc", 400)]
+    layer = LayerBudget("conv", 600, kept_norm=(1.0, 0.95, 0.9), **levels)  # type: ignore[arg-type]  # one option
+    layers = [layer, LayerBudget("fc", 400)]
     with pytest.raises(ValueError, match=f"would be removed; {remedy}$"):
         search_threshold(layers, 0.9)
 
 
-def test_macs_are_counted_by_their_own_numbers() -> None:
+def test_costs_by_level_decide_what_a_level_saves() -> None:
     layers = [
-        LayerBudget("early", params=100, macs=9000, kept_norm=(1.0, 0.5)),
-        LayerBudget("late", params=900, macs=1000, kept_norm=(1.0, 0.9)),
+        LayerBudget("slow", 9000, kept_norm=(1.0, 0.9), cost_by_level=(9000, 8999)),
+        LayerBudget("fast", 1000, kept_norm=(1.0, 0.5), cost_by_level=(1000, 100)),
     ]
-    by_params = search_threshold(layers, 0.45, "params")
-    by_macs = search_threshold(layers, 0.45, "macs")
-    assert by_params.group_levels == {"early": 1, "late": 2}
-    assert by_macs.group_levels == {"early": 2, "late": 2}
-    assert by_macs.removed_fraction == 0.5
+    assert search_threshold(layers, 0.05).group_levels == {"slow": 2, "fast": 2}
+    assert largest_removed_fraction(layers) == 0.0901
+    for costs in ((10, 11), (9, 3), (10,), (10, float("nan")), 10):
+        with pytest.raises(ValueError, match=r"layer 'a': cost_by_level must have 2 costs from 10\.0 on"):
+            LayerBudget("a", 10, kept_norm=(1.0, 0.5), cost_by_level=costs)  # type: ignore[arg-type]  # bad input
 
 
 def test_target_zero_groups_only_what_loses_nothing() -> None:
@@ -164,17 +166,11 @@ def test_a_bad_target_is_named(target: float) -> None:
 def test_bad_layers_are_named() -> None:
     with pytest.raises(ValueError, match="layer names must differ, got 'a' more than once"):
         search_threshold([LayerBudget("a", 1), LayerBudget("b", 1), LayerBudget("a", 1)], 0.0)
-    with pytest.raises(ValueError, match="layers have no macs at all"):
-        search_threshold([LayerBudget("a", 1)], 0.0, "macs")
-    with pytest.raises(ValueError, match="layers have no params at all"):
+    with pytest.raises(ValueError, match="the layers cost nothing"):
         search_threshold([], 0.0)
-    with pytest.raises(ValueError, match="budget must be 'params' or 'macs', got 'flops'"):
-        search_threshold([LayerBudget("a", 1)], 0.0, "flops")  # type: ignore[arg-type]  # the bad value is the point
-    for params in (-1, 1.5, float("nan"), "3"):
-        with pytest.raises(ValueError, match="layer 'a': params must be a whole number from 0 on"):
-            LayerBudget("a", params)  # type: ignore[arg-type]  # assorted bad input
-    with pytest.raises(ValueError, match="layer 'a': macs must be a whole number from 0 on, got -1"):
-        LayerBudget("a", 1, macs=-1)
+    for cost in (-1, float("nan"), float("inf"), "3"):
+        with pytest.raises(ValueError, match="layer 'a': cost must be finite and not negative"):
+            LayerBudget("a", cost)  # type: ignore[arg-type]  # assorted bad input
     with pytest.raises(ValueError, match="layer 'a': give fixed_level or largest_level, not both"):
         LayerBudget("a", 1, kept_norm=(1.0, 0.9), fixed_level=2, largest_level=1)
     with pytest.raises(ValueError, match=r"layer 'a': fixed_level must lie in 1\.\.2 \(at most 2 groups\), got 3"):
@@ -198,28 +194,6 @@ def test_bad_kept_norms_are_named(kept: tuple[float, ...]) -> None:
         LayerBudget("a", 1, kept_norm=kept)
 
 
-def test_what_can_be_removed_at_most_is_counted_in_the_budget_asked_for() -> None:
-    layers = [LayerBudget("early", params=100, macs=9000, kept_norm=(1.0, 0.5)), LayerBudget("late", 900, macs=1000)]
-    assert largest_removed_fraction(layers) == 0.05
-    assert largest_removed_fraction(layers, "macs") == 0.45
-    assert search_threshold(layers, 0.4, "macs").removed_fraction == 0.45
-    with pytest.raises(ValueError, match=r"0\.4500 of all macs would be removed"):
-        search_threshold(layers, 0.46, "macs")
-
-
-def test_surplus_is_taken_back_in_the_budget_asked_for() -> None:
-    # By MACs only "late" can be spared, by parameters only "early".
-    layers = [
-        LayerBudget("early", params=100, macs=9000, kept_norm=(1.0, 0.5)),
-        LayerBudget("late", params=900, macs=1000, kept_norm=(1.0, 0.9)),
-    ]
-    both = ThresholdSearch(0.5, {"early": 2, "late": 2}, 0.5)
-    by_macs = without_surplus(layers, both, 0.45, "macs")
-    assert (by_macs.group_levels, by_macs.removed_fraction) == ({"early": 2, "late": 1}, 0.45)
-    by_params = without_surplus(layers, both, 0.45)
-    assert (by_params.group_levels, by_params.removed_fraction) == ({"early": 1, "late": 2}, 0.45)
-
-
 def test_the_layer_to_lower_is_the_one_that_keeps_least_at_its_present_level() -> None:
     # At its third level "a" would keep less than "b", but it is at its second.
     layers = [LayerBudget("a", 100, kept_norm=(1.0, 0.8, 0.1)), LayerBudget("b", 100, kept_norm=(1.0, 0.6, 0.5))]
@@ -229,10 +203,10 @@ def test_the_layer_to_lower_is_the_one_that_keeps_least_at_its_present_level() -
 
 def test_the_callers_kept_norms_are_copied_and_numpy_numbers_become_plain_ones() -> None:
     kept = [1.0, np.float32(0.5)]
-    layer = LayerBudget("conv", np.int32(2**31 - 1), macs=np.int64(8), kept_norm=kept)  # type: ignore[arg-type]  # numpy's
+    layer = LayerBudget("conv", np.int32(2**31 - 1), kept_norm=kept)  # type: ignore[arg-type]  # numpy's
     kept[1] = 0.9
     assert layer.kept_norm == (1.0, 0.5)
-    assert [type(number) for number in (layer.params, layer.macs, *layer.kept_norm)] == [int, int, float, float]
+    assert [type(number) for number in (layer.cost, *layer.kept_norm)] == [float] * 3
     # Numbers of 32 bits would not hold the sum of two such layers.
     other = LayerBudget("other", np.int32(2**31 - 1), kept_norm=(1.0, 0.5))  # type: ignore[arg-type]  # numpy's
     assert removed_fraction([layer, other], {"conv": 2}) == 0.25

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strucspars.core.controller import LambdaSchedule, LambdaState, default_lambda_step, next_lambda
 
-SCHEDULE = LambdaSchedule(target=0.5, epochs=10, lambda_step=1.0, warmup_epochs=0)
+SCHEDULE = LambdaSchedule(target=0.5, epochs=10, lambda_step=1.0, warmup=0)
 fractions = st.floats(0, 1)
 
 
@@ -39,11 +39,11 @@ def test_above_the_target_a_fall_back_raises_lambda_only_by_the_letter_of_the_pa
 
 
 def test_warm_up_freezes_lambda_at_zero_and_then_starts_from_there() -> None:
-    assert lambdas(replace(SCHEDULE, warmup_epochs=3), [0.0] * 5) == [0.0, 0.0, 0.0, 1.0, 2.0]
+    assert lambdas(replace(SCHEDULE, warmup=3 / SCHEDULE.epochs), [0.0] * 5) == [0.0, 0.0, 0.0, 1.0, 2.0]
 
 
 def test_warm_up_epochs_count_as_epochs() -> None:
-    schedule = LambdaSchedule(target=0.5, epochs=4, lambda_step=1.0, warmup_epochs=2)
+    schedule = LambdaSchedule(target=0.5, epochs=4, lambda_step=1.0, warmup=2 / 4)
     # Third of four epochs: two are left for 0.5, so 0.25 is due.
     assert lambdas(schedule, [0.0, 0.0, 0.25]) == [0.0, 0.0, 0.0]
     assert lambdas(schedule, [0.0, 0.0, 0.24]) == [0.0, 0.0, 1.0]
@@ -92,8 +92,8 @@ def test_the_default_step_shrinks_weights_as_much_as_the_papers_schedule(epochs:
         ("lambda_step", 0.0),
         ("lambda_step", math.inf),
         ("lambda_step", "2e-6"),
-        ("warmup_epochs", -1),
-        ("warmup_epochs", 10),
+        ("warmup", -0.1),
+        ("warmup", 1),
     ],
 )
 def test_a_bad_schedule_is_named(field: str, value: float) -> None:

@@ -11,10 +11,10 @@ from numpy.testing import assert_array_equal
 
 from strucspars.core import search as fast_search
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.core.connectivity import Connectivity, connection_cost
-from strucspars.core.criterion import kept_norm_by_level, largest_group_level
 from strucspars.core.hierarchy import connection_mask, group_penalty, max_group_level, num_groups, penalty_matrix
+from strucspars.core.importance import kept_norm_by_level, largest_group_level
 from strucspars.core.learning import Method, learn_permutations, refine_at_level
+from strucspars.core.permutation import Connectivity, connection_cost
 from strucspars.core.search import BisectionEffort, BlockOrders, bisect_blocks
 
 METHODS: list[Method] = ["fast", "paper", "paper-pot"]

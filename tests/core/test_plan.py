@@ -127,7 +127,7 @@ def test_numpy_numbers_become_plain_ones() -> None:
         (tampered(layers=...), r"missing \['layers'\]"),
         (tampered(colour="red"), r"unknown \['colour'\]"),
         (tampered(layers=[1, 2]), "'layers' must be an object, got list"),
-        (tampered(budget="flops"), "budget must be 'params' or 'macs', got 'flops'"),
+        (tampered(budget=""), "budget must be the name of one, got ''"),
         (tampered(target=1.5), r"target must lie in \[0, 1\], got 1.5"),
         (tampered(target=1.0, removed_mac_fraction=1.0), r"target is a removed fraction and must lie in \[0, 1\)"),
         (tampered(target="0.5"), "target must lie in"),

@@ -120,10 +120,10 @@ def test_a_network_is_as_compiled_as_before_where_counting_fails() -> None:
 def test_a_plan_by_macs_is_the_same_once_a_block_is_compiled() -> None:
     torch.manual_seed(0)
     model = network()
-    expected = ss.one_shot_plan(model, 0.3, budget="macs", example_inputs=IMAGE)
+    expected = ss.one_shot_plan(model, ss.SparsifyConfig(target=0.3, budget="macs"), example_inputs=IMAGE)
     model[1].compile(backend="eager")
     run_once(model)
-    plan = ss.one_shot_plan(model, 0.3, budget="macs", example_inputs=IMAGE)
+    plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=0.3, budget="macs"), example_inputs=IMAGE)
     assert plan.layers == expected.layers
     assert plan.removed_mac_fraction == expected.removed_mac_fraction
 

@@ -37,7 +37,7 @@ class PartlyByKeyword(ByKeyword):
 
 
 def sparsifier(model: nn.Module) -> object:
-    config = ss.SparsifyConfig(target=0.3, epochs=2, lambda_warmup_epochs=0, budget="macs")
+    config = ss.SparsifyConfig(target=0.3, epochs=2, lambda_warmup=0, budget="macs")
     return ss.Sparsifier(model, config, example_inputs=IMAGES)
 
 

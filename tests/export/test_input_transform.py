@@ -25,8 +25,8 @@ def googlenet(*, transform_input: bool) -> Any:
 
 def compressed(*, transform_input: bool) -> Any:
     model = googlenet(transform_input=transform_input)
-    rules = ss.LayerRules(include=("inception3a.*",))
-    return ss.convert_(model, ss.one_shot_plan(model, target=0.01, rules=rules))
+    rules = ss.SparsifyConfig(target=0.01, include=("inception3a.*",))
+    return ss.convert_(model, ss.one_shot_plan(model, rules))
 
 
 def scores(model: nn.Module) -> torch.Tensor:

@@ -22,11 +22,11 @@ name: golden
 seed: 3
 data: {{name: digits, batch_size: 128}}
 model: {{name: "{NETWORK}"}}
-sparsify: {{target: 0.4, lambda_step: 0.004, lambda_warmup_epochs: 0, min_kept_norm: 0.55}}
+sparsify: {{target: 0.4, lambda_step: 0.004, lambda_warmup: 0, min_kept_norm: 0.55}}
 slimming: {{target: 0.3, strength: 0.01}}
 stage1: {{epochs: 4, lr: 0.02}}
 finetune: {{form: masked}}
-stage2: {{epochs: 2, lr: 0.02, weight_decay: 0.0001, schedule: constant, lr_warmup_epochs: 0}}
+stage2: {{epochs: 2, lr: 0.02, weight_decay: 0.0001, schedule: constant, lr_warmup: 0}}
 engine: {{device: cpu}}
 """
 RUNS = {

@@ -19,7 +19,7 @@ def test_networks_keep_the_recorded_tensors(golden: Record) -> None:
 
 
 def test_a_sparsifier_keeps_the_recorded_state(golden: Record) -> None:
-    sparsifier = ss.Sparsifier(residual(), ss.SparsifyConfig(target=0.4, epochs=3, lambda_warmup_epochs=0))
+    sparsifier = ss.Sparsifier(residual(), ss.SparsifyConfig(target=0.4, epochs=3, lambda_warmup=0))
     sparsifier.end_epoch()
     golden.check("state-of-a-sparsifier", kinds(sparsifier.state_dict()))
 

@@ -9,7 +9,7 @@ from strucspars.core.hierarchy import penalty_matrix
 from strucspars.core.importance import Norm
 from strucspars.sparsify.sparsifier import EpochReport
 
-CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup_epochs=1)
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup=1 / 8)
 
 
 def network(seed: int = 0) -> nn.Sequential:

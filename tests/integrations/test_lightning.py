@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 EPOCHS, BATCHES = 5, 4
-CONFIG = ss.SparsifyConfig(target=0.4, epochs=EPOCHS, lambda_step=1e-2, lambda_warmup_epochs=1)
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=EPOCHS, lambda_step=1e-2, lambda_warmup=1 / EPOCHS)
 
 
 def network(seed: int = 0) -> nn.Sequential:

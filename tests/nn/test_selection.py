@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch_warnings import SCRIPTING_WARNS
 from torchvision.models.swin_transformer import ShiftedWindowAttention
 
+import strucspars as ss
 from strucspars import mask_, one_shot_plan
 from strucspars.nn.groupable import LayerRules, Selection, select_layers
 from strucspars.nn.layers import ShuffledGroupConv2d
@@ -79,7 +80,7 @@ def test_a_layer_is_depthwise_where_every_output_sees_one_input(layer: nn.Module
 
 
 def test_other_types_are_selected_by_naming_them() -> None:
-    selection = select_layers(Zoo(), LayerRules(layer_types=(nn.Conv1d, nn.Conv3d, nn.Linear)))
+    selection = select_layers(Zoo(), LayerRules(layer_types=("Conv1d", "Conv3d", "Linear")))
     assert names(selection) == ["signal", "volume", "head"]
 
 
@@ -173,13 +174,13 @@ def test_a_parametrised_tensor_is_named() -> None:
 
 def test_where_types_are_all_that_is_missing_the_option_is_named() -> None:
     model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(8, 7), nn.ConvTranspose1d(8, 8, 3))
-    remedy = r"; group these types too: rules=ss\.LayerRules\(layer_types=\(nn\.Conv1d,\)\), in a recipe "
+    remedy = r"; group these types too: SparsifyConfig\(layer_types=\(\"Conv1d\",\)\), in a recipe "
     with pytest.raises(ValueError, match=f"Conv1d is not among the types to group; .*{remedy}"):
         select_layers(model).check_not_empty()
-    assert names(select_layers(model, LayerRules(layer_types=(nn.Conv1d,)))) == ["0"]
+    assert names(select_layers(model, LayerRules(layer_types=("Conv1d",)))) == ["0"]
     model[2] = nn.Linear(8, 6)
     with pytest.raises(
-        ValueError, match=r"\(nn\.Conv1d, nn\.Linear\)\), in a recipe sparsify\.layer_types=\[Conv1d,Lin"
+        ValueError, match=r"\(\"Conv1d\", \"Linear\"\)\), in a recipe sparsify\.layer_types=\[Conv1d,Lin"
     ):
         select_layers(model).check_not_empty()
     # No type helps a layer that is too narrow, or that the rules leave out.
@@ -202,8 +203,8 @@ def test_what_chooses_layers_is_asked_about_the_types_to_group_only() -> None:
 
 def test_the_missing_type_of_a_masked_layer_is_the_dense_one() -> None:
     model = nn.Sequential(nn.Conv1d(8, 8, 1))
-    rules = LayerRules(layer_types=(nn.Conv1d,))
-    mask_(model, one_shot_plan(model, 0.2, rules=rules))
+    rules = LayerRules(layer_types=("Conv1d",))
+    mask_(model, one_shot_plan(model, ss.SparsifyConfig(target=0.2, layer_types=("Conv1d",))))
     assert [skipped.missing_type for skipped in select_layers(model).skipped] == [nn.Conv1d]
     assert names(select_layers(model, rules)) == ["0"]
 
@@ -226,7 +227,7 @@ def test_a_rule_that_fits_no_layer_is_named(rules: LayerRules, complaint: str) -
 def test_a_weight_tied_to_another_kind_of_module_is_left_alone() -> None:
     embedding, head = nn.Embedding(8, 4), nn.Linear(4, 8)
     head.weight = embedding.weight
-    selection = select_layers(nn.Sequential(embedding, head), LayerRules(layer_types=(nn.Linear,)))
+    selection = select_layers(nn.Sequential(embedding, head), LayerRules(layer_types=("Linear",)))
     assert reason(selection, "1") == "its weight is shared with '0'"
 
 
@@ -249,10 +250,10 @@ def test_bad_rules_are_named() -> None:
         with pytest.raises(ValueError, match=rf"{option}\['conv'\] must be a whole number from 1 on, got 0"):
             replace(LayerRules(), **{option: {"conv": 0}})  # type: ignore[arg-type]  # the option varies
     for option in ("include", "exclude"):
-        with pytest.raises(ValueError, match=f"{option} must be a sequence of patterns, got the single text 'conv'"):
+        with pytest.raises(ValueError, match=f"{option} must be a sequence of texts, got 'conv'"):
             replace(LayerRules(), **{option: "conv"})  # type: ignore[arg-type]  # the bad value is the point
     with pytest.raises(ValueError, match="layer_types may hold Conv1d, Conv2d, Conv3d, Linear; got"):
-        LayerRules(layer_types=(nn.ConvTranspose2d,))
+        LayerRules(layer_types=("ConvTranspose2d",))
     for width in (0, 1.5, True, "16"):
         with pytest.raises(ValueError, match="min_channels_per_group must be a whole number from 1 on"):
             LayerRules(min_channels_per_group=width)  # type: ignore[arg-type]  # the bad value is the point
@@ -316,7 +317,7 @@ class OtherTensor(torch.Tensor):
 def test_a_weight_that_is_no_plain_tensor_is_left_alone() -> None:
     layer = nn.Linear(4, 8)
     layer.weight = nn.Parameter(torch.randn(8, 4).as_subclass(OtherTensor))
-    selection = select_layers(nn.Sequential(layer), LayerRules(layer_types=(nn.Linear,)))
+    selection = select_layers(nn.Sequential(layer), LayerRules(layer_types=("Linear",)))
     assert reason(selection, "0") == "its weight is a OtherTensor, not a plain tensor"
 
 
@@ -333,7 +334,7 @@ def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
         }
     )
     model["attention"].out_proj = nn.Linear(8, 8)
-    selection = select_layers(model, LayerRules(layer_types=(nn.Linear,)))
+    selection = select_layers(model, LayerRules(layer_types=("Linear",)))
     assert names(selection) == ["decoder.linear1", "decoder.linear2"]
     for layer in ("linear1", "linear2"):
         told = "TransformerEncoderLayer reads its weight itself, and would go on as before"
@@ -344,7 +345,7 @@ def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
 
 
 def test_attentions_of_torchvision_and_timm_that_read_their_weights_keep_them() -> None:
-    rules = LayerRules(layer_types=(nn.Linear,))
+    rules = LayerRules(layer_types=("Linear",))
     swin = ShiftedWindowAttention(8, [4, 4], [0, 0], 2)
     assert names(select_layers(swin, rules)) == []
     # Where it has no bias it calls its layer, but nobody knows that from outside.

@@ -202,7 +202,7 @@ def test_a_wider_weight_made_from_one_of_single_inputs_is_laid_out_plainly() -> 
 def test_a_grouped_volume_convolution_keeps_channels_last() -> None:
     layout = torch.channels_last_3d
     model = nn.Sequential(nn.Conv3d(8, 8, 3)).to(memory_format=layout)
-    ss.convert_(model, ss.one_shot_plan(model, target=0.4, rules=ss.LayerRules(layer_types=(nn.Conv3d,))))
+    ss.convert_(model, ss.one_shot_plan(model, ss.SparsifyConfig(target=0.4, layer_types=("Conv3d",))))
     weight = model.get_parameter("0.weight")
     assert weight.is_contiguous(memory_format=layout)
     assert not weight.is_contiguous()

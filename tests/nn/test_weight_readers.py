@@ -228,14 +228,14 @@ def test_layers_that_a_forward_of_the_objects_own_reads_are_found() -> None:
 
 
 def test_layers_that_are_read_are_skipped_with_the_reason() -> None:
-    selection = ss.select_layers(Reads(), ss.LayerRules(layer_types=(nn.Linear,)))
+    selection = ss.select_layers(Reads(), ss.SparsifyConfig(layer_types=("Linear",)))
     assert [layer.name for layer in selection.layers] == ["block.inner", "listed.0", "listed.1"]
     assert [layer.reason for layer in selection.skipped] == ["Reads reads its weight itself, and would go on as before"]
 
 
 def test_a_layer_whose_bias_is_read_keeps_its_order() -> None:
     torch.manual_seed(0)
-    model, rules = ReadsTheBias(), ss.LayerRules(include=("layer",), layer_types=(nn.Linear,))
+    model, rules = ReadsTheBias(), ss.SparsifyConfig(include=("layer",), layer_types=("Linear",))
     selection = ss.select_layers(model, rules)
     told = "ReadsTheBias reads its bias itself, and would go on as before"
     assert [layer.reason for layer in selection.skipped if layer.name == "layer"] == [told]

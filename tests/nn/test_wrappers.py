@@ -112,9 +112,9 @@ def test_a_plan_that_names_the_wrappers_fits_too(build: Callable[[Wrap], nn.Modu
 @wrapped
 @in_each
 def test_sparse_training_knows_the_layers_by_their_own_names(build: Callable[[Wrap], nn.Module], wrap: Wrap) -> None:
-    config, rules = ss.SparsifyConfig(target=0.2, epochs=20), ss.LayerRules(exclude=("2",))
-    sparsifier = ss.Sparsifier(build(wrap), config, rules=rules, example_inputs=IMAGES)
-    bare = ss.Sparsifier(network(), config, rules=rules, example_inputs=IMAGES)
+    config = ss.SparsifyConfig(target=0.2, epochs=20, exclude=("2",))
+    sparsifier = ss.Sparsifier(build(wrap), config, example_inputs=IMAGES)
+    bare = ss.Sparsifier(network(), config, example_inputs=IMAGES)
     assert list(sparsifier.state_dict()["layers"]) == ["0.0", "0.2.0"]
     bare.load_state_dict(sparsifier.state_dict())
     assert sparsifier.plan() == bare.plan()
@@ -135,7 +135,7 @@ def test_counts_and_tables_are_those_of_the_bare_network(build: Callable[[Wrap],
 def test_a_wrapped_layer_whose_weight_its_parent_reads_is_left_alone() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model.linear1 = nn.DataParallel(model.linear1)  # type: ignore[assignment]  # what users of it do
-    selection = ss.select_layers(model, ss.LayerRules(layer_types=(nn.Linear,)))
+    selection = ss.select_layers(model, ss.SparsifyConfig(layer_types=("Linear",)))
     reasons = {layer.name: layer.reason for layer in selection.skipped}
     assert "TransformerEncoderLayer reads its weight itself" in reasons["linear1"]
 

@@ -135,7 +135,7 @@ def test_every_entry_of_the_navigation_leads_somewhere(run: RunData) -> None:
 
 def test_headlines_tables_recipe_environment_and_command_are_there(run: RunData) -> None:
     text = Elements(run_page(contents(run))).text
-    for part in ("half of 24", "1,234", "lambda_warmup_epochs: 0", "made up", "finetune_form", "strucspars run "):
+    for part in ("half of 24", "1,234", "lambda_warmup: 0.0", "made up", "finetune_form", "strucspars run "):
         assert part in text
 
 

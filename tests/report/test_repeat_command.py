@@ -14,7 +14,7 @@ from strucspars.train.recipe_reading import read_recipe, recipe_names, recipe_ya
     [
         (),
         ("seed=2", "stage1.epochs=3"),
-        ("stage1.epochs=4", "stage2.epochs=3", "protocol=paper-text"),
+        ("stage1.epochs=4", "stage2.epochs=3", "sparsify.lambda_warmup=0.0"),
         ("sparsify.exclude=['conv*', fc]", "sparsify.lambda_step=2e-6"),
         ("model.weights='a b; $(rm) # é'", 'data.root="it is \\"so\\": *x"'),
         ("engine.precision='16'", "data.root='123'", "finetune.teacher='null'"),

@@ -86,7 +86,7 @@ def test_matrices_of_a_run_in_its_first_stage_come_from_its_checkpoint(unfinishe
 
 
 def test_matrices_of_a_checkpoint_have_the_norm_of_the_recipe(unfinished: Path) -> None:
-    recipe = replace(small_recipe(), sparsify=replace(small_recipe().sparsify, norm="l2"))
+    recipe = replace(small_recipe(), sparsify=replace(small_recipe().sparsify, importance="l2"))
     (unfinished / "recipe.yaml").write_text(recipe_yaml(recipe))
     weights = {f"{name}.weight": torch.full(shape, -2.0) for name, shape in SHAPES.items()}
     RunFolder(unfinished).save_checkpoint({"stage": "sparsify", "model": weights})

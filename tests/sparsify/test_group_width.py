@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import strucspars as ss
-from strucspars.sparsify.planning import with_one_width
 
-CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup_epochs=1, min_channels_per_group=8)
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup=1 / 8, min_channels_per_group=8)
 # Odd multiples too: 24 channels can be halved three times, but into two groups of at least 8 only.
 WIDTHS = (3, 8, 16, 24, 32)
 
@@ -45,20 +44,20 @@ def test_a_plan_meets_its_target_with_wide_groups_or_the_width_is_named(
 ) -> None:
     model = chain(*widths)
     if target <= reachable_fraction(model, width):
-        plan = ss.one_shot_plan(model, target, min_channels_per_group=width)
+        plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=target, min_channels_per_group=width))
         assert plan.removed_param_fraction >= target
         assert all(found >= width for found in group_widths(plan))
         return
     named = f"min_channels_per_group={width}" if width > 1 else "cannot be reached"
     words = f"{named}|no layer of the model can be grouped: .* an odd width has one group only"
     with pytest.raises(ValueError, match=words):
-        ss.one_shot_plan(model, target, min_channels_per_group=width)
+        ss.one_shot_plan(model, ss.SparsifyConfig(target=target, min_channels_per_group=width))
 
 
 @pytest.mark.parametrize(
     "refuse",
     [
-        lambda: ss.one_shot_plan(chain(32, 32, 16), 0.7, min_channels_per_group=16),
+        lambda: ss.one_shot_plan(chain(32, 32, 16), ss.SparsifyConfig(target=0.7, min_channels_per_group=16)),
         lambda: ss.Sparsifier(chain(32, 32, 16), replace(CONFIG, target=0.7, min_channels_per_group=16)),
     ],
 )
@@ -66,39 +65,37 @@ def test_a_target_out_of_reach_names_the_width_what_it_allows_and_the_remedy(ref
     # 1024 + 512 weights, of which 512 can go.
     complaint = (
         r"target 0\.7 cannot be reached: the most that can be removed with min_channels_per_group=16 is 0\.3333 of all "
-        "params; lower min_channels_per_group or the target"
+        "params; lower the target or lower min_channels_per_group"
     )
     with pytest.raises(ValueError, match=complaint):
         refuse()
     # Either remedy works.
-    assert ss.one_shot_plan(chain(32, 32, 16), 0.3333, min_channels_per_group=16).removed_param_fraction >= 0.3333
-    assert ss.one_shot_plan(chain(32, 32, 16), 0.7, min_channels_per_group=4).removed_param_fraction >= 0.7
+    assert (
+        ss.one_shot_plan(
+            chain(32, 32, 16), ss.SparsifyConfig(target=0.3333, min_channels_per_group=16)
+        ).removed_param_fraction
+        >= 0.3333
+    )
+    assert (
+        ss.one_shot_plan(
+            chain(32, 32, 16), ss.SparsifyConfig(target=0.7, min_channels_per_group=4)
+        ).removed_param_fraction
+        >= 0.7
+    )
 
 
 def test_a_target_of_macs_is_limited_by_the_width_too() -> None:
     images = torch.zeros(1, 32, 4, 4)
-    options = {"budget": "macs", "example_inputs": images, "min_channels_per_group": 16}
-    plan = ss.one_shot_plan(chain(32, 32, 16), 0.3, **options)  # type: ignore[arg-type]  # options of several types
+    config = ss.SparsifyConfig(target=0.3, budget="macs", min_channels_per_group=16)
+    plan = ss.one_shot_plan(chain(32, 32, 16), config, example_inputs=images)
     assert group_widths(plan) == [16]
     with pytest.raises(ValueError, match=r"min_channels_per_group=16 is 0\.3333 of all macs"):
-        ss.one_shot_plan(chain(32, 32, 16), 0.4, **options)  # type: ignore[arg-type]  # options of several types
+        ss.one_shot_plan(chain(32, 32, 16), replace(config, target=0.4), example_inputs=images)
 
 
 def test_a_network_of_narrow_layers_is_refused_with_the_width() -> None:
     with pytest.raises(ValueError, match="no layer of the model can be grouped: 8 x 8 channels: min_channels_per_gr"):
         ss.Sparsifier(chain(8, 8), CONFIG)
-
-
-@pytest.mark.parametrize(("by_option", "by_rule"), [(16, 1), (1, 16), (16, 8), (8, 16)])
-def test_the_larger_of_two_widths_holds(by_option: int, by_rule: int) -> None:
-    config, rules = replace(CONFIG, min_channels_per_group=by_option), ss.LayerRules(min_channels_per_group=by_rule)
-    assert [each.min_channels_per_group for each in with_one_width(config, rules)] == [16, 16]
-    sparsifier = ss.Sparsifier(chain(32, 64), config, rules=rules)
-    assert [layer.largest_level for layer in sparsifier.selection.layers] == [2]
-    plan = ss.one_shot_plan(chain(32, 64), 0.5, min_channels_per_group=by_option, rules=rules)
-    assert group_widths(plan) == [16]
-    with pytest.raises(ValueError, match=r"with min_channels_per_group=16 is 0\.5000"):
-        ss.one_shot_plan(chain(32, 64), 0.6, min_channels_per_group=by_option, rules=rules)
 
 
 def test_the_penalty_does_not_push_towards_groups_that_are_too_narrow() -> None:
@@ -129,14 +126,12 @@ def test_the_penalty_does_not_push_towards_groups_that_are_too_narrow() -> None:
 
 
 def test_the_width_survives_a_state_and_another_one_is_refused() -> None:
-    rules = ss.LayerRules(min_channels_per_group=8)
     sparsifier = ss.Sparsifier(chain(16, 32), CONFIG)
     sparsifier.end_epoch()
-    for config, same_width in ((CONFIG, None), (replace(CONFIG, min_channels_per_group=1), rules)):
-        resumed = ss.Sparsifier(chain(16, 32), config, rules=same_width)
-        resumed.load_state_dict(sparsifier.state_dict())
-        assert resumed.plan() == sparsifier.plan()
-        assert resumed.state_dict()["config"]["min_channels_per_group"] == 8
+    resumed = ss.Sparsifier(chain(16, 32), CONFIG)
+    resumed.load_state_dict(sparsifier.state_dict())
+    assert resumed.plan() == sparsifier.plan()
+    assert resumed.state_dict()["config"]["min_channels_per_group"] == 8
     other = ss.Sparsifier(chain(16, 32), replace(CONFIG, min_channels_per_group=4))
     with pytest.raises(ValueError, match="saved with other options: min_channels_per_group; use the same config"):
         other.load_state_dict(sparsifier.state_dict())
@@ -145,14 +140,14 @@ def test_the_width_survives_a_state_and_another_one_is_refused() -> None:
 @pytest.mark.parametrize("width", [0, -1, 2.0, True])
 def test_a_bad_width_is_named_by_one_shot(width: int) -> None:
     with pytest.raises(ValueError, match="min_channels_per_group must be a whole number from 1 on"):
-        ss.one_shot_plan(chain(16, 16), 0.3, min_channels_per_group=width)
+        ss.one_shot_plan(chain(16, 16), ss.SparsifyConfig(target=0.3, min_channels_per_group=width))
 
 
 def test_the_width_limits_macs_by_their_own_numbers() -> None:
     # Of 16 * 1024 + 512 MACs 8192 can go, of 1024 + 512 weights 512.
     model = nn.Sequential(nn.Conv2d(32, 32, 1, bias=False), nn.AvgPool2d(4), nn.Conv2d(32, 16, 1, bias=False))
-    options = {"budget": "macs", "example_inputs": torch.zeros(1, 32, 4, 4), "min_channels_per_group": 16}
-    plan = ss.one_shot_plan(model, 0.4, **options)  # type: ignore[arg-type]  # options of several types
+    config, images = ss.SparsifyConfig(target=0.4, budget="macs", min_channels_per_group=16), torch.zeros(1, 32, 4, 4)
+    plan = ss.one_shot_plan(model, config, example_inputs=images)
     assert plan.removed_mac_fraction == pytest.approx(8192 / 16896)
     with pytest.raises(ValueError, match=r"min_channels_per_group=16 is 0\.4848 of all macs"):
-        ss.one_shot_plan(model, 0.5, **options)  # type: ignore[arg-type]  # options of several types
+        ss.one_shot_plan(model, replace(config, target=0.5), example_inputs=images)

@@ -10,7 +10,7 @@ from torch import nn
 
 import strucspars as ss
 
-CONFIG = ss.SparsifyConfig(target=0.6, epochs=8, lambda_warmup_epochs=1)
+CONFIG = ss.SparsifyConfig(target=0.6, epochs=8, lambda_warmup=1 / 8)
 
 
 def classifier() -> nn.Sequential:
@@ -31,36 +31,35 @@ def classifier() -> nn.Sequential:
 )
 def test_a_target_out_of_reach_names_what_is_left_out_and_the_types_that_help(refuse: Callable[[], object]) -> None:
     complaint = (
-        r"target 0\.6 cannot be reached: .* 0\.0875 of all params would be removed; lower the target; of all params, "
-        r"90 % \(Linear is not among the types to group\) are left out; more can be removed with "
-        r"rules=ss\.LayerRules\(layer_types=\(nn\.Conv2d, nn\.Linear\)\), in a recipe "
+        r"target 0\.6 cannot be reached: .* 0\.0875 of all params; lower the target; "
+        r"of all params, 90 % \(Linear is not among the types to group\) are left out; "
+        r"more can be removed with "
+        r'SparsifyConfig\(layer_types=\("Conv2d", "Linear"\)\), in a recipe '
         r"sparsify\.layer_types=\[Conv2d,Linear\], with compress --layer-type Conv2d --layer-type Linear$"
     )
     with pytest.raises(ValueError, match=complaint):
         refuse()
-    rules = ss.LayerRules(layer_types=(nn.Conv2d, nn.Linear))
-    assert ss.one_shot_plan(classifier(), 0.6, rules=rules).removed_param_fraction >= 0.6
+    rules = ss.SparsifyConfig(target=0.6, layer_types=("Conv2d", "Linear"))
+    assert ss.one_shot_plan(classifier(), rules).removed_param_fraction >= 0.6
 
 
 def test_a_narrow_width_does_not_hide_what_is_left_out() -> None:
     with pytest.raises(ValueError, match=r"min_channels_per_group=4 is 0\.05.*; of all params, 90 % \(Linear is not"):
-        ss.one_shot_plan(classifier(), 0.6, min_channels_per_group=4)
+        ss.one_shot_plan(classifier(), ss.SparsifyConfig(target=0.6, min_channels_per_group=4))
 
 
 def test_a_reason_that_no_type_removes_comes_without_the_option() -> None:
-    rules = ss.LayerRules(layer_types=(nn.Conv2d, nn.Linear), exclude=("3",))
+    rules = ss.SparsifyConfig(target=0.6, layer_types=("Conv2d", "Linear"), exclude=("3",))
     with pytest.raises(ValueError, match=r"lower the target; of all params, 90 % \(excluded\) are left out$"):
-        ss.one_shot_plan(classifier(), 0.6, rules=rules)
+        ss.one_shot_plan(classifier(), rules)
 
 
 def test_macs_are_left_out_by_their_own_numbers() -> None:
     images = torch.zeros(1, 8, 8, 8)
-    with pytest.raises(
-        ValueError, match="of all macs would be removed; lower the target; of all macs, 12 % "
-    ) as refusal:
-        ss.one_shot_plan(classifier(), 0.9, budget="macs", example_inputs=images)
-    assert "layer_types=(nn.Conv2d, nn.Linear)" in str(refusal.value)
-    with pytest.raises(ValueError, match=r"of all macs would be removed; lower the target$"):
+    with pytest.raises(ValueError, match=r"of all macs; lower the target; of all macs, 12 % ") as refusal:
+        ss.one_shot_plan(classifier(), ss.SparsifyConfig(target=0.9, budget="macs"), example_inputs=images)
+    assert 'layer_types=("Conv2d", "Linear")' in str(refusal.value)
+    with pytest.raises(ValueError, match=r"of all macs; lower the target$"):
         ss.Sparsifier(
             classifier(), replace(CONFIG, target=0.9, budget="macs"), example_inputs=torch.zeros(1, 8, 32, 32)
         )
@@ -75,14 +74,14 @@ def test_parameters_that_layers_share_are_left_out_once() -> None:
 
 def test_little_that_is_left_out_is_not_mentioned() -> None:
     model = nn.Sequential(nn.Conv2d(32, 32, 3, bias=False), nn.Conv2d(32, 3, 1))
-    with pytest.raises(ValueError, match=r"would be removed; lower the target$"):
+    with pytest.raises(ValueError, match=r"of all params; lower the target$"):
         ss.one_shot_plan(model, 0.99)
 
 
 def test_a_type_that_would_add_little_is_not_offered() -> None:
     model = nn.Sequential(*(nn.Conv2d(32, 32, 3, bias=False) for _ in range(2)), nn.Linear(8, 8))
     with pytest.raises(ValueError, match=r"of all params, 50 % \(excluded\) are left out$"):
-        ss.one_shot_plan(model, 0.9, rules=ss.LayerRules(exclude=("1",)))
+        ss.one_shot_plan(model, ss.SparsifyConfig(target=0.9, exclude=("1",)))
 
 
 def test_a_network_of_zeros_has_no_norm_to_lose(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from strucspars.core.importance import Norm
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_the_penalty_is_the_papers_sum(norm: Norm) -> None:
     model = network()
-    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, importance=norm))
     expected = penalty_by_definition(model, sparsifier, norm)
     assert expected > 0
     assert sparsifier.penalty().item() == pytest.approx(expected, rel=1e-5)
@@ -26,7 +26,7 @@ def test_the_gradient_added_equals_that_of_the_loss_term(norm: Norm, memory_form
     model = network().to(memory_format=memory_format)
     with torch.no_grad():
         model.get_parameter("2.weight")[:4].zero_()
-    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, importance=norm))
     images = torch.randn(2, 3, 8, 8)
     (model(images).square().mean() + sparsifier.penalty()).backward()
     by_loss = gradients(model)
@@ -43,7 +43,7 @@ def test_the_gradient_added_equals_that_of_the_loss_term(norm: Norm, memory_form
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_the_subgradient_at_zero_is_zero(norm: Norm) -> None:
     model = network()
-    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, norm=norm))
+    sparsifier = sparsifier_with_penalty(model, replace(CONFIG, importance=norm))
     with torch.no_grad():
         model.get_parameter("2.weight").zero_()
     torch.autograd.backward(sparsifier.penalty())

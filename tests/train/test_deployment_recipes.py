@@ -69,7 +69,9 @@ def test_fresh_weights_are_planned_to_the_target_with_wide_groups(name: str) -> 
     torch.manual_seed(0)
     model = build_model(recipe.model.name, num_classes=10 if recipe.data.name == "cifar10" else 1000)
     options = recipe.sparsify
-    plan = ss.one_shot_plan(model, options.target, min_channels_per_group=options.min_channels_per_group)
+    plan = ss.one_shot_plan(
+        model, ss.SparsifyConfig(target=options.target, min_channels_per_group=options.min_channels_per_group)
+    )
     assert options.target <= plan.removed_param_fraction <= options.target + 0.01
     grouped = [layer for layer in plan.layers.values() if layer.num_groups > 1]
     assert min(min(layer.weight_shape[:2]) // layer.num_groups for layer in grouped) == WIDTH

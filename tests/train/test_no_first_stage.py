@@ -48,7 +48,12 @@ def test_the_plan_is_the_one_shot_plan_of_the_given_weights(dense: RunFolder, ru
     network = ss.load(dense.model_path, build_model("small_networks:plain", num_classes=10, image_shape=(3, 16, 16)))
     plan = run.load_plan()
     assert plan is not None
-    assert plan.to_json() == ss.one_shot_plan(network, 0.4, seed=3, example_inputs=torch.zeros(1, 3, 16, 16)).to_json()
+    assert (
+        plan.to_json()
+        == ss.one_shot_plan(
+            network, ss.SparsifyConfig(target=0.4, seed=3), example_inputs=torch.zeros(1, 3, 16, 16)
+        ).to_json()
+    )
     saved = load_named(run.checkpoints, "sparsified")
     assert saved is not None
     assert all(torch.equal(saved["model"][name], value) for name, value in network.state_dict().items())
@@ -88,9 +93,9 @@ def test_a_report_of_it_misses_nothing(run: RunFolder) -> None:
 
 
 def test_warmups_of_a_stage_that_is_left_out_do_not_matter(small_recipe: Recipes) -> None:
-    options = ("stage1.epochs=0", "model.weights=there.pt", "stage1.lr_warmup_epochs=5")
-    recipe = small_recipe(*options, "sparsify.lambda_warmup_epochs=3")
-    assert recipe.sparsify_config(steps_per_epoch=7).lambda_warmup_epochs == 0
+    options = ("stage1.epochs=0", "model.weights=there.pt", "stage1.lr_warmup=0.5")
+    recipe = small_recipe(*options, "sparsify.lambda_warmup=0.3")
+    assert recipe.sparsify_config(steps_per_epoch=7).schedule.warmup_epochs == 0
     trained = ModelRecipe(weights="there.pt")
     assert Recipe(name="mine", model=trained, stage1=StageRecipe(epochs=0)).stage1.epochs == 0
 

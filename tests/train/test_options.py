@@ -186,7 +186,7 @@ def test_a_compiled_network_trains_as_the_plain_one(
 
 
 def test_the_cosine_ends_near_zero_and_the_rates_are_noted(small_recipe: Recipes, tmp_path: Path) -> None:
-    recipe = small_recipe("kind=dense", "stage2.schedule=cosine", "stage2.epochs=4", "stage2.lr_warmup_epochs=1")
+    recipe = small_recipe("kind=dense", "stage2.schedule=cosine", "stage2.epochs=4", "stage2.lr_warmup=0.25")
     run_pipeline(recipe, tmp_path / "run")
     noted = [row["lr"] for row in RunFolder(tmp_path / "run").metrics()]
     assert noted == [learning_rates(recipe.stage2, epoch, 6)[-1] for epoch in (1, 2, 3, 4)]

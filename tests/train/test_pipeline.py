@@ -176,7 +176,7 @@ def test_a_first_stage_that_another_run_has_finished_is_not_repeated(
         "sparsify.target=0.3",
         "sparsify.budget=macs",
         "sparsify.min_channels_per_group=64",
-        "sparsify.norm=l2",
+        "sparsify.importance=l2",
         "sparsify.exclude=('3',)",
         "stage1.epochs=3",
         "data.batch_size=32",
@@ -428,7 +428,7 @@ def test_only_rounding_may_lie_between_the_saved_network_and_the_trained_one(
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_the_stored_importance_has_the_norm_of_the_recipe(norm: Norm, small_recipe: Recipes, tmp_path: Path) -> None:
-    run_pipeline(small_recipe(f"sparsify.norm={norm}", "stage1.epochs=1", "stage2.epochs=1"), tmp_path / "run")
+    run_pipeline(small_recipe(f"sparsify.importance={norm}", "stage1.epochs=1", "stage2.epochs=1"), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     torch.manual_seed(derived_seed(3, "weights"))
     sparsified = load_named(folder.checkpoints, "sparsified")

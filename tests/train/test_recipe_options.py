@@ -1,14 +1,13 @@
 """The list of all options is whole, and says what the code does."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from strucspars.sparsify.config import SparsifyConfig
+from strucspars.nn.groupable import LayerRules
+from strucspars.sparsify.config import SparsifyConfig, SparsifyOptions
 from strucspars.train.recipe import (
     DataRecipe,
     EngineRecipe,
@@ -20,7 +19,7 @@ from strucspars.train.recipe import (
     StageRecipe,
 )
 from strucspars.train.recipe_options import Option, attribute_meanings, meaning_of, recipe_sections
-from strucspars.train.recipe_reading import read_recipe, recipe_yaml
+from strucspars.train.recipe_reading import flat_options, read_recipe
 
 DESCRIBED = (
     DataRecipe,
@@ -29,7 +28,9 @@ DESCRIBED = (
     ModelRecipe,
     Recipe,
     SlimmingRecipe,
+    LayerRules,
     SparsifyConfig,
+    SparsifyOptions,
     SparsifyRecipe,
     StageRecipe,
 )
@@ -45,17 +46,9 @@ def option_of(key: str) -> Option:
     return found
 
 
-def leaves(content: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
 def test_every_key_of_a_recipe_is_listed_once() -> None:
     keys = [key for option in listed() for key in option.keys]
-    assert sorted(keys) == sorted(leaves(yaml.safe_load(recipe_yaml(DEFAULT))))
+    assert sorted(keys) == sorted(flat_options(DEFAULT))
 
 
 def test_the_listed_defaults_make_the_default_recipe(tmp_path: Path) -> None:
@@ -82,9 +75,9 @@ def test_a_section_of_several_names_says_what_each_is_for() -> None:
         assert f"`{name}` is {attribute_meanings(Recipe)[name]}" in stages.summary
 
 
-def test_what_is_as_in_the_sparsifier_means_what_it_means_there() -> None:
-    assert attribute_meanings(SparsifyRecipe)["target"] == "as in `SparsifyConfig`."
-    assert option_of("sparsify.target").meaning == attribute_meanings(SparsifyConfig)["target"]
+def test_inherited_options_have_the_meaning_of_the_class_that_defines_them() -> None:
+    assert option_of("sparsify.target").meaning == attribute_meanings(SparsifyOptions)["target"]
+    assert option_of("sparsify.exclude").meaning == attribute_meanings(LayerRules)["exclude"]
 
 
 def test_none_is_called_by_the_name_that_yaml_has_for_it() -> None:
@@ -95,7 +88,7 @@ def test_none_is_called_by_the_name_that_yaml_has_for_it() -> None:
 
 @pytest.mark.parametrize("options", DESCRIBED, ids=lambda options: options.__name__)
 def test_docstrings_describe_the_options_that_there_are(options: type[Any]) -> None:
-    assert set(attribute_meanings(options)) == {field.name for field in fields(options)}
+    assert set(attribute_meanings(options)) == set(vars(options).get("__annotations__", {})) - {"_"}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from strucspars.core.controller import longest_warmup
 from strucspars.train.recipe import (
     Ablation,
     DataRecipe,
@@ -45,15 +44,14 @@ fractions = st.floats(0, 1)
 
 
 @st.composite
-def stages(draw: st.DrawFn, warmup: bool = True) -> StageRecipe:
-    epochs = draw(st.integers(1, 300))
+def stages(draw: st.DrawFn) -> StageRecipe:
     return StageRecipe(
-        epochs=epochs,
+        epochs=draw(st.integers(1, 300)),
         lr=draw(st.floats(1e-9, 1e3)),
         momentum=draw(st.floats(0, 0.99)),
         weight_decay=draw(st.floats(0, 1)),
         schedule=draw(from_literal(Schedule)),
-        lr_warmup_epochs=draw(st.integers(0, epochs - 1)) if warmup else 0,
+        lr_warmup=draw(st.floats(0, 0.99)),
         label_smoothing=draw(st.floats(0, 0.99)),
         ema=draw(st.none() | st.floats(0.01, 0.99)),
     )
@@ -61,13 +59,12 @@ def stages(draw: st.DrawFn, warmup: bool = True) -> StageRecipe:
 
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
-    paper_text = draw(st.booleans())
-    stage1 = draw(stages())
     sparsify = SparsifyRecipe(
         target=draw(st.floats(0, 0.99)),
         min_kept_norm=draw(fractions),
         lambda_step=draw(st.none() | st.floats(1e-12, 1)),
-        lambda_warmup_epochs=0 if paper_text else draw(st.integers(0, longest_warmup(stage1.epochs))),
+        lambda_warmup=draw(st.floats(0, 0.99)),
+        fixed_levels=draw(st.dictionaries(texts, st.integers(1, 9), max_size=2)),
         include=tuple(draw(st.lists(texts, max_size=3))),
         exclude=tuple(draw(st.lists(texts, max_size=3))),
         layer_types=tuple(draw(st.lists(st.sampled_from(["Conv1d", "Conv2d", "Conv3d", "Linear"]), max_size=3))),
@@ -75,14 +72,13 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return Recipe(
         name=draw(texts.filter(lambda text: bool(text.strip()))),
         seed=draw(st.integers(0, 2**40)),
-        protocol="paper-text" if paper_text else "original",
         data=draw(st.builds(DataRecipe, name=texts, root=st.none() | texts, batch_size=st.integers(2, 512))),
         model=draw(st.builds(ModelRecipe, name=texts, weights=st.none() | texts)),
         sparsify=sparsify,
         slimming=draw(st.builds(SlimmingRecipe, target=st.floats(0, 0.99), strength=fractions)),
-        stage1=stage1,
+        stage1=draw(stages()),
         finetune=draw(st.builds(FinetuneRecipe, ablation=from_literal(Ablation), distill_weight=fractions)),
-        stage2=draw(stages(warmup=not paper_text)),
+        stage2=draw(stages()),
         engine=draw(st.builds(EngineRecipe, precision=from_literal(Precision), compile=st.booleans())),
     )
 
@@ -113,6 +109,7 @@ def test_what_is_not_given_has_the_defaults_of_its_section(tmp_path: Path) -> No
         ("sparsify: {layer_types: [Conv2d, Linear]}", "layer_types", ("Conv2d", "Linear")),
         ("sparsify: {exclude: []}", "exclude", ()),
         ("sparsify: {}", "target", 0.5),
+        ("sparsify: {fixed_levels: {'layer1.*': 2}}", "fixed_levels", {"layer1.*": 2}),
     ],
 )
 def test_values_take_the_annotated_type(tmp_path: Path, line: str, key: str, value: object) -> None:
@@ -140,6 +137,8 @@ def test_a_choice_that_looks_like_a_number_needs_no_quotes(tmp_path: Path) -> No
         ("data: {download: 1}", ["data.download must be true or false, got 1"]),
         ("name: 2024", ["name must be text (numbers in quotes), got 2024"]),
         ("sparsify: {exclude: fc}", ["sparsify.exclude must be a list of texts", "got 'fc'"]),
+        ("sparsify: {fixed_levels: {a: b}}", ["sparsify.fixed_levels must be a mapping of patterns to whole numbers"]),
+        ("sparsify: {fixed_levels: {a: 0}}", ["sparsify.fixed_levels['a'] must be a whole number from 1 on, got 0"]),
         ("sparsify: {exclude: [1]}", ["sparsify.exclude must be a list of texts", "got [1]"]),
         ("stage2: {schedule: step}", ["stage2.schedule must be one of constant, steps, cosine, got 'step'"]),
         ("stage2: 5", ["stage2 must be a mapping with keys out of epochs, lr", "got 5"]),
@@ -222,7 +221,8 @@ def test_more_bases_than_anyone_writes_are_refused_at_once(tmp_path: Path) -> No
         ("stage1={epochs: 1, epochs: 2}", ["twice"]),
         ("stage1.epochs=-1", ["stage1.epochs must be a whole number from 0 on, got -1"]),
         ("sparsify.target=2", ["sparsify.target is a removed fraction"]),
-        ("stage1.lr_warmup_epochs=100", ["stage1.lr_warmup_epochs must be fewer than the 100 epochs, got 100"]),
+        ("stage1.lr_warmup=1", ["stage1.lr_warmup must be below 1"]),
+        (f"seed={2**63}", ["seed must be below 2**63"]),
     ],
 )
 def test_a_mistake_in_an_override_names_the_override(tmp_path: Path, override: str, words: list[str]) -> None:
@@ -301,62 +301,12 @@ def test_a_name_of_the_package_goes_before_a_file_of_that_name(tmp_path: Path, m
     assert read_recipe("own").seed == 78
 
 
-def test_the_papers_text_has_no_warmups(tmp_path: Path) -> None:
-    path = written(tmp_path, "protocol: paper-text")
-    recipe = read_recipe(path)
-    assert (recipe.sparsify.lambda_warmup_epochs, recipe.stage2.lr_warmup_epochs) == (0, 0)
-    message = complaint(path, ("stage2.lr_warmup_epochs=5",))
-    assert "stage2.lr_warmup_epochs is 5; set it to 0" in message
-
-
-@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (9, 0), (10, 1), (11, 1), (12, 10), (60, 10), (200, 10)])
-def test_the_default_lambda_warmup_fits_into_every_first_stage(tmp_path: Path, epochs: int, warmup: int) -> None:
-    recipe = read_recipe(written(tmp_path, "seed: 0"), [f"stage1.epochs={epochs}"])
-    assert recipe.sparsify.lambda_warmup_epochs == warmup
-
-
-@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (10, 0), (11, 10), (120, 10)])
-def test_the_default_lr_warmup_fits_into_every_second_stage(tmp_path: Path, epochs: int, warmup: int) -> None:
-    recipe = read_recipe(written(tmp_path, f"stage2: {{epochs: {epochs}}}"))
-    assert recipe.stage2.lr_warmup_epochs == warmup
-
-
-def test_a_warmup_that_was_asked_for_and_does_not_fit_is_an_error(tmp_path: Path) -> None:
-    path = written(tmp_path, "sparsify: {lambda_warmup_epochs: 10}\nstage1: {epochs: 5}")
-    assert "sparsify.lambda_warmup_epochs must be at most 3 of 5 epochs, got 10" in complaint(path)
-    # Nor does it help that somebody changes the epochs: they are not to blame.
-    assert "at most 1 of 3 epochs" in complaint(path, ("stage1.epochs=3",))
-    assert "at most 6 of 8 epochs" in complaint(path, ("stage1.epochs=8",))
-    short = written(tmp_path, "stage2: {epochs: 4, lr_warmup_epochs: 1}", "short.yaml")
-    late = written(tmp_path, "base: short.yaml\nstage2: {lr_warmup_epochs: 4}", "late.yaml")
-    assert complaint(late).startswith(f"{late}: stage2.lr_warmup_epochs must be fewer than the 4")
-    overrides = ("stage2.epochs=3", "stage2.lr_warmup_epochs=3")
-    for message in (complaint(short, overrides), complaint(short, overrides[::-1])):
-        assert message.startswith("override 'stage2.lr_warmup_epochs=3': stage2.lr_warmup_epochs must be fewer than")
-
-
-@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0), (3, 0), (4, 1), (8, 2), (9, 8), (40, 8)])
-def test_the_warmup_of_a_base_keeps_its_share_where_it_does_not_fit(tmp_path: Path, epochs: int, warmup: int) -> None:
-    base = written(tmp_path, "stage2: {epochs: 32, lr_warmup_epochs: 8}", "base.yaml")
-    mine = written(tmp_path, f"base: base.yaml\nstage2: {{epochs: {epochs}}}")
-    assert read_recipe(mine).stage2.lr_warmup_epochs == warmup
-    assert read_recipe(base, [f"stage2.epochs={epochs}"]).stage2.lr_warmup_epochs == warmup
-
-
-def test_a_warmup_of_most_epochs_leaves_lambda_one_to_act_in(tmp_path: Path) -> None:
-    written(tmp_path, "stage1: {epochs: 10}\nsparsify: {lambda_warmup_epochs: 8}", "base.yaml")
-    mine = written(tmp_path, "base: base.yaml\nstage1: {epochs: 5}")
-    assert read_recipe(mine).sparsify.lambda_warmup_epochs == 3
-
-
-def test_the_share_of_a_warmup_is_that_of_the_epochs_it_was_given_for(tmp_path: Path) -> None:
-    written(tmp_path, "stage1: {epochs: 40}\nsparsify: {lambda_warmup_epochs: 20}", "base.yaml")
-    middle = written(tmp_path, "base: base.yaml\nstage1: {epochs: 4}", "middle.yaml")
-    assert read_recipe(middle).sparsify.lambda_warmup_epochs == 2
-    # Not of the two epochs in between: it was never given.
-    assert read_recipe(middle, ["stage1.epochs=20"]).sparsify.lambda_warmup_epochs == 10
-    assert read_recipe(middle, ["stage1.epochs=40"]).sparsify.lambda_warmup_epochs == 20
-    assert "stage1.epochs must be a whole number from 0 on, got -3" in complaint(middle, ("stage1.epochs=-3",))
+@pytest.mark.parametrize(("epochs", "warmups"), [(1, (0, 0)), (2, (0, 0)), (6, (1, 0)), (60, (6, 4)), (100, (10, 6))])
+def test_warmups_are_fractions_of_their_stages(epochs: int, warmups: tuple[int, int]) -> None:
+    recipe = read_recipe("cifar10-resnet20-40", [f"stage1.epochs={epochs}", f"stage2.epochs={epochs}"])
+    schedule = recipe.sparsify_config(steps_per_epoch=1).schedule
+    assert (schedule.warmup_epochs, recipe.stage2.lr_warmup_epochs) == warmups
+    assert "sparsify.lambda_warmup must be below 1" in complaint("demo", ("sparsify.lambda_warmup=1",))
 
 
 def test_names_of_the_package_are_sorted_and_without_bases() -> None:

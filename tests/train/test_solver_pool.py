@@ -30,7 +30,7 @@ def sparsifier(executor: Executor | None) -> ss.Sparsifier:
     torch.manual_seed(0)
     widths = [8, 32, 16, 24, 64]
     layers = [nn.Conv2d(before, after, 3) for before, after in pairwise(widths)]
-    config = ss.SparsifyConfig(target=0.5, epochs=9, lambda_warmup_epochs=0)
+    config = ss.SparsifyConfig(target=0.5, epochs=9, lambda_warmup=0)
     return ss.Sparsifier(nn.Sequential(*layers), config, executor=executor)
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -135,10 +135,10 @@ def compress(
     from strucspars.nn.groupable import select_layers
     from strucspars.nn.importance import importance_matrix
     from strucspars.report.one_shot import OneShotOutcome
-    from strucspars.sparsify.one_shot import one_shot_plan
-    from strucspars.sparsify.planning import kept_fraction
+    from strucspars.sparsify.planning import kept_fraction, one_shot_plan
+    from strucspars.train.recipe import SparsifyRecipe
 
-    asked = {
+    asked: dict[str, Any] = {
         "target": target,
         "budget": budget.value,
         "min_channels_per_group": min_channels_per_group,
@@ -146,23 +146,22 @@ def compress(
         "exclude": tuple(exclude or []),
         "layer_types": tuple(layer_type or ["Conv2d"]),
     }
-    sparsify = _sparsify_recipe(asked)
+    sparsify = SparsifyRecipe(**asked)
     num_classes = usual_classes(model) if classes is None else classes
     shape = parse_image_shape(image_shape) or usual_image_shape(model)
     out = out or Path(f"{file_stem(model)}-compressed{SUFFIX}")
     _check_places(out, run, force=force)
-    rules = sparsify.rules()
     network = build_model(model, num_classes=num_classes, image_shape=shape, must_classify=False)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *shape)
     begin = time.perf_counter()
-    with _silent("strucspars.sparsify.one_shot"):
-        plan = one_shot_plan(network, target, budget=sparsify.budget, rules=rules, example_inputs=example)
-    layers = select_layers(network, rules).layers
+    with _silent("strucspars.sparsify.planning"):
+        plan = one_shot_plan(network, sparsify.config(), example_inputs=example)
+    layers = select_layers(network, sparsify).layers
     lost_norm = 1 - kept_fraction(layers, plan)
     seconds = time.perf_counter() - begin
     # Before the conversion: the summary shows the kept norm of each layer, the folder its whole importance.
-    sizes = summary(network, example, plan=plan, rules=rules)
+    sizes = summary(network, example, plan=plan, rules=sparsify)
     importance = {} if run is None else {layer.name: importance_matrix(layer.weight) for layer in layers}
     save(convert_(network, plan), out, plan=plan)
     if run is not None:
@@ -188,16 +187,6 @@ def compress(
     written = {"path": str(out), "run": None if run is None else str(run)}
     text = f"{sizes}\n\n{_outcome_text(out, run, lost_norm, sparsify)}"
     Output(as_json=as_json).outcome(text, {**written, **asked, "lost_norm": lost_norm, **asdict(sizes)})
-
-
-def _sparsify_recipe(asked: Mapping[str, Any]) -> SparsifyRecipe:
-    """The options of the command line as those of a recipe; errors name them without the section."""
-    from strucspars.train.recipe import SparsifyRecipe
-
-    try:
-        return SparsifyRecipe(**asked)
-    except ValueError as error:
-        raise ValueError(str(error).removeprefix("sparsify.")) from error
 
 
 def _check_places(out: Path, run: Path | None, *, force: bool) -> None:

@@ -159,7 +159,7 @@ def _describe_run(folder: RunFolder, *, named: str | None) -> Described:
         return f"{text}\n\n{_progress_table(rows)}" if rows else text, {**heading, "summary": None, "metrics": rows}
     folder, recipe = run_with_network(folder.path, named=named)
     # Networks of other kinds ignore the rules, which may then name layers that they do not have.
-    rules = recipe.sparsify.rules() if recipe.kind == "strucspars" else None
+    rules = recipe.sparsify if recipe.kind == "strucspars" else None
     network, layers = _describe_network(saved_network(folder, recipe), saved_image_shape(folder, recipe), rules)
     one_shot = read_one_shot(folder) if state.is_one_shot else None
     if one_shot is None:

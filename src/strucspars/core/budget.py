@@ -9,13 +9,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
-from typing import Literal
 
 from strucspars.core.checks import checked_at_least, checked_target, is_number
-from strucspars.core.criterion import level_keeping
 from strucspars.core.hierarchy import num_groups
-
-Budget = Literal["params", "macs"]
+from strucspars.core.importance import level_keeping
 
 
 @dataclass(frozen=True)
@@ -24,10 +21,10 @@ class LayerBudget:
 
     Attributes:
         name: the layer's name in the network.
-        params: parameters that grouping divides by the number of groups (the weight, without the bias).
-        macs: multiply-accumulates that grouping divides likewise.
-        kept_norm: kept fraction of the norm for the levels 1, 2, ... as `kept_norm_by_level` gives it. One entry, the
-            default, for what cannot be grouped: such entries only add to the whole.
+        cost: of the ungrouped layer, in whatever the target counts: parameters, multiply-accumulates, ...
+        kept_norm: kept fraction of the norm for the levels 1, 2, ... as `kept_norm_by_level` gives it. The default, one
+            entry, is for what cannot be grouped and only adds to the whole.
+        cost_by_level: cost at the levels 1, 2, ..., never rising; None divides `cost` by the number of groups.
         fixed_level: use this level whatever the threshold.
         largest_level: go no further than this level, such as the one at which `max_group_level` keeps groups wide.
 
@@ -36,26 +33,32 @@ class LayerBudget:
     """
 
     name: str
-    params: int
+    cost: float
     _: KW_ONLY
-    macs: int = 0
     kept_norm: Sequence[float] = (1.0,)
+    cost_by_level: Sequence[float] | None = None
     fixed_level: int | None = None
     largest_level: int | None = None
 
     def __post_init__(self) -> None:
         where = f"layer {self.name!r}: "
-        object.__setattr__(self, "params", checked_at_least(where + "params", self.params, 0))
-        object.__setattr__(self, "macs", checked_at_least(where + "macs", self.macs, 0))
-        kept = tuple(self.kept_norm) if isinstance(self.kept_norm, Sequence) else ()
-        falling = all(is_number(fraction) for fraction in kept) and all(
-            0 <= low <= high for high, low in pairwise(kept)
-        )
-        if kept[:1] != (1.0,) or not falling:
+        if not is_number(self.cost) or not 0 <= self.cost < math.inf:
+            raise ValueError(f"{where}cost must be finite and not negative, got {self.cost!r}")
+        if not _falls(self.kept_norm) or self.kept_norm[0] != 1:
             raise ValueError(
                 f"{where}kept_norm must be a sequence from 1.0 on that never rises, got {self.kept_norm!r}"
             )
-        object.__setattr__(self, "kept_norm", tuple(float(fraction) for fraction in kept))
+        object.__setattr__(self, "kept_norm", tuple(float(fraction) for fraction in self.kept_norm))
+        object.__setattr__(self, "cost", float(self.cost))
+        costs = self.cost_by_level
+        if costs is None:
+            costs = [self.cost / num_groups(level) for level in range(1, len(self.kept_norm) + 1)]
+        if not _falls(costs) or costs[0] != self.cost or len(costs) != len(self.kept_norm):
+            raise ValueError(
+                f"{where}cost_by_level must have {len(self.kept_norm)} costs from {self.cost} on that never rise, "
+                f"got {costs!r}"
+            )
+        object.__setattr__(self, "cost_by_level", tuple(float(cost) for cost in costs))
         if self.fixed_level is not None and self.largest_level is not None:
             raise ValueError(f"{where}give fixed_level or largest_level, not both")
         for option, level in (("fixed_level", self.fixed_level), ("largest_level", self.largest_level)):
@@ -71,11 +74,26 @@ class LayerBudget:
             )
 
     def level_at(self, min_kept_norm: float) -> int:
-        """Group level at a threshold, with the layer's own limits respected."""
+        """Group level at a threshold, within the layer's own limits."""
         if self.fixed_level is not None:
             return self.fixed_level
         level = level_keeping(self.kept_norm, min_kept_norm)
         return level if self.largest_level is None else min(level, self.largest_level)
+
+    def saved_at(self, group_level: int) -> float:
+        """Cost that a group level saves."""
+        assert self.cost_by_level is not None
+        return self.cost_by_level[0] - self.cost_by_level[group_level - 1]
+
+
+def _falls(values: object) -> bool:
+    """Whether these are numbers from 0 on that never rise, at least one."""
+    return (
+        isinstance(values, Sequence)
+        and len(values) > 0
+        and all(is_number(value) for value in values)
+        and all(0 <= low <= high for high, low in pairwise((math.inf, *values)))
+    )
 
 
 @dataclass(frozen=True)
@@ -91,12 +109,10 @@ class ThresholdSearch:
     removed_fraction: float
 
 
-def removed_fraction(
-    layers: Sequence[LayerBudget], group_levels: Mapping[str, int], budget: Budget = "params"
-) -> float:
-    """Fraction of all parameters (or MACs) that the given levels remove: `1 - r_t` of Appendix B.
+def removed_fraction(layers: Sequence[LayerBudget], group_levels: Mapping[str, int]) -> float:
+    """Fraction of the whole cost that the given levels remove: `1 - r_t` of Appendix B.
 
-    A layer of `G` groups keeps `1 / G`. Layers without an entry in `group_levels` stay whole.
+    Layers without an entry in `group_levels` stay whole.
 
     >>> layers = [LayerBudget("conv", 300, kept_norm=(1.0, 0.9)), LayerBudget("rest", 100)]
     >>> removed_fraction(layers, {"conv": 2})
@@ -110,33 +126,29 @@ def removed_fraction(
         if name not in by_name:
             raise ValueError(f"group_levels: there is no layer {name!r}")
         by_name[name]._check_level("group level", level)
-    whole = sum(_cost(layer, budget) for layer in layers)
+    whole = sum(layer.cost for layer in layers)
     if whole == 0:
-        raise ValueError(
-            f"the layers have no {budget} at all, so no fraction of them can be removed; fill in {budget}="
-        )
-    # 1 - 1 / G is exact in binary, and so is the sum up to 2**53.
-    removed = sum(_cost(by_name[name], budget) * (1 - 1 / num_groups(level)) for name, level in group_levels.items())
-    return removed / whole
+        raise ValueError("the layers cost nothing, so no fraction of it can be removed; fill in their costs")
+    # Parameters divided by a power of two, and their sum up to 2**53, are exact.
+    return sum(by_name[name].saved_at(level) for name, level in group_levels.items()) / whole
 
 
-def largest_removed_fraction(layers: Sequence[LayerBudget], budget: Budget = "params") -> float:
-    """Fraction of all parameters (or MACs) that goes with every layer at the largest level it may have.
+def largest_removed_fraction(layers: Sequence[LayerBudget]) -> float:
+    """Fraction of the whole cost that goes with every layer at the largest level it may have.
 
     >>> layers = [LayerBudget("conv", 300, kept_norm=(1.0, 0.9, 0.1), largest_level=2), LayerBudget("rest", 100)]
     >>> largest_removed_fraction(layers)
     0.375
     """
-    return removed_fraction(layers, {layer.name: layer.level_at(min_kept_norm=0.0) for layer in layers}, budget)
+    return removed_fraction(layers, {layer.name: layer.level_at(min_kept_norm=0.0) for layer in layers})
 
 
-def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budget = "params") -> ThresholdSearch:
+def search_threshold(layers: Sequence[LayerBudget], target: float) -> ThresholdSearch:
     """Largest `min_kept_norm` whose group levels remove at least `target` of the whole network (Sec. 3.5).
 
     Args:
         layers: everything that counts towards the whole network; what cannot be grouped has a single level.
-        target: fraction of all parameters (or MACs) to remove, in [0, 1).
-        budget: `"params"` or `"macs"`.
+        target: fraction of the whole cost to remove, in [0, 1).
 
     Raises:
         ValueError: the target cannot be reached; the message names the largest fraction that can.
@@ -149,15 +161,15 @@ def search_threshold(layers: Sequence[LayerBudget], target: float, budget: Budge
 
     def at(min_kept_norm: float) -> ThresholdSearch:
         levels = {layer.name: layer.level_at(min_kept_norm) for layer in layers}
-        return ThresholdSearch(min_kept_norm, levels, removed_fraction(layers, levels, budget))
+        return ThresholdSearch(min_kept_norm, levels, removed_fraction(layers, levels))
 
-    most = largest_removed_fraction(layers, budget)
+    most = largest_removed_fraction(layers)
     if most < target:
         limited = any(layer.level_at(min_kept_norm=0.0) < len(layer.kept_norm) for layer in layers)
         remedy = "lower the target or lift fixed and largest levels" if limited else "lower the target"
         raise ValueError(
             f"target {target:g} cannot be reached: with every layer at its largest level, {reachable_target(most)} "
-            f"of all {budget} would be removed; {remedy}"
+            f"of the whole cost would be removed; {remedy}"
         )
     thresholds = sorted({1.0, *(kept for layer in layers for kept in layer.kept_norm)}, reverse=True)
     first = bisect_left(thresholds, True, key=lambda threshold: at(threshold).removed_fraction >= target)
@@ -173,9 +185,7 @@ def reachable_target(fraction: float) -> str:
     return f"{math.floor(fraction * 1e4) / 1e4:.4f}"
 
 
-def without_surplus(
-    layers: Sequence[LayerBudget], found: ThresholdSearch, target: float, budget: Budget = "params"
-) -> ThresholdSearch:
+def without_surplus(layers: Sequence[LayerBudget], found: ThresholdSearch, target: float) -> ThresholdSearch:
     """Take back groups that the target does not need, where they cost most norm first.
 
     One threshold for all layers overshoots by up to the last layer's share. Going through the layers from the least
@@ -195,14 +205,6 @@ def without_surplus(
         grouped = [layer for layer in layers if layer.fixed_level is None and levels[layer.name] > 1]
         for layer in sorted(grouped, key=lambda layer: layer.kept_norm[levels[layer.name] - 1]):
             trial = levels | {layer.name: levels[layer.name] - 1}
-            if removed_fraction(layers, trial, budget) >= target:
+            if removed_fraction(layers, trial) >= target:
                 levels, lowered = trial, True
-    return ThresholdSearch(found.min_kept_norm, levels, removed_fraction(layers, levels, budget))
-
-
-def _cost(layer: LayerBudget, budget: Budget) -> int:
-    if budget == "params":
-        return layer.params
-    if budget == "macs":
-        return layer.macs
-    raise ValueError(f"budget must be 'params' or 'macs', got {budget!r}")
+    return ThresholdSearch(found.min_kept_norm, levels, removed_fraction(layers, levels))

@@ -41,6 +41,14 @@ def checked_target(value: float) -> float:
     return float(value)
 
 
+def checked_seed(name: str, value: int) -> int:
+    """The seed as a plain int, or a `ValueError` unless every generator of random numbers takes it."""
+    seed = checked_at_least(name, value, 0)
+    if seed >= 2**63:
+        raise ValueError(f"{name} must be below 2**63, got a number of {seed.bit_length()} bits")
+    return seed
+
+
 def make_plain_(options: "DataclassInstance") -> None:
     """Turn numpy's numbers among the options into Python's, which every file format and every comparison knows."""
     for field in dataclasses.fields(options):

@@ -20,17 +20,18 @@ class LambdaSchedule:
         target: fraction of all parameters (or MACs) to remove, r in the paper.
         epochs: N, the epochs of sparse training.
         lambda_step: by how much lambda changes after an epoch, Delta in the paper; `default_lambda_step` gives one.
-        warmup_epochs: lambda is held at 0 after each of these first epochs. The paper's code does so for 10.
+        warmup: fraction of the epochs after which lambda stays 0, rounded to whole ones. The paper's code does so for
+            10 of 100. At least one epoch is left in which lambda acts.
         raise_above_target: follow Appendix B to the letter and raise lambda on a small gain even above the target.
 
     >>> LambdaSchedule(target=0.6, epochs=100, lambda_step=default_lambda_step(100, steps_per_epoch=782, lr=0.1))
-    LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-06, warmup_epochs=10, raise_above_target=False)
+    LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-06, warmup=0.1, raise_above_target=False)
     """
 
     target: float
     epochs: int
     lambda_step: float
-    warmup_epochs: int = 10
+    warmup: float = 0.1
     raise_above_target: bool = False
 
     def __post_init__(self) -> None:
@@ -39,20 +40,17 @@ class LambdaSchedule:
         checked_at_least("epochs", self.epochs, 1)
         if not is_number(self.lambda_step) or not 0 < self.lambda_step < math.inf:
             raise ValueError(f"lambda_step must be positive and finite, got {self.lambda_step!r}")
-        if checked_at_least("warmup_epochs", self.warmup_epochs, 0) > longest_warmup(self.epochs):
-            raise ValueError(
-                f"warmup_epochs must be at most {longest_warmup(self.epochs)} of {self.epochs} epochs, got "
-                f"{self.warmup_epochs}: lambda would stay 0 throughout"
-            )
+        if checked_fraction("lambda_warmup", self.warmup) == 1:
+            raise ValueError("lambda_warmup must be below 1, got 1: lambda would stay 0 throughout")
 
+    @property
+    def warmup_epochs(self) -> int:
+        """Epochs after which lambda stays 0; it rises after the next one, for the one after that.
 
-def longest_warmup(epochs: int) -> int:
-    """The longest warm-up that leaves lambda an epoch to act in: it rises after the next one, for the one after that.
-
-    >>> longest_warmup(100), longest_warmup(1)
-    (98, 0)
-    """
-    return max(0, epochs - 2)
+        >>> [LambdaSchedule(target=0.6, epochs=epochs, lambda_step=0.1).warmup_epochs for epochs in (100, 6, 1)]
+        [10, 1, 0]
+        """
+        return min(round(self.warmup * self.epochs), max(0, self.epochs - 2))
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def next_lambda(schedule: LambdaSchedule, state: LambdaState, removed_fraction: 
     Differs from the paper: sparsity is the removed fraction (the formula there gives the kept one), and lambda is not
     raised above the target; see `docs/decisions/0007-lambda.md`.
 
-    >>> schedule = LambdaSchedule(target=0.5, epochs=10, lambda_step=0.1, warmup_epochs=0)
+    >>> schedule = LambdaSchedule(target=0.5, epochs=10, lambda_step=0.1, warmup=0)
     >>> state = next_lambda(schedule, LambdaState(), removed_fraction=0.0)  # lags: raise
     >>> state = next_lambda(schedule, state, removed_fraction=0.3)  # well ahead: hold
     >>> state.lambda_value

@@ -7,9 +7,8 @@ import numpy.typing as npt
 
 from strucspars.core import hierarchy
 from strucspars.core.checks import FloatArray, IntArray, checked_at_least
-from strucspars.core.connectivity import Connectivity, cheaper, measured_connectivity
 from strucspars.core.importance import checked_importance
-from strucspars.core.permutation import checked_permutation
+from strucspars.core.permutation import Connectivity, cheaper, checked_permutation, measured_connectivity
 from strucspars.core.search import alternate, refresh, search_from_scratch
 from strucspars.core.transport import (
     AssignToGroups,

@@ -3,13 +3,13 @@
 import dataclasses
 import difflib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 from strucspars._version import __version__
-from strucspars.core.budget import Budget
 from strucspars.core.checks import IntArray, checked_fraction, checked_target, is_whole_number
 from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
@@ -18,7 +18,7 @@ FORMAT = "strucspars-plan"
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LayerPlan:
     """Grouping of one layer.
 
@@ -55,6 +55,10 @@ class LayerPlan:
         """Number of groups of the level."""
         return num_groups(self.group_level)
 
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.weight_shape))
+        return f"LayerPlan of a {shape} weight: {self.num_groups} groups (level {self.group_level})"
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerPlan):
             return NotImplemented
@@ -70,13 +74,23 @@ class LayerPlan:
         }
 
 
-@dataclass(frozen=True)
+def group_counts(layers_by_groups: Mapping[int, int]) -> str:
+    """How many layers have how many groups, in a line.
+
+    >>> group_counts({4: 2, 1: 1})
+    'groups per layer: 1 (1 layer), 4 (2 layers)'
+    """
+    counts = [f"{groups} ({count} layer{'s'[: count != 1]})" for groups, count in sorted(layers_by_groups.items())]
+    return f"groups per layer: {', '.join(counts) or 'no layers'}"
+
+
+@dataclass(frozen=True, repr=False)
 class GroupingPlan:
     """A whole network's grouping. The only thing that passes from training to conversion, file and report.
 
     Attributes:
         layers: layer name to its grouping, in network order.
-        budget: what the target counts, `"params"` or `"macs"`.
+        budget: what the target counts: `"params"`, `"macs"` or a registered budget.
         target: removed fraction that was asked for; None for levels chosen by hand.
         min_kept_norm: threshold that met the target; None likewise.
         removed_param_fraction: fraction of all the network's parameters that the plan removes.
@@ -93,7 +107,7 @@ class GroupingPlan:
 
     layers: Mapping[str, LayerPlan]
     _: KW_ONLY
-    budget: Budget = "params"
+    budget: str = "params"
     target: float | None = None
     min_kept_norm: float | None = None
     removed_param_fraction: float = 0.0
@@ -107,8 +121,8 @@ class GroupingPlan:
             if not isinstance(name, str) or not isinstance(layer, LayerPlan):
                 raise ValueError(f"layers must map names to LayerPlan, got {name!r}: {type(layer).__name__}")
         object.__setattr__(self, "layers", MappingProxyType(dict(self.layers)))
-        if self.budget not in get_args(Budget):
-            raise ValueError(f"budget must be 'params' or 'macs', got {self.budget!r}")
+        if not isinstance(self.budget, str) or not self.budget:
+            raise ValueError(f"budget must be the name of one, got {self.budget!r}")
         for field in ("removed_param_fraction", "target", "min_kept_norm", "removed_mac_fraction"):
             value = getattr(self, field)
             if value is not None or field == "removed_param_fraction":
@@ -119,11 +133,21 @@ class GroupingPlan:
 
     def _check_target(self) -> None:
         """A plan that names a target must have met it."""
-        if self.target is None:
+        achieved = {"params": self.removed_param_fraction, "macs": self.removed_mac_fraction}
+        # The plan does not record what it removes of other budgets.
+        if self.target is None or self.budget not in achieved:
             return
-        removed = self.removed_param_fraction if self.budget == "params" else self.removed_mac_fraction
+        removed = achieved[self.budget]
         if removed is None or removed < checked_target(self.target):
             raise ValueError(f"target {self.target:g} of all {self.budget} is not met: the plan removes {removed}")
+
+    def __repr__(self) -> str:
+        counts = Counter(layer.num_groups for layer in self.layers.values())
+        removed = f"removes {self.removed_param_fraction:.1%} of all params"
+        if self.removed_mac_fraction is not None:
+            removed += f" and {self.removed_mac_fraction:.1%} of all macs"
+        asked = "" if self.target is None else f" (asked for: {self.target:.1%} of all {self.budget})"
+        return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}\n{group_counts(counts)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and other processes get the plan as JSON: a read-only mapping cannot be pickled."""

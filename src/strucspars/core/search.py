@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.core.connectivity import Connectivity, cheaper, measured_connectivity
 from strucspars.core.hierarchy import block_sums
+from strucspars.core.permutation import Connectivity, cheaper, measured_connectivity
 from strucspars.core.transport import AssignToGroups, assign_by_group_cycles
 
 

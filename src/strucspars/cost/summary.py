@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from strucspars.core.criterion import kept_norm_by_level
+from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import (
     PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,

@@ -23,7 +23,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.counting import ExampleInputs
-from strucspars.nn.groupable import FilterFn, LayerRules, SelectedLayer
+from strucspars.nn.groupable import FilterFn, SelectedLayer
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.sparsifier import Sparsifier
 
@@ -52,7 +52,6 @@ class SparsifyCallback(Callback):
         config: SparsifyConfig,
         *,
         filter_fn: FilterFn | None = None,
-        rules: LayerRules | None = None,
         example_inputs: ExampleInputs | None = None,
         convert: bool = False,
     ) -> None:
@@ -60,12 +59,11 @@ class SparsifyCallback(Callback):
 
         Args:
             config: the options of sparse training; its `epochs` should be the Trainer's `max_epochs`.
-            filter_fn, rules, example_inputs: as in `Sparsifier`; names are those of the LightningModule (`net.conv1`).
+            filter_fn, example_inputs: as in `Sparsifier`; names are those of the LightningModule (`net.conv1`).
             convert: turn the module into group convolutions when the fit ends.
         """
         self._config = config
         self._filter_fn = filter_fn
-        self._rules = rules
         self._example_inputs = example_inputs
         self._convert = convert
         self._sparsifier: Sparsifier | None = None
@@ -105,7 +103,6 @@ class SparsifyCallback(Callback):
             pl_module,
             self._config,
             self._filter_fn,
-            rules=self._rules,
             example_inputs=None if inputs is None else trainer.strategy.batch_to_device(inputs),
         )
         self._optimizer_index = _optimizer_index(trainer.optimizers, sparsifier.selection.layers)
@@ -207,7 +204,7 @@ def _optimizer_index(optimizers: Sequence[torch.optim.Optimizer], layers: Sequen
         found = ", ".join(f"{name!r} belongs to optimizer {index}" for index, name in owners.items())
         raise ValueError(
             f"the layers to sparsify need one optimizer, {len(owners)} of {len(optimizers)} train them "
-            f"({found or 'none'}); choose the layers of one network by filter_fn or rules"
+            f"({found or 'none'}); choose the layers of one network by filter_fn, include or exclude"
         )
     return next(iter(owners))
 

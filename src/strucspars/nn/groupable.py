@@ -2,7 +2,7 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import cast
@@ -18,9 +18,10 @@ from strucspars.nn.names import bare_modules
 from strucspars.nn.weight_readers import readers_of_weights
 
 FilterFn = Callable[[nn.Module, str], bool]
+TYPES_BY_NAME = {layer_type.__name__: layer_type for layer_type in GROUPED_TYPES}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerRules:
     """Which layers may be grouped, and how far.
 
@@ -29,7 +30,7 @@ class LayerRules:
     Attributes:
         include: only layers whose name matches one of these.
         exclude: no layer whose name matches one of these.
-        layer_types: exact types to group: `nn.Conv2d`, `nn.Conv1d`, `nn.Conv3d`, `nn.Linear`.
+        layer_types: types of layers that may be grouped: `Conv2d`, `Conv1d`, `Conv3d`, `Linear`; no subclasses.
         fixed_levels: pattern to the group level that these layers get, whatever their norms.
         largest_levels: pattern to the largest group level that these layers may get.
         min_channels_per_group: no group narrower than this, on either side; layers too narrow for two stay whole.
@@ -40,25 +41,32 @@ class LayerRules:
 
     include: tuple[str, ...] = ("*",)
     exclude: tuple[str, ...] = ()
-    layer_types: tuple[type[nn.Module], ...] = (nn.Conv2d,)
-    fixed_levels: Mapping[str, int] = field(default_factory=dict)
-    largest_levels: Mapping[str, int] = field(default_factory=dict)
+    layer_types: tuple[str, ...] = ("Conv2d",)
+    fixed_levels: Mapping[str, int] = field(default_factory=dict, hash=False)
+    largest_levels: Mapping[str, int] = field(default_factory=dict, hash=False)
     min_channels_per_group: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("include", "exclude"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} must be a sequence of patterns, got the single text {getattr(self, name)!r}")
-        for layer_type in self.layer_types:
-            if layer_type not in GROUPED_TYPES:
-                known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
-                raise ValueError(f"layer_types may hold {known}; got {layer_type!r}")
+        for option in ("include", "exclude", "layer_types"):
+            value = getattr(self, option)
+            # A text is a sequence too: its letters would be the patterns.
+            if isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
+                raise ValueError(f"{option} must be a sequence of texts, got {value!r}")
+            object.__setattr__(self, option, tuple(value))
+        for name in self.layer_types:
+            if name not in TYPES_BY_NAME:
+                raise ValueError(f"layer_types may hold {', '.join(TYPES_BY_NAME)}; got {name!r}")
         make_plain_(self)
         checked_at_least("min_channels_per_group", self.min_channels_per_group, 1)
         for option in ("fixed_levels", "largest_levels"):
             levels = getattr(self, option).items()
             plain = {pattern: checked_at_least(f"{option}[{pattern!r}]", level, 1) for pattern, level in levels}
             object.__setattr__(self, option, plain)
+
+    @property
+    def types(self) -> tuple[type[nn.Module], ...]:
+        """The types that `layer_types` names."""
+        return tuple(TYPES_BY_NAME[name] for name in self.layer_types)
 
 
 @dataclass(frozen=True)
@@ -159,31 +167,17 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     return Selection(tuple(layers), tuple(skipped))
 
 
-def layer_types_named(names: Iterable[str]) -> tuple[type[nn.Module], ...]:
-    """The types of layers that can be grouped, by the names that recipes and the command line have for them.
-
-    >>> layer_types_named(["Conv2d", "Linear"])
-    (<class 'torch.nn.modules.conv.Conv2d'>, <class 'torch.nn.modules.linear.Linear'>)
-    """
-    known = {layer_type.__name__: layer_type for layer_type in GROUPED_TYPES}
-    named = tuple(names)
-    for name in named:
-        if name not in known:
-            raise ValueError(f"layer_types may hold {', '.join(known)}; got {name!r}")
-    return tuple(known[name] for name in named)
-
-
 def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
     """The options that have layers of these types grouped, to stand inside an error.
 
-    >>> rules_for_types([nn.Conv1d])[:84]
-    'rules=ss.LayerRules(layer_types=(nn.Conv1d,)), in a recipe sparsify.layer_types=[Con'
+    >>> rules_for_types([nn.Conv1d])[:87]
+    'SparsifyConfig(layer_types=("Conv1d",)), in a recipe sparsify.layer_types=[Conv1d], with'
     """
     names = [layer_type.__name__ for layer_type in GROUPED_TYPES if layer_type in layer_types]
-    types = ", ".join(f"nn.{name}" for name in names) + ("," if len(names) == 1 else "")
+    types = ", ".join(f'"{name}"' for name in names) + ("," if len(names) == 1 else "")
     in_recipe = f"sparsify.layer_types=[{','.join(names)}]"
     of_compress = " ".join(f"--layer-type {name}" for name in names)
-    return f"rules=ss.LayerRules(layer_types=({types})), in a recipe {in_recipe}, with compress {of_compress}"
+    return f"SparsifyConfig(layer_types=({types})), in a recipe {in_recipe}, with compress {of_compress}"
 
 
 @dataclass(frozen=True)
@@ -205,7 +199,7 @@ def _reason_to_skip(
         return f"{kind} is quantised: group the network first, then quantise it"
     if is_grouped(module):
         return "grouped already by strucspars"
-    if dense_type(module) not in rules.layer_types:
+    if dense_type(module) not in rules.types:
         return _reason_in_the_type(module)
     if not any(fnmatchcase(name, pattern) for pattern in rules.include):
         return "not included"
@@ -242,10 +236,10 @@ def _parametrised(module: nn.Module) -> str:
 def _missing_type(name: str, module: nn.Module, rules: LayerRules, others: _Others) -> type[nn.Module] | None:
     """The layer's own type, where the layer would be grouped if that were among the types to group."""
     own_type = dense_type(module)
-    if own_type in rules.layer_types or own_type not in GROUPED_TYPES:
+    if own_type in rules.types or own_type not in GROUPED_TYPES:
         return None
     # Without `filter_fn`, which may rely on getting layers of the types to group only.
-    reason = _reason_to_skip(name, module, replace(rules, layer_types=(own_type,)), None, others)
+    reason = _reason_to_skip(name, module, replace(rules, layer_types=(own_type.__name__,)), None, others)
     return own_type if reason is None else None
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.hierarchy import max_group_level, num_groups
+from strucspars.core.importance import kept_norm_by_level
 from strucspars.report.reading import RunData
 from strucspars.report.run_parts import StoredMatrix
 

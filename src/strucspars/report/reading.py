@@ -151,7 +151,7 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         plan=plan,
         weight_shapes=shapes,
         dynamics=reader.dynamics(shapes, last_epoch=last_epoch),
-        importance=reader.importance(shapes, norm="l1" if recipe is None else recipe.sparsify.norm),
+        importance=reader.importance(shapes, norm="l1" if recipe is None else recipe.sparsify.importance),
         environment=reader.json_object(folder.environment_path),
         decisions=reader.json_object(folder.decisions_path) if folder.decisions_path.exists() else {},
         one_shot=reader.part(lambda: read_one_shot(folder)),

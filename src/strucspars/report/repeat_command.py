@@ -1,7 +1,6 @@
 """The command that repeats a run."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import yaml
 
 from strucspars.report.one_shot import OneShotOutcome
 from strucspars.train.recipe import Recipe, SparsifyRecipe
-from strucspars.train.recipe_reading import read_recipe, recipe_names
+from strucspars.train.recipe_reading import flat_options, read_recipe, recipe_names
 
 
 def repeat_command(recipe: Recipe, recipe_path: Path) -> str:
@@ -67,23 +66,12 @@ def _overrides(recipe: Recipe) -> list[str] | None:
     """What makes the package's recipe of this name to this one; None where there is none, or it cannot be said."""
     if recipe.name not in recipe_names():
         return None
-    usual, wanted = _leaves(asdict(read_recipe(recipe.name))), _leaves(asdict(recipe))
+    usual, wanted = flat_options(read_recipe(recipe.name)), flat_options(recipe)
     overrides = [f"{key}={_as_yaml(value)}" for key, value in wanted.items() if value != usual[key]]
     try:
-        # Warm-ups follow the epochs unless they are given, so the difference alone may come to something else.
-        if read_recipe(recipe.name, overrides) != recipe:
-            overrides = [f"{key}={_as_yaml(value)}" for key, value in wanted.items() if key != "name"]
         return overrides if read_recipe(recipe.name, overrides) == recipe else None
     except ValueError:
         return None
-
-
-def _leaves(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted key."""
-    leaves: dict[str, Any] = {}
-    for key, value in section.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return leaves
 
 
 def _as_yaml(value: Any) -> str:

@@ -14,7 +14,6 @@ import torch
 from strucspars.bench.results import BenchReport, report_from_json
 from strucspars.core.checks import FloatArray, IntArray, is_number, is_whole_number
 from strucspars.core.hierarchy import checked_group_level
-from strucspars.core.importance import Norm
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
@@ -120,7 +119,7 @@ class PartReader:
         self._note_some(damaged, "files of dynamics/ are damaged")
         return tuple(epochs)
 
-    def importance(self, shapes: Shapes, *, norm: Norm) -> Mapping[str, Mapping[str, StoredMatrix]]:
+    def importance(self, shapes: Shapes, *, norm: str) -> Mapping[str, Mapping[str, StoredMatrix]]:
         """S of every layer, by moment, where it was stored; of a run in its first stage, also from its checkpoint."""
         stored = {
             moment: self._matrices(path, shapes)
@@ -199,7 +198,7 @@ def _layer_shapes(entries: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _checkpoint_matrices(folder: RunFolder, shapes: Shapes, norm: Norm) -> dict[str, StoredMatrix]:
+def _checkpoint_matrices(folder: RunFolder, shapes: Shapes, norm: str) -> dict[str, StoredMatrix]:
     """S of the weights in the last checkpoint, if that is one of the first stage."""
     checkpoint = folder.load_checkpoint() or {}
     weights = checkpoint.get("model")
@@ -207,7 +206,7 @@ def _checkpoint_matrices(folder: RunFolder, shapes: Shapes, norm: Norm) -> dict[
         return {}
     found = {name: weights.get(f"{name}.weight") for name in shapes}
     return {
-        name: importance_matrix(weight, norm).astype(np.float32)
+        name: importance_matrix(weight, "l2" if norm == "l2" else "l1").astype(np.float32)
         for name, weight in found.items()
         if isinstance(weight, torch.Tensor) and tuple(weight.shape) == shapes[name]
     }

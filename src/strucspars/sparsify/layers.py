@@ -11,106 +11,15 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from strucspars.core.budget import LayerBudget
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.core.connectivity import Connectivity
-from strucspars.core.criterion import kept_norm_by_level
-from strucspars.core.hierarchy import num_groups, penalty_matrix
-from strucspars.core.learning import Method, learn_permutations
-from strucspars.core.permutation import inverse
+from strucspars.core.hierarchy import group_penalty, num_groups, penalty_matrix
+from strucspars.core.importance import kept_norm_by_level, level_keeping
+from strucspars.core.learning import learn_permutations, refine_at_level
+from strucspars.core.permutation import checked_permutation, connection_cost, inverse
 from strucspars.nn.groupable import SelectedLayer
-from strucspars.nn.importance import importance_matrix
-from strucspars.nn.names import bare_modules, modules_by_name
+from strucspars.nn.names import bare_modules
 from strucspars.sparsify.config import SparsifyConfig
-
-# One step of the way to a layer: a module, the name of one that it holds, and that one. No class: that takes twice as
-# long to look at, and every training step does.
-_Place = tuple[nn.Module, str, nn.Module]
-
-
-class LayerPlaces:
-    """The way from a model to each of its layers, cheap enough to be looked at before every training step."""
-
-    def __init__(self, model: nn.Module, layers: Sequence[SelectedLayer]) -> None:
-        self.model, self._layers = model, tuple(layers)
-        self._places = _ways(model, {layer.module for layer in layers})
-
-    def check(self) -> None:
-        """Raise a `ValueError` that names a layer whose place in the model another module has taken."""
-        for holder, name, module in self._places:
-            if holder._modules.get(name) is not module:
-                self._follow()
-                return
-
-    def are_called(self, names: Sequence[str]) -> bool:
-        """Whether these are the layers in their order; names may have wrappers in them, as those of older states."""
-        modules = modules_by_name(self.model)
-        return [modules.get(name) for name in names] == [layer.module for layer in self._layers]
-
-    def _follow(self) -> None:
-        """A wrapper may have come between (compiled, or with activations recomputed): then the layers are the same."""
-        present = dict(bare_modules(self.model, remove_duplicate=False))
-        for layer in self._layers:
-            if layer.module not in _nearest(layer.name, present).modules():
-                raise ValueError(
-                    f"layer {layer.name!r} has been replaced in the model, or taken out of it, and the Sparsifier "
-                    "would go on with the old module; make a new Sparsifier"
-                )
-        self._places = _ways(self.model, {layer.module for layer in self._layers})
-
-
-def _nearest(name: str, present: Mapping[str, nn.Module]) -> nn.Module:
-    """What is there under a name, or as much of it as there is."""
-    while name not in present:
-        name = name.rpartition(".")[0]
-    return present[name]
-
-
-def _ways(model: nn.Module, layers: set[nn.Module]) -> tuple[_Place, ...]:
-    """Every place that leads to a layer by its first name, each once."""
-    names = [name for name, module in model.named_modules() if module in layers]
-    places: dict[tuple[str, ...], _Place] = {}
-    for name in names:
-        holder, parts = model, name.split(".") if name else []
-        for depth, part in enumerate(parts, start=1):
-            held = holder.get_submodule(part)
-            places[tuple(parts[:depth])] = holder, part, held
-            holder = held
-    return tuple(places.values())
-
-
-class OneBlasThread:
-    """A context that the first to enter sets up, and the last to leave takes down.
-
-    The limit holds for the whole process. Were everyone to set and restore it for himself, who leaves first would lift
-    it for the others, and who leaves last would restore what he found: one thread, for good.
-
-    The channel orders are learned with many small matrix products: further threads gain little, and where other
-    processes hold their cores they wait.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._limits: threadpool_limits | None = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._limits = threadpool_limits(limits=1, user_api="blas")
-            self._inside += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._limits is not None:
-                self._limits.restore_original_limits()
-
-
-ONE_BLAS_THREAD = OneBlasThread()
-
+from strucspars.sparsify.extensions import ORDERS, LayerToOrder, Orders, Solve, importance_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +33,62 @@ class LayerState:
     cost: float
     kept_norm: tuple[float, ...]
     group_level: int
+
+    @property
+    def orders(self) -> Orders:
+        """Both orders, `(out_perm, in_perm)`."""
+        return self.out_perm, self.in_perm
+
+
+class OneBlasThread:
+    """A process-wide limit to one BLAS thread: the first user sets it, the last restores what was before.
+
+    The channel orders are learned with many small matrix products: further threads gain little, and where other
+    processes hold their cores they wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._limits: threadpool_limits | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._limits = threadpool_limits(limits=1, user_api="blas")
+            self._users += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._limits is not None:
+                self._limits.restore_original_limits()
+
+
+ONE_BLAS_THREAD = OneBlasThread()
+
+
+def check_still_in_model(model: nn.Module, layers: Iterable[SelectedLayer]) -> None:
+    """Raise a `ValueError` that names a layer which the model no longer has where it was selected.
+
+    A wrapper may have come between, such as `torch.compile`: then the layer is still the same.
+    """
+    present = dict(bare_modules(model, remove_duplicate=False))
+    for layer in layers:
+        if layer.module not in _nearest(layer.name, present).modules():
+            raise ValueError(
+                f"layer {layer.name!r} has been replaced in the model or removed from it, and the Sparsifier would go "
+                "on with the old module; make a new Sparsifier"
+            )
+
+
+def _nearest(name: str, present: Mapping[str, nn.Module]) -> nn.Module:
+    """The module of this name, or of the longest part of it that exists."""
+    while name not in present:
+        name = name.rpartition(".")[0]
+    return present[name]
 
 
 def check_values(layers: Iterable[SelectedLayer]) -> None:
@@ -144,89 +109,89 @@ def learned_states(
 ) -> list[LayerState]:
     """Learn or refresh the channel orders of all layers from their present weights, then read off the levels.
 
-    With an executor the layers are solved by its workers, side by side; the outcome is the same.
+    With an executor its workers solve the layers in parallel; the outcome is the same.
     """
-    starts = previous if previous is not None else [None] * len(layers)
-    problems = (_problem(layer, config, start) for layer, start in zip(layers, starts, strict=True))
-    solutions = _solved_here(problems) if executor is None else _solved_by_workers(list(problems), executor)
+    starts = [None] * len(layers) if previous is None else [state.orders for state in previous]
+    problems = [
+        LayerToOrder(layer.name, importance_of(layer, config.importance), start, layer.largest_level)
+        for layer, start in zip(layers, starts, strict=True)
+    ]
+
+    def solve(chosen: Sequence[LayerToOrder]) -> list[Orders]:
+        return _learned_by_workers(chosen, config, executor) if executor is not None else _learned_here(chosen, config)
+
     return [
-        LayerState(learned.out_perm, learned.in_perm, learned.cost, kept_norm, _level(layer, kept_norm, config))
-        for layer, (learned, kept_norm) in zip(layers, solutions, strict=True)
+        _state(layer, problem.importance, orders, config)
+        for layer, problem, orders in zip(layers, problems, orders_of(problems, config, solve), strict=True)
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """What a worker needs to know about a layer."""
-
-    name: str
-    importance: FloatArray
-    method: Method
-    decay: float
-    largest_level: int
-    start: tuple[IntArray, IntArray] | None
-    seed: int
-
-
-_Solution = tuple[Connectivity, tuple[float, ...]]
-
-
-def _problem(layer: SelectedLayer, config: SparsifyConfig, start: LayerState | None) -> _Problem:
-    try:
-        importance = importance_matrix(layer.weight, config.norm)
-    except ValueError as error:
-        raise ValueError(f"layer {layer.name!r}: {error}") from error
-    orders = None if start is None else (start.out_perm, start.in_perm)
-    return _Problem(layer.name, importance, config.method, config.decay, layer.largest_level, orders, config.seed)
-
-
-def _solved(problem: _Problem) -> _Solution:
-    try:
-        learned = learn_permutations(
-            problem.importance,
-            problem.method,
-            decay=problem.decay,
-            max_group_level=problem.largest_level,
-            start=problem.start,
-            seed=problem.seed,
+def orders_of(layers: Sequence[LayerToOrder], config: SparsifyConfig, solve: Solve) -> list[Orders]:
+    """The orders that the policy of the options gives the layers, checked."""
+    found = list(ORDERS.find(config.orders)(layers, solve))
+    if len(found) != len(layers):
+        raise ValueError(f"orders {config.orders!r} returned orders of {len(found)} layers, got {len(layers)}")
+    checked = []
+    for layer, (out_perm, in_perm) in zip(layers, found, strict=True):
+        where = f"layer {layer.name!r}: orders {config.orders!r}: "
+        out_channels, in_channels = layer.importance.shape
+        checked.append(
+            (
+                checked_permutation(out_perm, out_channels, name=f"{where}out_perm"),
+                checked_permutation(in_perm, in_channels, name=f"{where}in_perm"),
+            )
         )
-    except ValueError as error:
-        raise ValueError(f"layer {problem.name!r}: {error}") from error
-    permuted = problem.importance[learned.out_perm][:, learned.in_perm]
-    return learned, tuple(kept_norm_by_level(permuted).tolist())
+    return checked
 
 
-def _solved_here(problems: Iterable[_Problem]) -> list[_Solution]:
+def refined_orders(layers: Sequence[LayerToOrder]) -> list[Orders]:
+    """The best orders found for the level of each layer, from the orders it has."""
+    refined: list[Orders] = []
     with ONE_BLAS_THREAD:
-        return [_solved(problem) for problem in problems]
+        for layer in layers:
+            assert layer.start is not None, "refined after they are learned"
+            found = refine_at_level(layer.importance, layer.start, group_level=layer.level)
+            refined.append((found.out_perm, found.in_perm))
+    return refined
 
 
-def _solved_by_workers(problems: Sequence[_Problem], executor: Executor) -> list[_Solution]:
+def _learned_here(layers: Sequence[LayerToOrder], config: SparsifyConfig) -> list[Orders]:
+    with ONE_BLAS_THREAD:
+        return [_learned(layer, config) for layer in layers]
+
+
+def _learned_by_workers(layers: Sequence[LayerToOrder], config: SparsifyConfig, executor: Executor) -> list[Orders]:
     # The largest first: a long one that starts last keeps all others waiting.
-    order = sorted(range(len(problems)), key=lambda index: -problems[index].importance.size)
+    order = sorted(range(len(layers)), key=lambda index: -layers[index].importance.size)
     try:
-        futures = {index: executor.submit(_solved, problems[index]) for index in order}
-        return [futures[index].result() for index in range(len(problems))]
+        futures = {index: executor.submit(_learned, layers[index], config) for index in order}
+        return [futures[index].result() for index in range(len(layers))]
     except BrokenExecutor:
         logger.warning("a worker process died, for lack of memory maybe; the channel orders are learned without them")
-        return _solved_here(problems)
+        return _learned_here(layers, config)
 
 
-def _level(layer: SelectedLayer, kept_norm: tuple[float, ...], config: SparsifyConfig) -> int:
-    return layer_budget(layer, kept_norm).level_at(config.min_kept_norm)
-
-
-def layer_budget(layer: SelectedLayer, kept_norm: tuple[float, ...], macs: int = 0) -> LayerBudget:
-    """The layer as the threshold search sees it."""
-    fixed = layer.fixed_level is not None
-    return LayerBudget(
-        layer.name,
-        layer.weight.numel(),
-        macs=macs,
-        kept_norm=kept_norm,
-        fixed_level=layer.fixed_level,
-        largest_level=None if fixed else layer.largest_level,
+def _learned(layer: LayerToOrder, config: SparsifyConfig) -> Orders:
+    learned = learn_permutations(
+        layer.importance,
+        config.method,
+        decay=config.decay,
+        max_group_level=layer.level,
+        start=layer.start,
+        seed=config.seed,
     )
+    return learned.out_perm, learned.in_perm
+
+
+def _state(layer: SelectedLayer, importance: FloatArray, orders: Orders, config: SparsifyConfig) -> LayerState:
+    out_perm, in_perm = orders
+    penalty = group_penalty(layer.largest_level - 1, decay=config.decay)
+    cost = connection_cost(importance, penalty, out_perm, in_perm)
+    kept_norm = tuple(kept_norm_by_level(importance[out_perm][:, in_perm]).tolist())
+    level = layer.fixed_level
+    if level is None:
+        level = min(level_keeping(kept_norm, config.min_kept_norm), layer.largest_level)
+    return LayerState(out_perm, in_perm, cost, kept_norm, level)
 
 
 def penalty_strength(layer: SelectedLayer, state: LayerState, *, decay: float, lambda_value: float) -> FloatArray:
@@ -243,7 +208,7 @@ def churn(layer: SelectedLayer, before: LayerState, after: LayerState) -> float:
     groups = num_groups(min(after.group_level + 1, layer.largest_level))
     moved = [
         _group_of_channel(old, groups) != _group_of_channel(new, groups)
-        for old, new in ((before.out_perm, after.out_perm), (before.in_perm, after.in_perm))
+        for old, new in zip(before.orders, after.orders, strict=True)
     ]
     return float(np.concatenate(moved).mean())
 

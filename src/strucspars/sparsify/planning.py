@@ -1,14 +1,13 @@
-"""From kept norms to a plan: the threshold that meets the target, then the orders refined for the chosen levels."""
+"""From importances to a plan: the threshold that meets the target, then the orders refined for the chosen levels."""
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from strucspars.core.budget import (
-    Budget,
     LayerBudget,
     ThresholdSearch,
     largest_removed_fraction,
@@ -17,48 +16,26 @@ from strucspars.core.budget import (
     search_threshold,
     without_surplus,
 )
-from strucspars.core.criterion import kept_norm_by_level
-from strucspars.core.importance import Norm
-from strucspars.core.learning import refine_at_level
+from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, count_macs
 from strucspars.cost.layers import refuse_lazy_modules
-from strucspars.nn.groupable import LayerRules, SelectedLayer, Selection, SkippedLayer, rules_for_types
-from strucspars.nn.importance import importance_matrix
+from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, SkippedLayer, rules_for_types, select_layers
 from strucspars.nn.layers import dense_type
 from strucspars.nn.names import bare_modules
+from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.layers import ONE_BLAS_THREAD, LayerState, layer_budget
-
-
-def with_one_width(config: SparsifyConfig, rules: LayerRules) -> tuple[SparsifyConfig, LayerRules]:
-    """Options and rules with the larger of their two minimum widths: either may ask for one.
-
-    >>> config, rules = with_one_width(SparsifyConfig(target=0.5, epochs=20), LayerRules(min_channels_per_group=16))
-    >>> config.min_channels_per_group, rules.min_channels_per_group
-    (16, 16)
-    """
-    width = max(config.min_channels_per_group, rules.min_channels_per_group)
-    return replace(config, min_channels_per_group=width), replace(rules, min_channels_per_group=width)
-
-
-def threshold_for_target(budgets: Sequence[LayerBudget], config: SparsifyConfig) -> ThresholdSearch:
-    """The threshold that meets the target; the layers' largest levels are those of the minimum width.
-
-    Raises:
-        ValueError: the target cannot be reached; the message names the width, and what can be reached with it.
-    """
-    width = config.min_channels_per_group
-    if width > 1:
-        most = largest_removed_fraction(budgets, config.budget)
-        if most < config.target:
-            raise ValueError(
-                f"target {config.target:g} cannot be reached: the most that can be removed with "
-                f"min_channels_per_group={width} is {reachable_target(most)} of all {config.budget}; "
-                "lower min_channels_per_group or the target, or lift fixed and largest levels"
-            )
-    return search_threshold(budgets, config.target, config.budget)
-
+from strucspars.sparsify.extensions import (
+    MACS,
+    PARAMS,
+    Budget,
+    CountedLayer,
+    LayerToOrder,
+    WholeNetwork,
+    find_budget,
+    importance_of,
+)
+from strucspars.sparsify.layers import LayerState, check_values, learned_states, orders_of, refined_orders
 
 logger = logging.getLogger(__name__)
 
@@ -68,95 +45,165 @@ NOTABLE_SURPLUS = 0.01
 NOTABLE_SHARE = 0.05
 
 
-@dataclass(frozen=True)
-class NetworkSize:
-    """Parameters and multiply-accumulates of the whole network; MACs only where an input was given."""
+def one_shot_plan(
+    model: nn.Module,
+    target: float | SparsifyConfig,
+    *,
+    filter_fn: FilterFn | None = None,
+    example_inputs: ExampleInputs | None = None,
+) -> GroupingPlan:
+    """Plan from the weights as they are. Logs how much of their norm is lost: without sparse training that is a lot.
 
-    params: int
-    macs: int
-    layer_macs: Mapping[str, int]
+    In distributed training all processes call it, and get the same plan.
+
+    Args:
+        model: any module, trained or not.
+        target: fraction of all parameters to remove, or all options; those of the training are not used.
+        filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
+        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
+
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> ss.one_shot_plan(model, target=0.5).removed_param_fraction
+    0.5
+    >>> ss.one_shot_plan(model, ss.SparsifyConfig(target=0.3, min_channels_per_group=2)).layers["0"].num_groups
+    2
+    """
+    config = target if isinstance(target, SparsifyConfig) else SparsifyConfig(target=target)
+    selection = select_layers(model, config, filter_fn=filter_fn)
+    if config.target > 0:
+        selection.check_not_empty()
+    check_values(selection.layers)
+    size = network_size(model, example_inputs)
+
+    def decide() -> GroupingPlan:
+        states = learned_states(selection.layers, config, None)
+        return plan_for_target(selection, states, size, config)
+
+    plan = agreed(decide)
+    kept = kept_fraction(selection.layers, plan, config.importance)
+    logger.warning(
+        "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm: "
+        "finetune before you judge it, or train with a Sparsifier to lose less",
+        100 * plan.removed_param_fraction,
+        100 * (1 - kept),
+    )
+    return plan
 
 
-def network_size(model: nn.Module, example_inputs: ExampleInputs | None, budget: Budget) -> NetworkSize:
+def network_size(model: nn.Module, example_inputs: ExampleInputs | None) -> WholeNetwork:
     """Count the network's parameters and, given an input to run it on, its multiply-accumulates."""
     refuse_lazy_modules(model)
     params = sum(parameter.numel() for parameter in model.parameters())
     if example_inputs is None:
-        if budget == "macs":
-            raise ValueError("budget='macs' needs example_inputs to count the multiply-accumulates with")
-        return NetworkSize(params, 0, {})
+        return WholeNetwork(params, None, {})
     count = count_macs(model, example_inputs)
-    return NetworkSize(params, count.macs, {name: layer.macs for name, layer in count.layers.items()})
+    return WholeNetwork(params, count.macs, {name: layer.macs for name, layer in count.layers.items()})
 
 
 class PresentSize:
     """A model's size, counted again where the model has changed: a classifier may be replaced while others train on."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Sequence[SelectedLayer],
-        *,
-        example_inputs: ExampleInputs | None,
-        budget: Budget,
-    ) -> None:
-        self._model, self._layers = model, tuple(layers)
-        self._example_inputs, self._budget = example_inputs, budget
+    def __init__(self, model: nn.Module, layers: Sequence[SelectedLayer], example_inputs: ExampleInputs | None) -> None:
+        self._model, self._layers, self._example_inputs = model, tuple(layers), example_inputs
         self._modules = tuple(model.modules())
-        self._size = network_size(model, example_inputs, budget)
+        self._size = network_size(model, example_inputs)
 
-    def counted(self) -> NetworkSize:
-        """The size as it is now. MACs take a forward pass, so only what may change them has them counted again."""
+    def counted(self) -> WholeNetwork:
+        """The size now. MACs take a forward pass: they are counted again only where modules or parameters changed."""
         modules = tuple(self._model.modules())
         params = sum(parameter.numel() for parameter in self._model.parameters())
         if modules != self._modules or params != self._size.params:
-            self._size = self._under_former_names(network_size(self._model, self._example_inputs, self._budget))
+            size = network_size(self._model, self._example_inputs)
+            # A wrapper that came later, such as one that recomputes activations, gives layers other names.
+            names = {module: name for name, module in bare_modules(self._model)}
+            macs = {layer.name: size.layer_macs.get(names[layer.module], 0) for layer in self._layers}
+            self._size = replace(size, layer_macs={**size.layer_macs, **macs})
             self._modules = modules
         return self._size
 
-    def _under_former_names(self, size: NetworkSize) -> NetworkSize:
-        """A wrapper that came later, such as one that recomputes activations, gives layers other names."""
-        names = {module: name for name, module in bare_modules(self._model)}
-        macs = {layer.name: size.layer_macs.get(names[layer.module], 0) for layer in self._layers}
-        return replace(size, layer_macs={**size.layer_macs, **macs})
-
 
 def network_budget(
-    layers: Sequence[SelectedLayer], states: Sequence[LayerState], size: NetworkSize
+    selection: Selection, states: Sequence[LayerState], size: WholeNetwork, budget: Budget
 ) -> list[LayerBudget]:
     """Every selected layer, and one entry for everything else: the denominator is the whole network."""
-    budgets = [
-        layer_budget(layer, state.kept_norm, size.layer_macs.get(layer.name, 0))
-        for layer, state in zip(layers, states, strict=True)
+    whole = None if budget.whole is None else budget.whole(size)
+    counted = [
+        _counted(layer, len(state.kept_norm), size) for layer, state in zip(selection.layers, states, strict=True)
     ]
-    rest_params = size.params - sum(budget.params for budget in budgets)
-    rest_macs = size.macs - sum(budget.macs for budget in budgets)
-    return [*budgets, LayerBudget("(everything else)", rest_params, macs=rest_macs)]
+    budgets = [
+        _layer_budget(layer, state, budget.cost_by_level(each, _neighbours(counted, place)))
+        for place, (layer, state, each) in enumerate(zip(selection.layers, states, counted, strict=True))
+    ]
+    if whole is None:
+        others = [_counted(layer, 1, size) for layer in selection.skipped]
+        rest = sum(budget.cost_by_level(layer, ())[0] for layer in others)
+    else:
+        rest = whole - sum(layer.cost for layer in budgets)
+    return [*budgets, LayerBudget("(everything else)", rest)]
 
 
-def threshold_in_network(
-    budgets: Sequence[LayerBudget], selection: Selection, size: NetworkSize, config: SparsifyConfig
+def _counted(layer: SelectedLayer | SkippedLayer, num_levels: int, size: WholeNetwork) -> CountedLayer:
+    macs = None if size.macs is None else size.layer_macs.get(layer.name, 0)
+    weight = layer.module._parameters.get("weight")
+    return CountedLayer(layer.name, layer.module, 0 if weight is None else weight.numel(), macs, num_levels)
+
+
+def _neighbours(layers: Sequence[CountedLayer], place: int) -> Sequence[CountedLayer]:
+    return (*layers[max(0, place - 1) : place], *layers[place + 1 : place + 2])
+
+
+def _layer_budget(layer: SelectedLayer, state: LayerState, costs: Sequence[float]) -> LayerBudget:
+    return LayerBudget(
+        layer.name,
+        costs[0],
+        kept_norm=state.kept_norm,
+        cost_by_level=costs,
+        fixed_level=layer.fixed_level,
+        largest_level=None if layer.fixed_level is not None else layer.largest_level,
+    )
+
+
+def removed_by(selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig) -> float:
+    """Fraction of the budget that the present levels of the layers remove."""
+    budgets = network_budget(selection, states, size, find_budget(config.budget))
+    levels = {layer.name: state.group_level for layer, state in zip(selection.layers, states, strict=True)}
+    return removed_fraction(budgets, levels)
+
+
+def threshold_for_target(
+    selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
 ) -> ThresholdSearch:
-    """The threshold that meets the target.
+    """The threshold that meets the target, without the groups that the target does not need.
 
     Raises:
-        ValueError: the target cannot be reached; the message says what lies in layers that are left out.
+        ValueError: the target cannot be reached; the message says what can, and what is left out of it.
     """
-    try:
-        return threshold_for_target(budgets, config)
-    except ValueError as error:
-        left_out = _left_out(selection, size, config.budget)
-        if not left_out:
-            raise
-        raise ValueError(f"{error}; {left_out}") from error
+    budgets = network_budget(selection, states, size, find_budget(config.budget))
+    most = largest_removed_fraction(budgets)
+    if most < config.target:
+        width = config.min_channels_per_group
+        limit = f" with min_channels_per_group={width}" if width > 1 else ""
+        remedies = ["lower the target"]
+        remedies += ["lower min_channels_per_group"] if width > 1 else []
+        remedies += ["lift fixed and largest levels"] if config.fixed_levels or config.largest_levels else []
+        raise ValueError(
+            f"target {config.target:g} cannot be reached: the most that can be removed{limit} is "
+            f"{reachable_target(most)} of all {config.budget}; {' or '.join(remedies)}"
+            f"{_left_out(selection, size, config.budget)}"
+        )
+    found = search_threshold(budgets, config.target)
+    return without_surplus(budgets, found, config.target)
 
 
-def _left_out(selection: Selection, size: NetworkSize, budget: Budget) -> str:
-    """Why much of the network is left out, and the remedy; to stand inside an error, empty where little is."""
-    whole = size.params if budget == "params" else size.macs
+def _left_out(selection: Selection, size: WholeNetwork, budget: str) -> str:
+    """Why much of the network is left out, and the remedy, to end an error; empty where little is left out."""
+    on_macs = budget == "macs" and size.macs is not None
+    whole = size.macs if on_macs and size.macs is not None else size.params
     by_reason: Counter[str] = Counter()
     by_missing_type: Counter[type[nn.Module]] = Counter()
-    for layer, cost in _costs(selection.skipped, size, budget):
+    for layer, params in _own_params(selection.skipped):
+        cost = size.layer_macs.get(layer.name, 0) if on_macs else params
         by_reason[layer.reason] += cost
         if layer.missing_type is not None:
             by_missing_type[layer.missing_type] += cost
@@ -167,41 +214,26 @@ def _left_out(selection: Selection, size: NetworkSize, budget: Budget) -> str:
     missing = {missing_type for missing_type, cost in by_missing_type.items() if cost > NOTABLE_SHARE * whole}
     present = {dense_type(layer.module) for layer in selection.layers}
     remedy = f"; more can be removed with {rules_for_types(present | missing)}" if missing else ""
-    return f"of all {budget}, {shares} are left out{remedy}"
+    return f"; of all {'macs' if on_macs else 'params'}, {shares} are left out{remedy}"
 
 
-def _costs(skipped: Sequence[SkippedLayer], size: NetworkSize, budget: Budget) -> Iterator[tuple[SkippedLayer, int]]:
-    """What each layer adds to the whole network; parameters that layers share count once."""
+def _own_params(skipped: Sequence[SkippedLayer]) -> Iterator[tuple[SkippedLayer, int]]:
+    """How many parameters each layer adds to the whole network; those that layers share count once."""
     counted: set[nn.Parameter] = set()
     for layer in skipped:
         params = set(layer.module.parameters()) - counted
         counted |= params
-        macs = size.layer_macs.get(layer.name, 0)
-        yield layer, macs if budget == "macs" else sum(parameter.numel() for parameter in params)
+        yield layer, sum(parameter.numel() for parameter in params)
 
 
 def plan_for_target(
-    layers: Sequence[SelectedLayer],
-    states: Sequence[LayerState],
-    size: NetworkSize,
-    config: SparsifyConfig,
-    *,
-    skipped: Sequence[SkippedLayer] = (),
+    selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
 ) -> GroupingPlan:
     """The plan whose levels remove the target, with the orders refined for these levels.
 
     Logs a warning where they remove much more: few or wide layers allow coarse steps only.
-
-    Args:
-        layers: those to group.
-        states: what is known about them.
-        size: of the whole network.
-        config: the options.
-        skipped: the layers that stay, to be named where the target cannot be reached for them.
     """
-    budgets = network_budget(layers, states, size)
-    found = threshold_in_network(budgets, Selection(tuple(layers), tuple(skipped)), size, config)
-    found = without_surplus(budgets, found, config.target, config.budget)
+    found = threshold_for_target(selection, states, size, config)
     if found.removed_fraction > config.target + NOTABLE_SURPLUS:
         logger.warning(
             "the plan removes %.1f %% of all %s where %.1f %% were asked for: the steps between the layers' group "
@@ -210,41 +242,39 @@ def plan_for_target(
             config.budget,
             100 * config.target,
         )
-    with ONE_BLAS_THREAD:
-        planned = {
-            layer.name: _planned_layer(layer, state, found.group_levels[layer.name], config)
-            for layer, state in zip(layers, states, strict=True)
-        }
+    problems = [
+        LayerToOrder(layer.name, importance_of(layer, config.importance), state.orders, found.group_levels[layer.name])
+        for layer, state in zip(selection.layers, states, strict=True)
+    ]
+    planned = {
+        layer.name: LayerPlan(
+            group_level=problem.level, out_perm=out_perm, in_perm=in_perm, weight_shape=layer.weight_shape
+        )
+        for layer, problem, (out_perm, in_perm) in zip(
+            selection.layers, problems, orders_of(problems, config, refined_orders), strict=True
+        )
+    }
 
     def removed(budget: Budget) -> float:
-        return removed_fraction(budgets, found.group_levels, budget)
+        return removed_fraction(network_budget(selection, states, size, budget), found.group_levels)
 
     return GroupingPlan(
         planned,
         budget=config.budget,
         target=config.target,
         min_kept_norm=found.min_kept_norm,
-        removed_param_fraction=removed("params"),
-        removed_mac_fraction=removed("macs") if size.macs else None,
+        removed_param_fraction=removed(PARAMS),
+        removed_mac_fraction=removed(MACS) if size.macs else None,
     )
 
 
-def kept_fraction(layers: Sequence[SelectedLayer], plan: GroupingPlan, norm: Norm = "l1") -> float:
-    """Share of the selected layers' norm that the plan keeps."""
+def kept_fraction(layers: Sequence[SelectedLayer], plan: GroupingPlan, importance: str = "l1") -> float:
+    """Share of the selected layers' importance that the plan keeps."""
     kept = whole = 0.0
     for layer in layers:
-        importance = importance_matrix(layer.weight, norm)
-        planned = plan.layers[layer.name]
-        layer_norm = float(importance.sum())
-        kept_norm = kept_norm_by_level(importance[planned.out_perm][:, planned.in_perm])
+        matrix, planned = importance_of(layer, importance), plan.layers[layer.name]
+        layer_norm = float(matrix.sum())
+        kept_norm = kept_norm_by_level(matrix[planned.out_perm][:, planned.in_perm])
         kept += layer_norm * float(kept_norm[planned.group_level - 1])
         whole += layer_norm
     return kept / whole if whole > 0 else 1.0
-
-
-def _planned_layer(layer: SelectedLayer, state: LayerState, level: int, config: SparsifyConfig) -> LayerPlan:
-    importance = importance_matrix(layer.weight, config.norm)
-    refined = refine_at_level(importance, (state.out_perm, state.in_perm), group_level=level)
-    return LayerPlan(
-        group_level=level, out_perm=refined.out_perm, in_perm=refined.in_perm, weight_shape=layer.weight_shape
-    )

@@ -1,6 +1,7 @@
 """Sparse training of any model: the penalty for every step, the decisions after every epoch (Algorithm 1)."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
@@ -9,33 +10,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from strucspars.core.budget import removed_fraction
 from strucspars.core.checks import IntArray, is_whole_number
 from strucspars.core.controller import LambdaState, next_lambda
-from strucspars.core.hierarchy import checked_group_level
+from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
-from strucspars.core.plan import GroupingPlan
+from strucspars.core.plan import GroupingPlan, group_counts
 from strucspars.cost.counting import ExampleInputs
-from strucspars.nn.groupable import (
-    FilterFn,
-    LayerRules,
-    Selection,
-    owners_of_parameters,
-    parameter_key,
-    select_layers,
-)
+from strucspars.nn.groupable import FilterFn, Selection, owners_of_parameters, parameter_key, select_layers
 from strucspars.nn.layers import is_grouped
+from strucspars.nn.names import modules_by_name
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.layers import LayerPlaces, LayerState, check_values, churn, learned_states, penalty_strength
-from strucspars.sparsify.penalty import StructuredPenalty
-from strucspars.sparsify.planning import (
-    PresentSize,
-    network_budget,
-    plan_for_target,
-    threshold_in_network,
-    with_one_width,
+from strucspars.sparsify.extensions import find_importance
+from strucspars.sparsify.layers import (
+    LayerState,
+    check_still_in_model,
+    check_values,
+    churn,
+    learned_states,
+    penalty_strength,
 )
+from strucspars.sparsify.penalty import StructuredPenalty
+from strucspars.sparsify.planning import PresentSize, plan_for_target, removed_by, threshold_for_target
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class LayerReport:
     churn: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EpochReport:
     """The network after an epoch.
 
@@ -75,6 +71,13 @@ class EpochReport:
     seconds: float
     layers: tuple[LayerReport, ...]
 
+    def __repr__(self) -> str:
+        groups = Counter(num_groups(layer.group_level) for layer in self.layers)
+        return (
+            f"epoch {self.epoch}: {self.removed_fraction:.1%} removed, lambda {self.lambda_value:.2g}, "
+            f"{self.seconds:.1f} s\n{group_counts(groups)}"
+        )
+
 
 STATE_VERSION = 1
 
@@ -82,11 +85,12 @@ STATE_VERSION = 1
 class Sparsifier:
     """Holds the training state of structured sparsification for one model.
 
-    The model stays as it is: no module is replaced, no key of its `state_dict` changes. Weights that are replaced by
-    others (`load_state_dict(assign=True)`) are followed from the next step on; a step captured in a CUDA graph must be
-    captured again, for the model's sake too. Layers to group that are replaced by others are an error, unless by a
-    wrapper such as `torch.compile`; what else is replaced, such as a classifier, counts towards the target as it is
-    then. Of several processes all make one, and all call `end_epoch` and `plan`: they agree on what is learned.
+    The model stays as it is: no module is replaced, no key of its `state_dict` changes. Weights that are replaced
+    (`load_state_dict(assign=True)`) are followed from the next step on; a captured CUDA graph must be captured again.
+    A layer to group must stay in the model, though a wrapper such as `torch.compile` may come around it: the end
+    of the epoch checks that. Other modules, such as a classifier, may be replaced, and count towards the target as they
+    are then. In distributed training every process makes a Sparsifier, and all call `end_epoch` and `plan`: they agree
+    on what is learned.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -104,7 +108,6 @@ class Sparsifier:
         config: SparsifyConfig,
         filter_fn: FilterFn | None = None,
         *,
-        rules: LayerRules | None = None,
         example_inputs: ExampleInputs | None = None,
         executor: Executor | None = None,
     ) -> None:
@@ -114,28 +117,34 @@ class Sparsifier:
             model: any module.
             config: the options.
             filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
-            rules: names, types and limits of the layers. Where they and `config` ask for different minimum widths of
-                groups, the larger holds.
             example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
             executor: worker processes that learn the channel orders; None learns them here.
         """
-        config, rules = with_one_width(config, rules or LayerRules())
         self.config = config
+        self._model = model
         self._executor = executor
-        self.selection: Selection = select_layers(model, rules, filter_fn=filter_fn)
+        self.selection: Selection = select_layers(model, config, filter_fn=filter_fn)
         self.selection.check_not_empty()
         check_values(self.selection.layers)
-        self._places = LayerPlaces(model, self.selection.layers)
-        self._size = PresentSize(model, self.selection.layers, example_inputs=example_inputs, budget=config.budget)
+        self._size = PresentSize(model, self.selection.layers, example_inputs)
         weights = self._present_weights()
         self._shapes = [weight.shape for weight in weights]
-        self._penalty = StructuredPenalty(weights, config.norm)
+        self._penalty = StructuredPenalty(weights, find_importance(config.importance).penalty)
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
         # A target out of reach fails here, not when the training is over.
-        size = self._size.counted()
-        threshold_in_network(network_budget(self.selection.layers, self._states, size), self.selection, size, config)
+        threshold_for_target(self.selection, self._states, self._size.counted(), config)
         self._set_strengths_()
+
+    def __repr__(self) -> str:
+        config, layers = self.config, self.selection.layers
+        return (
+            f"Sparsifier of {len(layers)} layers ({len(self.selection.skipped)} left out), to remove "
+            f"{config.target:.1%} of all {config.budget}\n"
+            f"epoch {self._controller.epoch} of {config.epochs}: {self._controller.removed_fraction:.1%} removed, "
+            f"lambda {self.lambda_value:.2g}\n"
+            f"{group_counts(Counter(num_groups(state.group_level) for state in self._states))}"
+        )
 
     @property
     def lambda_value(self) -> float:
@@ -148,7 +157,6 @@ class Sparsifier:
         Where `DistributedDataParallel` looks for unused parameters, use `regularize_`: a layer that a step leaves out
         would get a gradient from here after all, which the wrapper takes for an error.
         """
-        self._places.check()
         try:
             return self._penalty.value(self._present_weights())
         except RuntimeError:
@@ -160,7 +168,6 @@ class Sparsifier:
 
         With a `GradScaler` call it after `scaler.unscale_(optimizer)`: the penalty is not scaled.
         """
-        self._places.check()
         try:
             self._penalty.add_gradient_(self._present_weights())
         except RuntimeError:
@@ -174,7 +181,7 @@ class Sparsifier:
         before = self._states
         # Lambda's state comes along: a rank that resumed from elsewhere is brought back into step.
         self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
-        removed = self._removed_fraction()
+        removed = removed_by(self.selection, self._states, self._size.counted(), self.config)
         self._controller = next_lambda(self.config.schedule, self._controller, removed)
         self._set_strengths_()
         layers = [
@@ -193,9 +200,8 @@ class Sparsifier:
         self._check_layers()
 
         def decide() -> GroupingPlan:
-            states, size = self._learned_states(self._states), self._size.counted()
-            skipped = self.selection.skipped
-            return plan_for_target(self.selection.layers, states, size, self.config, skipped=skipped)
+            states = self._learned_states(self._states)
+            return plan_for_target(self.selection, states, self._size.counted(), self.config)
 
         return agreed(decide)
 
@@ -206,8 +212,6 @@ class Sparsifier:
                 "out_perm": torch.tensor(state.out_perm, device="cpu"),
                 "in_perm": torch.tensor(state.in_perm, device="cpu"),
                 "group_level": state.group_level,
-                "largest_level": layer.largest_level,
-                "fixed_level": layer.fixed_level,
             }
             for layer, state in zip(self.selection.layers, self._states, strict=True)
         }
@@ -219,7 +223,7 @@ class Sparsifier:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another `Sparsifier` of the same model and options stopped."""
+        """Continue where another `Sparsifier` of the same model and options stopped."""
         version = state.get("version")
         if not is_whole_number(version) or not 1 <= version <= STATE_VERSION:
             raise ValueError(
@@ -234,7 +238,9 @@ class Sparsifier:
             different = sorted(name for name in {*before, *now} if before.get(name, ...) != now.get(name, ...))
             raise ValueError(f"the state was saved with other options: {', '.join(different)}; use the same config")
         names, saved = [layer.name for layer in self.selection.layers], dict(state["layers"])
-        if names != list(saved) and not self._places.are_called(list(saved)):
+        modules = modules_by_name(self._model)
+        # The saved names may hold those of wrappers.
+        if [modules.get(name) for name in saved] != [layer.module for layer in self.selection.layers]:
             raise ValueError(
                 f"the state belongs to the layers {list(saved)}, the model has {names}; give that of the same network"
             )
@@ -245,8 +251,6 @@ class Sparsifier:
 
     def _restored_state(self, index: int, saved: Mapping[str, Any]) -> LayerState:
         layer = self.selection.layers[index]
-        if (saved["largest_level"], saved["fixed_level"]) != (layer.largest_level, layer.fixed_level):
-            raise ValueError(f"layer {layer.name!r}: the state was saved with other rules; use the same LayerRules")
         out_channels, in_channels = layer.weight_shape[:2]
         return replace(
             self._states[index],
@@ -261,8 +265,8 @@ class Sparsifier:
 
     def _check_layers(self) -> None:
         """Raise a `ValueError` where modules are others, or converted, or weights no longer what they were."""
-        self._places.check()
-        owners = owners_of_parameters(self._places.model)
+        check_still_in_model(self._model, self.selection.layers)
+        owners = owners_of_parameters(self._model)
         for layer, shape in zip(self.selection.layers, self._shapes, strict=True):
             if is_grouped(layer.module):
                 raise ValueError(
@@ -282,13 +286,6 @@ class Sparsifier:
 
     def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
         return learned_states(self.selection.layers, self.config, previous, self._executor)
-
-    def _removed_fraction(self) -> float:
-        budgets = network_budget(self.selection.layers, self._states, self._size.counted())
-        levels = {
-            layer.name: state.group_level for layer, state in zip(self.selection.layers, self._states, strict=True)
-        }
-        return removed_fraction(budgets, levels, self.config.budget)
 
     def _set_strengths_(self) -> None:
         for index, (layer, state) in enumerate(zip(self.selection.layers, self._states, strict=True)):

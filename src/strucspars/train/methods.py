@@ -15,10 +15,10 @@ from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, plan_hash, save
 from strucspars.io.arrays import save_arrays
 from strucspars.io.files import write_text
-from strucspars.nn.importance import importance_matrix
 from strucspars.prune.channel_selection import ChannelSelection
 from strucspars.prune.narrowing import load_slimmed, save_slimmed, slim_
 from strucspars.prune.slimming import select_channels
+from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.compression import FORMS, TrainableForm, ablation_plan, masked_form, with_fresh_weights
 from strucspars.train.recipe import SLIM, SPARSIFY, Form, Kind, Recipe
@@ -124,7 +124,6 @@ class StructuredSparsification:
             self._sparsifier = Sparsifier(
                 model,
                 recipe.sparsify_config(steps_per_epoch=self._workshop.steps_per_epoch),
-                rules=recipe.sparsify.rules(),
                 example_inputs=self._workshop.example,
                 executor=self._workshop.executor,
             )
@@ -195,8 +194,8 @@ class StructuredSparsification:
         if not self._workshop.is_first or self._sparsifier is None:
             return
         layers = self._sparsifier.selection.layers
-        norm = self._workshop.recipe.sparsify.norm
-        save_arrays(path, {layer.name: importance_matrix(layer.weight, norm).astype(np.float16) for layer in layers})
+        name = self._workshop.recipe.sparsify.importance
+        save_arrays(path, {layer.name: importance_of(layer, name).astype(np.float16) for layer in layers})
         shapes = [{"name": layer.name, "weight_shape": list(layer.weight_shape)} for layer in layers]
         self._workshop.folder.write_json(self._workshop.folder.path / "layers.json", shapes)
 

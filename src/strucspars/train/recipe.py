@@ -4,19 +4,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from strucspars.core.budget import Budget
-from strucspars.core.checks import checked_at_least, checked_fraction
-from strucspars.core.importance import Norm
-from strucspars.core.learning import Method
-from strucspars.nn.groupable import LayerRules, layer_types_named
-from strucspars.sparsify.config import SparsifyConfig
+from strucspars.core.checks import checked_at_least, checked_fraction, checked_seed, checked_target
+from strucspars.sparsify.config import SparsifyConfig, SparsifyOptions
 
 Schedule = Literal["constant", "steps", "cosine"]
 Precision = Literal["32", "bf16", "16"]
 Form = Literal["auto", "masked", "grouped"]
 Ablation = Literal["finetune", "from-scratch", "shufflenet", "random", "no-shuffle"]
 Kind = Literal["strucspars", "dense", "slimming"]
-Protocol = Literal["original", "paper-text"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -42,10 +37,10 @@ class DataRecipe:
 
     def __post_init__(self) -> None:
         # Batch norm needs two images to have a variance.
-        checked_at_least("data.batch_size", self.batch_size, 2)
-        checked_at_least("data.image_size", self.image_size, 8)
+        checked_at_least("batch_size", self.batch_size, 2)
+        checked_at_least("image_size", self.image_size, 8)
         if self.workers is not None:
-            checked_at_least("data.workers", self.workers, 0)
+            checked_at_least("workers", self.workers, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +68,7 @@ class StageRecipe:
         momentum: of SGD.
         weight_decay: of all parameters.
         schedule: `constant`; `steps`, which divides the rate by 10 at 50 % and 75 % of the epochs; or `cosine`.
-        lr_warmup_epochs: epochs over which the rate rises linearly.
+        lr_warmup: fraction of the epochs over which the rate rises linearly.
         label_smoothing: share of the label's weight that all classes share.
         ema: decay per step of an averaged copy of the weights, which is then evaluated and kept; None for none.
     """
@@ -83,7 +78,7 @@ class StageRecipe:
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
-    lr_warmup_epochs: int = 0
+    lr_warmup: float = 0.0
     label_smoothing: float = 0.0
     ema: float | None = None
 
@@ -100,86 +95,28 @@ class StageRecipe:
             raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing!r}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ValueError(f"ema must lie between 0 and 1, got {self.ema!r}; leave it out for none")
-        # Without an epoch nothing is trained, and so nothing warmed up.
-        if checked_at_least("lr_warmup_epochs", self.lr_warmup_epochs, 0) >= self.epochs > 0:
-            raise ValueError(
-                f"lr_warmup_epochs must be fewer than the {self.epochs} epochs, got {self.lr_warmup_epochs}"
-            )
+        if checked_fraction("lr_warmup", self.lr_warmup) == 1:
+            raise ValueError("lr_warmup must be below 1, got 1: the rate would reach its height when all is over")
+
+    @property
+    def lr_warmup_epochs(self) -> int:
+        """Whole epochs over which the rate rises; at least one is left.
+
+        >>> StageRecipe(epochs=160, lr_warmup=0.0625).lr_warmup_epochs, StageRecipe(epochs=3).lr_warmup_epochs
+        (10, 0)
+        """
+        return min(round(self.lr_warmup * self.epochs), max(0, self.epochs - 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparsifyRecipe:
+class SparsifyRecipe(SparsifyOptions):
     """The method's own options, for kind `strucspars`.
 
     Attributes:
-        target, budget, min_kept_norm, decay, norm, lambda_step, lambda_warmup_epochs, min_channels_per_group:
-            as in `SparsifyConfig`.
-        solver: how the channel orders are found: `fast`, better and faster than the others; `paper`, the paper's
-            alternation; or `paper-pot`, the same by the package POT, as in the authors' code.
-        include: only layers whose name matches one of these patterns, such as `layer1.*`, may be grouped.
-        exclude: no layer whose name matches one of these patterns is grouped.
-        layer_types: types of layers that may be grouped: `Conv2d`, `Conv1d`, `Conv3d`, `Linear`.
         from_run: folder of a run whose finished first stage is taken over instead of training one.
     """
 
-    target: float = 0.5
-    budget: Budget = "params"
-    min_kept_norm: float = 0.9
-    decay: float = 0.5
-    norm: Norm = "l1"
-    lambda_step: float | None = None
-    lambda_warmup_epochs: int = 10
-    min_channels_per_group: int = 1
-    solver: Method = "fast"
-    include: tuple[str, ...] = ("*",)
-    exclude: tuple[str, ...] = ()
-    layer_types: tuple[str, ...] = ("Conv2d",)
     from_run: str | None = None
-
-    def __post_init__(self) -> None:
-        _check_choice("sparsify.solver", self.solver, Method)
-        for key in ("include", "exclude", "layer_types"):
-            # A text is a sequence too: its letters would be the patterns.
-            if not isinstance(getattr(self, key), tuple):
-                raise ValueError(f"sparsify.{key} must be a tuple of texts, got {getattr(self, key)!r}")
-        warmup_epochs = checked_at_least("sparsify.lambda_warmup_epochs", self.lambda_warmup_epochs, 0)
-        # Checks the rest. Whether the warm-up fits into the first stage only the whole recipe knows.
-        _ = self.rules()
-        _ = self.config(stage1=StageRecipe(epochs=warmup_epochs + 2), steps_per_epoch=1, seed=0)
-
-    def rules(self) -> LayerRules:
-        """Which layers may be grouped; errors name the recipe's key."""
-        try:
-            return LayerRules(
-                include=self.include,
-                exclude=self.exclude,
-                layer_types=layer_types_named(self.layer_types),
-                min_channels_per_group=self.min_channels_per_group,
-            )
-        except ValueError as error:
-            raise ValueError(f"sparsify.{error}") from error
-
-    def config(self, *, stage1: StageRecipe, steps_per_epoch: int, seed: int) -> SparsifyConfig:
-        """The method's options in a first stage of so many steps per epoch; errors name the recipe's key."""
-        try:
-            return SparsifyConfig(
-                target=self.target,
-                epochs=max(stage1.epochs, 1),
-                budget=self.budget,
-                min_kept_norm=self.min_kept_norm,
-                decay=self.decay,
-                norm=self.norm,
-                lambda_step=self.lambda_step,
-                steps_per_epoch=steps_per_epoch,
-                lr=stage1.lr,
-                # Without an epoch nothing is penalised: the weights are grouped as they are.
-                lambda_warmup_epochs=self.lambda_warmup_epochs if stage1.epochs else 0,
-                min_channels_per_group=self.min_channels_per_group,
-                method=self.solver,
-                seed=seed,
-            )
-        except ValueError as error:
-            raise ValueError(f"sparsify.{error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +133,9 @@ class SlimmingRecipe:
     strength: float = 5e-4
 
     def __post_init__(self) -> None:
-        if checked_fraction("slimming.target", self.target) == 1:
-            raise ValueError(f"slimming.target must lie in [0, 1), got {self.target!r}: nothing would be left")
+        checked_target(self.target)
         if not 0 <= self.strength < math.inf:
-            raise ValueError(f"slimming.strength must be finite and not negative, got {self.strength!r}")
+            raise ValueError(f"strength must be finite and not negative, got {self.strength!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,13 +162,11 @@ class FinetuneRecipe:
     distill_temperature: float = 4.0
 
     def __post_init__(self) -> None:
-        _check_choice("finetune.form", self.form, Form)
-        _check_choice("finetune.ablation", self.ablation, Ablation)
-        checked_fraction("finetune.distill_weight", self.distill_weight)
+        _check_choice("form", self.form, Form)
+        _check_choice("ablation", self.ablation, Ablation)
+        checked_fraction("distill_weight", self.distill_weight)
         if not 0 < self.distill_temperature < math.inf:
-            raise ValueError(
-                f"finetune.distill_temperature must be above 0 and finite, got {self.distill_temperature!r}"
-            )
+            raise ValueError(f"distill_temperature must be above 0 and finite, got {self.distill_temperature!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,10 +190,10 @@ class EngineRecipe:
     solver_workers: int | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("engine.device", self.device, Device)
-        _check_choice("engine.precision", self.precision, Precision)
+        _check_choice("device", self.device, Device)
+        _check_choice("precision", self.precision, Precision)
         if self.solver_workers is not None:
-            checked_at_least("engine.solver_workers", self.solver_workers, 0)
+            checked_at_least("solver_workers", self.solver_workers, 0)
 
 
 def _first_stage() -> StageRecipe:
@@ -267,7 +201,7 @@ def _first_stage() -> StageRecipe:
 
 
 def _second_stage() -> StageRecipe:
-    return StageRecipe(epochs=160, weight_decay=1e-4, schedule="steps", lr_warmup_epochs=10)
+    return StageRecipe(epochs=160, weight_decay=1e-4, schedule="steps", lr_warmup=0.0625)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +212,6 @@ class Recipe:
         name: what to call it; a YAML file that does not say has its own name.
         kind: `strucspars`; or a baseline, `dense` (second stage only) or `slimming`.
         seed: of everything random.
-        protocol: `original` has the two warm-ups that the authors' code has, `paper-text` has none.
         data, model, sparsify, slimming, finetune, engine: the options of one part each.
         stage1: training with the penalty; without an epoch, trained weights are grouped as they are, one-shot.
         stage2: finetuning; for a dense network, its training.
@@ -290,7 +223,6 @@ class Recipe:
     name: str
     kind: Kind = "strucspars"
     seed: int = 0
-    protocol: Protocol = "original"
     data: DataRecipe = field(default_factory=DataRecipe)
     model: ModelRecipe = field(default_factory=ModelRecipe)
     sparsify: SparsifyRecipe = field(default_factory=SparsifyRecipe)
@@ -304,10 +236,8 @@ class Recipe:
         if not self.name.strip():
             raise ValueError(f"name must not be empty, got {self.name!r}")
         _check_choice("kind", self.kind, Kind)
-        _check_choice("protocol", self.protocol, Protocol)
-        checked_at_least("seed", self.seed, 0)
+        checked_seed("seed", self.seed)
         checked_at_least("stage2.epochs", self.stage2.epochs, 1)
-        self._check_protocol()
         self._check_kind()
         self._check_first_stage()
         if self.kind == "strucspars":
@@ -315,22 +245,15 @@ class Recipe:
 
     def sparsify_config(self, *, steps_per_epoch: int) -> SparsifyConfig:
         """The method's options for a data set of so many steps."""
-        return self.sparsify.config(stage1=self.stage1, steps_per_epoch=steps_per_epoch, seed=self.seed)
-
-    def _check_protocol(self) -> None:
-        if self.protocol == "paper-text":
-            for key, epochs in (
-                ("sparsify.lambda_warmup_epochs", self.sparsify.lambda_warmup_epochs),
-                ("stage2.lr_warmup_epochs", self.stage2.lr_warmup_epochs),
-            ):
-                if epochs:
-                    raise ValueError(f"protocol paper-text has no warm-ups, but {key} is {epochs}; set it to 0")
+        # Without an epoch nothing is penalised: the weights are grouped as they are.
+        epochs = max(self.stage1.epochs, 1)
+        return self.sparsify.config(epochs=epochs, steps_per_epoch=steps_per_epoch, lr=self.stage1.lr, seed=self.seed)
 
     def _check_kind(self) -> None:
         if self.kind != "strucspars" and self.finetune.ablation != "finetune":
             raise ValueError(f"finetune.ablation {self.finetune.ablation!r} needs kind strucspars, got {self.kind!r}")
         if self.kind == "dense" and self.finetune.recalibrate_bn:
-            raise ValueError("finetune.recalibrate_bn needs a network that is compressed, but kind is dense")
+            raise ValueError("recalibrate_bn needs a network that is compressed, but kind is dense")
         if self.kind != "strucspars" and self.sparsify.from_run is not None:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
 

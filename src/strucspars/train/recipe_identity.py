@@ -2,13 +2,13 @@
 
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from strucspars.train.recipe import DataRecipe, EngineRecipe, Recipe, SlimmingRecipe, SparsifyRecipe
-from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.recipe_reading import flat_options, read_recipe
 from strucspars.train.run_folder import RunFolder
 
 # Of what differs between two recipes. As Python writes it: a folder from anywhere may hold signs that move the cursor.
@@ -59,7 +59,7 @@ def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     >>> changes(Recipe(name="mine", engine=EngineRecipe(precision="bf16")), Recipe(name="other", seed=2))
     ('engine.precision=bf16',)
     """
-    mine, its = (dict(_options(asdict(replace(protocol(each), name="any")), "")) for each in (recipe, other))
+    mine, its = (flat_options(replace(protocol(each), name="any")) for each in (recipe, other))
     return _differences(mine, its)
 
 
@@ -83,10 +83,11 @@ def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
 
 def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
     """By dotted key."""
-    somewhere = without_place(_with_folder_names(recipe))
+    options = flat_options(without_place(_with_folder_names(recipe)))
     parts = ("seed", "data", "model", "sparsify", "stage1")
-    values = {name: value for name, value in asdict(somewhere).items() if name in parts}
-    return {key: value for key, value in _options(values, "") if key != "sparsify.from_run"}
+    return {
+        key: value for key, value in options.items() if key.partition(".")[0] in parts and key != "sparsify.from_run"
+    }
 
 
 def _without_unread(recipe: Recipe) -> Recipe:
@@ -112,14 +113,6 @@ def _differences(mine: Mapping[str, Any], its: Mapping[str, Any]) -> tuple[str, 
     return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
 
 
-def _options(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _options(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def without_seed(folder: str) -> str:
     """The row that a run folder of this name belongs to.
 
@@ -138,7 +131,7 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
     if not folder.recipe_path.is_file() or not folder.is_begun:
         return
     recipes = (without_place(_with_folder_names(each)) for each in (folder.load_recipe(), recipe))
-    before, now = (dict(_options(asdict(_without_unread(each)), "")) for each in recipes)
+    before, now = (flat_options(_without_unread(each)) for each in recipes)
     differing = [key for key, value in now.items() if value != before[key]]
     if differing:
         shown = [

@@ -4,17 +4,13 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import reduce
 from typing import Any, get_type_hints
 
-from strucspars.sparsify.config import SparsifyConfig
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import allowed_values
-
-# Where docstrings send their readers on.
-ELSEWHERE: Mapping[str, type] = {"as in `SparsifyConfig`.": SparsifyConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +99,7 @@ def _default(key: str) -> str:
 
 
 def meaning_of(options: type, name: str) -> str:
-    """What a docstring, or the one that it sends its readers to, says about an option.
+    """What the docstring of a class, or of one that it is built on, says about an option.
 
     Raises:
         ValueError: it says nothing.
@@ -111,9 +107,7 @@ def meaning_of(options: type, name: str) -> str:
     >>> meaning_of(Recipe, "seed")
     'of everything random.'
     """
-    meaning = attribute_meanings(options).get(name, "")
-    if meaning in ELSEWHERE:
-        return meaning_of(ELSEWHERE[meaning], name)
+    meaning = next(filter(None, (attribute_meanings(base).get(name) for base in options.__mro__)), "")
     if not meaning:
         raise ValueError(f"{options.__name__}.{name} has no meaning; describe it under Attributes in the docstring")
     # Recipes are YAML.

@@ -1,8 +1,7 @@
 """Recipes as YAML: composed of bases and overrides, checked key by key, and written back whole.
 
 A recipe file holds the keys of `Recipe`. Its `base` names one or more recipes whose keys hold where its own say
-nothing. Types, choices and limits are those of the dataclasses; nothing about single keys is repeated here, but for the
-warm-ups, whose defaults follow the rest of the recipe.
+nothing. Types, choices and limits are those of the dataclasses; nothing about single keys is repeated here.
 """
 
 import difflib
@@ -31,9 +30,6 @@ YAML_SUFFIXES = (".yaml", ".yml")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 _SHORT.maxlevel = 2
-
-# A warm-up, the epochs that it is a part of, and how many of them it must leave for what it prepares to act in.
-WARMUPS = (("sparsify.lambda_warmup_epochs", "stage1.epochs", 2), ("stage2.lr_warmup_epochs", "stage2.epochs", 1))
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,7 @@ _Layer = dict[str, _Given]
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolved: bool = False) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package, with `key=value` overrides.
 
-    A base passes on all its keys but its name. Where a warm-up is not given, it is 0 with `protocol: paper-text`. Where
-    the epochs leave no room for the default warm-up, or for that of a recipe whose epochs a later file or the overrides
-    change, it takes the same share of them as it had before, rounded down.
+    A base passes on all its keys but its name.
 
     Args:
         source: path of the file, or a name out of `recipe_names`. A name goes before a file of that name.
@@ -93,7 +87,7 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolve
         raise ValueError(f"{document.label}: {BASE}: a run folder's recipe stands for itself; write its keys out")
     name: _Layer = {"name": _Given(document.name, document.label)}
     layers = [name, *_layers(document, chain=()), _merged([_override_values(override) for override in overrides])]
-    recipe: Recipe = _built(Recipe, _merged(layers) | _following_warmups(layers), "", document.label)
+    recipe: Recipe = _built(Recipe, _merged(layers), "", document.label)
     return recipe
 
 
@@ -226,7 +220,7 @@ def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) 
 
 
 def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
-    known, path = list(_flat(Recipe(name="any"))), f"{prefix}{key}"
+    known, path = list(flat_options(Recipe(name="any"))), f"{prefix}{key}"
     if path in known:
         return f"keys are nested, not dotted: {path.replace('.', ': {')}: ...}}"
     # A key may stand in the wrong section; of several sections that have it, the first.
@@ -254,6 +248,8 @@ def _converted(value: Any, hint: Any) -> Any:
             return text
     elif kind is tuple and isinstance(value, list):
         return tuple(_converted(item, arguments[0]) for item in value)
+    elif kind is Mapping and isinstance(value, dict):
+        return {_converted(key, arguments[0]): _converted(item, arguments[1]) for key, item in value.items()}
     elif hint is float and type(value) in (int, float, str):
         return _finite(value)
     elif type(value) is hint:  # not isinstance: a bool would pass for an int
@@ -285,50 +281,26 @@ def allowed_values(hint: Any) -> str:
         return f"one of {', '.join(arguments)}"
     if kind is tuple:
         return "a list of texts, such as [a, b]"
+    if kind is Mapping:
+        return "a mapping of patterns to whole numbers, such as {layer1.*: 2}"
     if is_dataclass(hint):
         return f"a mapping with keys out of {', '.join(get_type_hints(hint))}"
     words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text (numbers in quotes)"}
     return words[hint]
 
 
-def _following_warmups(layers: Sequence[_Layer]) -> _Layer:
-    """The warm-ups that nobody gave for these epochs, where what they are would not do."""
-    given, follow = _merged(layers), {}
-    for warmup, epochs, to_leave in WARMUPS:
-        if warmup not in given and "protocol" in given and given["protocol"].value == "paper-text":
-            follow[warmup] = _Given(0, given["protocol"].origin)
-        elif epochs in given:
-            length, out_of = _last_warmup(layers, warmup, epochs)
-            # One that never fitted in is a mistake of whoever gave it.
-            if given[epochs].value - to_leave < length <= out_of - to_leave:
-                shorter = min(given[epochs].value * length // out_of, given[epochs].value - to_leave)
-                follow[warmup] = _Given(max(0, shorter), given[epochs].origin)
-    return follow
-
-
-def _last_warmup(layers: Sequence[_Layer], warmup: str, epochs: str) -> tuple[int, int]:
-    """The warm-up as it was given last, or by default, and the epochs of that time."""
-    held = _flat(Recipe(name="any"))
-    length, out_of = held[warmup], held[epochs]
-    for layer in layers:
-        held |= {key: given.value for key, given in layer.items()}
-        if warmup in layer:
-            length, out_of = held[warmup], held[epochs]
-    return length, out_of
-
-
-def _flat(section: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested dataclasses by dotted key."""
+def flat_options(section: Any, prefix: str = "") -> dict[str, Any]:
+    """The options of a recipe or a section of it, by dotted key."""
     leaves: dict[str, Any] = {}
     for field in fields(section):
         path, value = f"{prefix}{field.name}", getattr(section, field.name)
-        leaves |= _flat(value, f"{path}.") if is_dataclass(value) else {path: value}
+        leaves |= flat_options(value, f"{path}.") if is_dataclass(value) else {path: value}
     return leaves
 
 
 def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -> Any:
     """The dataclass of what is given over the defaults; its own complaints get the full key and who gave it."""
-    default = _flat(Recipe(name="any"))
+    default = flat_options(Recipe(name="any"))
     options = {}
     for name, hint in get_type_hints(section).items():
         path = f"{prefix}{name}"

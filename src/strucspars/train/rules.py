@@ -9,9 +9,9 @@ from torch import nn
 
 from strucspars.core.checks import FloatArray
 from strucspars.core.plan import GroupingPlan
-from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import kept_connections
 from strucspars.prune.slimming import SlimmingPenalty
+from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import EpochReport, Sparsifier
 
 # How many layers are shown while they are trained.
@@ -112,7 +112,7 @@ class SparsifyRule(PlainRule):
         found = {}
         for layer in (layers[place] for place in chosen):
             order = orders[layer.name]
-            importance = importance_matrix(layer.weight, self._sparsifier.config.norm)
+            importance = importance_of(layer, self._sparsifier.config.importance)
             found[layer.name] = importance[order["out_perm"]][:, order["in_perm"]]
         return found
 

@@ -10,8 +10,8 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from strucspars.core.criterion import kept_norm_by_level
 from strucspars.core.hierarchy import connection_mask, group_penalty
+from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.drawing import BLUE, VERMILLION
 from strucspars.report.figures.importance import (

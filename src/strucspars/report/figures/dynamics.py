@@ -90,7 +90,7 @@ def _target(run: RunData) -> tuple[float | None, str]:
         return None, "params"
     if run.recipe.kind == "slimming":
         return run.recipe.slimming.target, "params"
-    return run.recipe.sparsify.target, {"params": "params", "macs": "MACs"}[run.recipe.sparsify.budget]
+    return run.recipe.sparsify.target, {"macs": "MACs"}.get(run.recipe.sparsify.budget, run.recipe.sparsify.budget)
 
 
 def _stages(epochs: Sequence[Mapping[str, Any]]) -> tuple[StageSpan, ...]:

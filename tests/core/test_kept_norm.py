@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_allclose, assert_array_equal
 
 from strucspars.core.checks import FloatArray
-from strucspars.core.criterion import kept_norm_by_level, largest_group_level, level_keeping
 from strucspars.core.hierarchy import connection_mask, max_group_level
+from strucspars.core.importance import kept_norm_by_level, largest_group_level, level_keeping
 
 matrices = st.tuples(st.sampled_from([1, 2, 3, 4, 8, 12]), st.sampled_from([1, 2, 4, 6, 16])).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 1.0]) | st.floats(1e-3, 1e3))

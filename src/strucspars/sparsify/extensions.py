@@ -1,0 +1,226 @@
+"""What can be exchanged without an edit here: importances, budgets and order policies, by registered name.
+
+Options name them. `package.module:function` names one that is not registered.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from strucspars.core.checks import FloatArray, IntArray
+from strucspars.core.hierarchy import num_groups
+from strucspars.core.importance import Norm, checked_importance
+from strucspars.core.registry import Registry
+from strucspars.nn.groupable import SelectedLayer
+from strucspars.nn.importance import importance_matrix
+
+ImportanceFunction = Callable[[SelectedLayer], FloatArray]
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much each connection of a layer matters: S of Sec. 3.2.
+
+    Attributes:
+        function: takes a layer, which has a name, a module and a weight; returns S, `(C_out, C_in)`, not negative.
+        penalty: the norm of the kernels that sparse training shrinks, `"l1"` or `"l2"`.
+    """
+
+    function: ImportanceFunction
+    penalty: Norm = "l1"
+
+
+def _l1(layer: SelectedLayer) -> FloatArray:
+    return importance_matrix(layer.weight, "l1")
+
+
+def _l2(layer: SelectedLayer) -> FloatArray:
+    return importance_matrix(layer.weight, "l2")
+
+
+IMPORTANCES: Registry[Importance | ImportanceFunction] = Registry(
+    "importance", {"l1": Importance(_l1), "l2": Importance(_l2, penalty="l2")}
+)
+
+
+def register_importance(name: str, function: ImportanceFunction, *, penalty: Norm = "l1") -> None:
+    """Make an importance available as `SparsifyConfig(importance=name)`, in recipes and on the command line.
+
+    Args:
+        name: how options call it.
+        function: `function(layer) -> S`, a non-negative array `(C_out, C_in)`; the layer has `name`, `module` and
+            `weight`.
+        penalty: the norm of the kernels that sparse training shrinks.
+
+    >>> import strucspars as ss
+    >>> ss.register_importance("largest", lambda layer: layer.weight.detach().abs().amax((2, 3)).numpy())
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> ss.one_shot_plan(model, ss.SparsifyConfig(target=0.5, importance="largest")).removed_param_fraction
+    0.5
+    """
+    IMPORTANCES.register(name, Importance(function, penalty))
+
+
+def find_importance(name: str) -> Importance:
+    """The importance of this name."""
+    found = IMPORTANCES.find(name)
+    return found if isinstance(found, Importance) else Importance(found)
+
+
+def importance_of(layer: SelectedLayer, name: str) -> FloatArray:
+    """The importance matrix of a layer, checked; errors name the layer."""
+    try:
+        matrix = checked_importance(find_importance(name).function(layer), name=f"importance {name!r}")
+    except ValueError as error:
+        raise ValueError(f"layer {layer.name!r}: {error}") from error
+    if matrix.shape != layer.weight_shape[:2]:
+        raise ValueError(
+            f"layer {layer.name!r}: importance {name!r} must have shape {layer.weight_shape[:2]}, got {matrix.shape}"
+        )
+    return matrix
+
+
+@dataclass(frozen=True)
+class WholeNetwork:
+    """Parameters and multiply-accumulates of the whole network; MACs only where an input was given."""
+
+    params: int
+    macs: int | None
+    layer_macs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class CountedLayer:
+    """A layer as a budget sees it.
+
+    Attributes:
+        name, module: the layer.
+        weight_params: parameters of its weight.
+        macs: its multiply-accumulates; None where no input was given to count them with.
+        num_levels: how many group levels it can have; 1 for a layer that stays as it is.
+    """
+
+    name: str
+    module: nn.Module
+    weight_params: int
+    macs: int | None
+    num_levels: int
+
+
+CostFunction = Callable[[CountedLayer, Sequence[CountedLayer]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a target is a fraction of.
+
+    Attributes:
+        cost_by_level: `cost_by_level(layer, neighbours)` returns the layer's cost at the group levels 1, 2, ...
+        whole: cost of the whole dense network; None adds up all convolutions and linear layers.
+    """
+
+    cost_by_level: CostFunction
+    whole: Callable[[WholeNetwork], float] | None = None
+
+
+def _params_by_level(layer: CountedLayer, neighbours: Sequence[CountedLayer]) -> list[float]:
+    return [layer.weight_params / num_groups(level) for level in range(1, layer.num_levels + 1)]
+
+
+def _macs_by_level(layer: CountedLayer, neighbours: Sequence[CountedLayer]) -> list[float]:
+    return [(layer.macs or 0) / num_groups(level) for level in range(1, layer.num_levels + 1)]
+
+
+def _all_macs(size: WholeNetwork) -> float:
+    if size.macs is None:
+        raise ValueError("budget='macs' needs example_inputs to count the multiply-accumulates with")
+    return size.macs
+
+
+PARAMS = Budget(_params_by_level, whole=lambda size: size.params)
+MACS = Budget(_macs_by_level, whole=_all_macs)
+BUDGETS: Registry[Budget | CostFunction] = Registry("budget", {"params": PARAMS, "macs": MACS})
+
+
+def register_budget(
+    name: str, cost_by_level: CostFunction, *, whole: Callable[[WholeNetwork], float] | None = None
+) -> None:
+    """Make a budget available as `SparsifyConfig(budget=name)`, in recipes and on the command line.
+
+    Args:
+        name: how options call it.
+        cost_by_level: `cost_by_level(layer, neighbours)` returns the layer's cost at the group levels 1, 2, ...,
+            `layer.num_levels` numbers that never rise. The neighbours are the layers before and after it in the order
+            of the network.
+        whole: cost of the whole dense network, of which the target is a fraction, from its `WholeNetwork`; None adds up
+            all convolutions and linear layers.
+
+    >>> import strucspars as ss
+    >>> def square_root_of_params(layer, neighbours):
+    ...     return [(layer.weight_params / 2**halvings) ** 0.5 for halvings in range(layer.num_levels)]
+    >>> ss.register_budget("root", square_root_of_params)
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> ss.one_shot_plan(model, ss.SparsifyConfig(target=0.5, budget="root")).layers["0"].num_groups
+    4
+    """
+    BUDGETS.register(name, Budget(cost_by_level, whole))
+
+
+def find_budget(name: str) -> Budget:
+    """The budget of this name."""
+    found = BUDGETS.find(name)
+    return found if isinstance(found, Budget) else Budget(found)
+
+
+Orders = tuple[IntArray, IntArray]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerToOrder:
+    """A layer whose channels are to be ordered.
+
+    Attributes:
+        name: of the layer.
+        importance: S, `(C_out, C_in)`.
+        start: the orders it has so far, `(out_perm, in_perm)`; None at the beginning.
+        level: the deepest group level that the orders have to serve.
+    """
+
+    name: str
+    importance: FloatArray
+    start: Orders | None
+    level: int
+
+
+Solve = Callable[[Sequence[LayerToOrder]], Sequence[Orders]]
+OrderPolicy = Callable[[Sequence[LayerToOrder], Solve], Sequence[Orders]]
+
+
+def _free(layers: Sequence[LayerToOrder], solve: Solve) -> Sequence[Orders]:
+    return solve(layers)
+
+
+ORDERS: Registry[OrderPolicy] = Registry("orders", {"free": _free})
+
+
+def register_orders(name: str, policy: OrderPolicy) -> None:
+    """Make an order policy available as `SparsifyConfig(orders=name)`, in recipes and on the command line.
+
+    Args:
+        name: how options call it.
+        policy: `policy(layers, solve)` returns `(out_perm, in_perm)` of every layer, with `perm[new] = old`. A layer
+            has `name`, `importance`, `start` and `level`; `solve(layers)` returns the best orders found for each
+            layer alone, which is what `"free"` does. A policy is called for the first orders, after every epoch, and
+            for the levels of the plan.
+
+    >>> import strucspars as ss
+    >>> import numpy as np
+    >>> def identity(layers, solve):
+    ...     return [tuple(np.arange(width) for width in layer.importance.shape) for layer in layers]
+    >>> ss.register_orders("identity", identity)
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> ss.one_shot_plan(model, ss.SparsifyConfig(target=0.5, orders="identity")).layers["0"].out_perm
+    array([0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    ORDERS.register(name, policy)
