@@ -120,12 +120,12 @@ def test_commands_that_are_named_have_what_was_asked_for(call: Any, arguments: t
     said = call(*[each for each in arguments if each != "--json"], *options, "--run", "runs/first")
     (advice,) = (line for line in said.out.splitlines() if line.startswith("strucspars run RECIPE"))
     assert shlex.split(advice)[5:] == [
-        "sparsify.target=0.25",
-        "sparsify.budget=macs",
-        "sparsify.min_channels_per_group=2",
         "sparsify.include=['*', '3']",
         "sparsify.exclude=['6']",
         "sparsify.layer_types=[Conv2d, Linear]",
+        "sparsify.min_channels_per_group=2",
+        "sparsify.target=0.25",
+        "sparsify.budget=macs",
     ]
     folder = RunFolder("runs/first")
     outcome = read_one_shot(folder)
