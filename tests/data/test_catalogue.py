@@ -6,8 +6,7 @@ from PIL import Image
 
 from strucspars.data import catalogue
 from strucspars.data.batches import FolderBatches, ResidentBatches
-from strucspars.data.catalogue import DATA_NAMES, batches_of, load_data
-from strucspars.data.digits import digits
+from strucspars.data.catalogue import DATA_NAMES, batches_of, digits, load_data
 from strucspars.data.folder import FolderData
 
 CPU = torch.device("cpu")

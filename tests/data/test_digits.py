@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from strucspars.data.digits import digits
+from strucspars.data.catalogue import digits
 
 
 def test_digits_are_images_for_cifar_networks() -> None:

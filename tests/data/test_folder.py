@@ -1,3 +1,4 @@
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -5,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from torchvision.transforms import functional
 
 from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderData, image_folder, in_8_bits
@@ -240,3 +241,29 @@ def test_an_image_may_have_a_name_that_is_no_text(tmp_path: Path) -> None:
     expected, _ = folder(tmp_path).train[0, 0]
     path.rename(path.with_name(os.fsdecode(b"caf\xe9.png")))
     assert torch.equal(folder(tmp_path).train[0, 0][0], expected)
+
+
+def test_a_file_of_another_format_than_those_of_images_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", "gs")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *arguments: started.append(arguments))
+    data = folder(write_set(tmp_path))
+    path = tmp_path / "train" / "class_0" / "0.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n%%EOF\n")
+    with pytest.raises(ValueError, match=r"cannot read the image .*class_0/0\.png: cannot identify"):
+        data.train[0, 0]
+    assert not started
+    with Image.open(path) as image, contextlib.suppress(Exception):
+        image.load()
+    assert started, "the file would not start it"
+
+
+def test_a_named_pipe_in_place_of_an_image_hangs_nothing(tmp_path: Path) -> None:
+    data = folder(write_set(tmp_path))
+    path = tmp_path / "train" / "class_0" / "0.png"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"class_0/0\.png: it is a named pipe; give a regular file; replace or remove"):
+        data.train[0, 0]

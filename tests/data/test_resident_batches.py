@@ -6,8 +6,7 @@ import torch
 
 from strucspars.data import batches as batches_module
 from strucspars.data.batches import Batch, ResidentBatches
-from strucspars.data.image_set import Augmentation, ImageSet, drawn_variations, varied
-from strucspars.data.seeding import Stream, generator_for
+from strucspars.data.image_set import Augmentation, ImageSet, Stream, drawn_variations, generator_for, varied
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 CPU = torch.device("cpu")

@@ -180,18 +180,19 @@ def test_claims_beyond_the_file_are_refused_before_they_cost_anything(data: byte
 
 
 @pytest.mark.parametrize(
-    ("data", "instruction"),
+    "data",
     [
-        (b"(ios\nsystem\n.", "INST"),
-        (b"(cnumpy\nndarray\no.", "OBJ"),
-        (b"\x80\x02cnumpy\nndarray\n)\x81.", "NEWOBJ"),
-        (b"\x80\x02\x82\x01.", "EXT1"),
-        (b"Pname\n.", "PERSID"),
-        (b"\x80\x05\x97.", "NEXT_BUFFER"),
+        b"(ios\nsystem\n.",
+        b"(cnumpy\nndarray\no.",
+        b"\x80\x02cnumpy\nndarray\n)\x81.",
+        b"\x80\x02\x82\x01.",
+        b"Pname\n.",
+        b"\x80\x05\x97.",
     ],
+    ids=["INST", "OBJ", "NEWOBJ", "EXT1", "PERSID", "NEXT_BUFFER"],
 )
-def test_instructions_that_plain_data_do_not_need_are_refused(data: bytes, instruction: str) -> None:
-    with pytest.raises(ValueError, match=f"uses the instruction {instruction}"):
+def test_no_other_instruction_makes_anything_either(data: bytes) -> None:
+    with pytest.raises(ValueError, match="batch_7 cannot be read safely"):
         load_plain_pickle(data, source="batch_7")
 
 
@@ -230,7 +231,7 @@ def test_long_names_are_quoted_in_part() -> None:
 
 
 def test_a_failure_without_a_word_is_named_by_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restricted_pickle, "_check_opcodes", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(restricted_pickle, "_check_claims", Mock(side_effect=MemoryError))
     with pytest.raises(ValueError, match=r"^batch_7 cannot be read safely: MemoryError$"):
         read({})
 

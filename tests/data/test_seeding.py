@@ -1,6 +1,6 @@
 import pytest
 
-from strucspars.data.seeding import Stream, generator_for, mixed_seed
+from strucspars.data.image_set import Stream, generator_for, mixed_seed
 
 
 def test_different_numbers_give_different_seeds() -> None:

@@ -12,7 +12,7 @@ from matplotlib.text import Annotation
 
 from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
 from strucspars.cost.layers import BeforeAfter
-from strucspars.data.digits import TEST_IMAGES
+from strucspars.data.catalogue import TEST_IMAGES
 from strucspars.paper.baselines import PAPER_BASELINES
 from strucspars.paper.measured import Difference, Sample, sample_of
 from strucspars.report.comparison_tables import accuracy_table, comparison_tables, timeline_table

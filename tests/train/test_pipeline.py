@@ -19,7 +19,7 @@ from strucspars.core.importance import Norm
 from strucspars.core.permutation import inverse
 from strucspars.cost.counting import count_macs
 from strucspars.data.batches import Batch, ResidentBatches
-from strucspars.data.digits import digits
+from strucspars.data.catalogue import digits
 from strucspars.io.arrays import load_arrays
 from strucspars.models.catalogue import build_model
 from strucspars.nn.importance import importance_matrix

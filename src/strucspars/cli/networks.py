@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from strucspars.cli.console import ImageShape
-from strucspars.data.digits import digits
+from strucspars.data.catalogue import digits
 from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
 from strucspars.io.files import check_readable
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function

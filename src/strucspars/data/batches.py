@@ -15,12 +15,13 @@ from strucspars.data.folder import FolderSplit, SampleKey
 from strucspars.data.image_set import (
     Augmentation,
     ImageSet,
+    Stream,
     Variations,
     check_pixel_statistics,
     drawn_variations,
+    generator_for,
     varied,
 )
-from strucspars.data.seeding import Stream, generator_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,7 @@ class ResidentBatches(Batches):
         changes = self.order.shuffled or self.augmentation is not None
         if self._filled_epoch == epoch or (self._filled_epoch is not None and not changes):
             return
-        # Who is interrupted in here leaves the buffers with parts of two epochs.
+        # An interruption in here leaves the buffers with parts of two epochs.
         self._filled_epoch = None
         indices = self.order.indices(epoch).to(self.device)
         variations = self._variations(epoch)
@@ -232,16 +233,9 @@ class FolderBatches(Batches):
     One epoch at a time: beginning an epoch ends the one before.
 
     Args:
-        dataset: the images.
-        batch_size: images per step of this process.
-        device: where batches go.
-        shuffled: see `EpochOrder`; for training.
-        seed: of the order. Crops have the data set's own seed.
+        dataset: the images; their crops have a seed of their own.
         workers: processes that read images; 0 reads them in this process.
-        rank: this process, from 0.
-        world_size: how many processes there are.
-        memory_format: of the images.
-        dtype: of the images.
+        others: as of `ResidentBatches`.
     """
 
     def __init__(
@@ -301,8 +295,11 @@ class FolderBatches(Batches):
 
 
 class _Reading(Dataset[tuple[torch.Tensor, int] | ValueError]):
-    """A split whose errors are values. Raised in a worker, they would come back wrapped in the worker's trace, and hold
-    on to the loader, whose workers then take seconds to end."""
+    """A split whose errors are values.
+
+    Raised in a worker, they would come back wrapped in the worker's trace, and hold on to the loader, whose workers
+    then take seconds to end.
+    """
 
     def __init__(self, split: FolderSplit) -> None:
         self.split = split

@@ -8,7 +8,7 @@ import gzip
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,83 +17,16 @@ import torch
 
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
 from strucspars.data.restricted_pickle import load_plain_pickle, plain_array
+from strucspars.io.files import read_bytes
 
 # The largest real file has 155 MB; protocol 2 of Python 3 can make twice of it.
 MAX_FILE_BYTES = 512 * 2**20
 MAX_ARCHIVE_BYTES = 1024 * 2**20
 BLOCK_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class FoundFile:
-    """A file's name within the data set, where it lies (for errors), and its content."""
-
-    name: str
-    source: str
-    content: bytes
-
-
-class LimitedReader(gzip.GzipFile):
-    """A gzip file, read up to a limit of unpacked bytes: a small file can claim to hold any number of them."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "rb")
-        self.path = path
-        self.bytes_left = MAX_ARCHIVE_BYTES
-
-    def read(self, size: int | None = BLOCK_BYTES) -> bytes:
-        """The next bytes, at most a block of them."""
-        block = super().read(BLOCK_BYTES if size is None or size < 0 else min(size, BLOCK_BYTES))
-        self.bytes_left -= len(block)
-        if self.bytes_left < 0:
-            raise ValueError(f"{self.path} unpacks to more than {MAX_ARCHIVE_BYTES} bytes; it is no CIFAR archive")
-        return block
-
-
-def files_in_folder(folder: Path, names: tuple[str, ...]) -> Iterator[FoundFile]:
-    """The named files of a folder."""
-    for name in names:
-        path = folder / name
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not a file")
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-        if len(content) > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has more than {MAX_FILE_BYTES} bytes; it is no CIFAR file")
-        yield FoundFile(name, str(path), content)
-
-
-def files_in_archive(archive: Path, folder: str, names: tuple[str, ...]) -> Iterator[FoundFile]:
-    """The named files of `folder` in a `.tar.gz`, in the archive's order; nothing is written to disk."""
-    wanted = {f"{folder}/{name}": name for name in names}
-    try:
-        # "r|": forwards only, so that every byte passes the limit once.
-        with LimitedReader(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as members:
-            for member in members:
-                name = wanted.pop(member.name.removeprefix("./"), None)
-                if name is not None:
-                    yield FoundFile(name, f"{archive}:{member.name}", _content(archive, members, member))
-    # A gzip file may end early, be none, or decode to nonsense.
-    except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ValueError(f"{archive} is no .tar.gz archive, or damaged: {error}; download it again") from error
-    if wanted:
-        raise ValueError(f"{archive} lacks {', '.join(sorted(wanted))}; download it again")
-
-
-def _content(archive: Path, members: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    if not member.isfile():
-        raise ValueError(f"{archive}: {member.name} is not a plain file; download the archive again")
-    if member.size > MAX_FILE_BYTES:
-        raise ValueError(f"{archive}: {member.name} claims {member.size} bytes; it is no CIFAR file")
-    file = members.extractfile(member)
-    content = b"" if file is None else file.read()
-    if len(content) != member.size:
-        raise ValueError(f"{archive}: {member.name} ends early; download the archive again")
-    return content
-
-
 IMAGE_SHAPE = (3, 32, 32)
 BYTES_PER_IMAGE = 3072
+# Its name within the data set, where it lies (for errors), and its content.
+FoundFile = tuple[str, str, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,13 +98,13 @@ def cifar100(root: str | os.PathLike[str], *, download: bool = False) -> Residen
 
 def read_cifar(root: Path, layout: CifarLayout, *, download: bool) -> ResidentData:
     """The data set of a layout, looked for under `root`."""
-    files = _found_files(root, layout)
+    files = _find_files(root, layout)
     if files is None and download:
         _download(root, layout)
-        files = _found_files(root, layout)
+        files = _find_files(root, layout)
     if files is None:
         raise FileNotFoundError(_places_searched(root, layout))
-    splits = {file.name: _image_set(file, layout) for file in files}
+    splits = {name: _image_set(source, content, name, layout) for name, source, content in files}
     train = [splits[name] for name in layout.train_files]
     return ResidentData(
         name=layout.name,
@@ -184,15 +117,61 @@ def read_cifar(root: Path, layout: CifarLayout, *, download: bool) -> ResidentDa
     )
 
 
-def _found_files(root: Path, layout: CifarLayout) -> Iterator[FoundFile] | None:
+def _find_files(root: Path, layout: CifarLayout) -> Iterator[FoundFile] | None:
     names = (*layout.train_files, layout.test_file)
     for folder in (root / layout.folder, root):
         if all((folder / name).exists() for name in names):
-            return files_in_folder(folder, names)
+            return ((name, str(folder / name), read_bytes(folder / name, limit=MAX_FILE_BYTES)) for name in names)
     for archive in (root / layout.archive, root):
         if archive.is_file():
-            return files_in_archive(archive, layout.folder, names)
+            return _files_in_archive(archive, layout.folder, names)
     return None
+
+
+class _LimitedReader(gzip.GzipFile):
+    """A gzip file, read up to a limit of unpacked bytes: a small file can claim to hold any number of them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "rb")
+        self.path = path
+        self.bytes_left = MAX_ARCHIVE_BYTES
+
+    def read(self, size: int | None = BLOCK_BYTES) -> bytes:
+        """The next bytes, at most a block of them."""
+        block = super().read(BLOCK_BYTES if size is None or size < 0 else min(size, BLOCK_BYTES))
+        self.bytes_left -= len(block)
+        if self.bytes_left < 0:
+            raise ValueError(f"{self.path} unpacks to more than {MAX_ARCHIVE_BYTES} bytes; it is no CIFAR archive")
+        return block
+
+
+def _files_in_archive(archive: Path, folder: str, names: tuple[str, ...]) -> Iterator[FoundFile]:
+    """The named files of `folder` in a `.tar.gz`, in the archive's order; nothing is written to disk."""
+    wanted = {f"{folder}/{name}": name for name in names}
+    try:
+        # "r|": forwards only, so that every byte passes the limit once.
+        with _LimitedReader(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as members:
+            for member in members:
+                name = wanted.pop(member.name.removeprefix("./"), None)
+                if name is not None:
+                    yield name, f"{archive}:{member.name}", _content(archive, members, member)
+    # A gzip file may end early, be none, or decode to nonsense.
+    except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError) as error:
+        raise ValueError(f"{archive} is no .tar.gz archive, or damaged: {error}; download it again") from error
+    if wanted:
+        raise ValueError(f"{archive} lacks {', '.join(sorted(wanted))}; download it again")
+
+
+def _content(archive: Path, members: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = members.extractfile(member) if member.isfile() else None
+    if file is None:
+        raise ValueError(f"{archive}: {member.name} is not a plain file; download the archive again")
+    if member.size > MAX_FILE_BYTES:
+        raise ValueError(f"{archive}: {member.name} claims {member.size} bytes; it is no CIFAR file")
+    content = file.read()
+    if len(content) != member.size:
+        raise ValueError(f"{archive}: {member.name} ends early; download the archive again")
+    return content
 
 
 def _places_searched(root: Path, layout: CifarLayout) -> str:
@@ -223,44 +202,28 @@ def _download(root: Path, layout: CifarLayout) -> None:
         ) from error
 
 
-def _image_set(file: FoundFile, layout: CifarLayout) -> ImageSet:
+def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> ImageSet:
     """Images and labels of one file, if they are what the layout promises."""
-    source = file.source
-    fields = _fields(source, load_plain_pickle(file.content, source=source))
-    expected = layout.images_per_test_file if file.name == layout.test_file else layout.images_per_train_file
+    fields = load_plain_pickle(content, source=source)
+    if not isinstance(fields, dict):
+        raise ValueError(f"{source} holds a {type(fields).__name__} instead of a dictionary; it is no CIFAR file")
+    # Keys are text or bytes, by the Python that wrote them.
+    fields = {key.decode("latin1") if isinstance(key, bytes) else key: field for key, field in fields.items()}
+    expected = layout.images_per_test_file if name == layout.test_file else layout.images_per_train_file
     images = plain_array(fields.get("data"))
-    if images is None or images.dtype != np.uint8:
-        raise ValueError(f"{source} has no array of bytes under 'data'; download it again")
-    if images.shape != (expected, BYTES_PER_IMAGE):
-        raise ValueError(
-            f"{source} has images of {images.shape}, expected {(expected, BYTES_PER_IMAGE)}; it is incomplete"
-        )
-    labels = _labels(source, fields.get(layout.label_key), layout)
-    if len(labels) != expected:
-        raise ValueError(f"{source} has {len(labels)} labels for {expected} images; download it again")
-    # A copy: the array lies over the file's bytes, which torch would not treat as read-only.
-    return ImageSet(torch.from_numpy(images.reshape(expected, *IMAGE_SHAPE).copy()), torch.from_numpy(labels))
-
-
-def _fields(source: str, value: object) -> Mapping[str, object]:
-    """The file's dictionary, its keys as text, whichever Python wrote them."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{source} holds a {type(value).__name__} instead of a dictionary; it is no CIFAR file")
-    return {
-        key.decode("latin1") if isinstance(key, bytes) else key: field
-        for key, field in value.items()
-        if isinstance(key, bytes | str)
-    }
-
-
-def _labels(source: str, value: object, layout: CifarLayout) -> np.ndarray:
-    array = plain_array(value)
-    numbers = value if array is None else array.ravel().tolist()
+    if images is None or images.dtype != np.uint8 or images.shape != (expected, BYTES_PER_IMAGE):
+        found = "no array of bytes" if images is None or images.dtype != np.uint8 else f"images of {images.shape}"
+        raise ValueError(f"{source} has {found}, expected {(expected, BYTES_PER_IMAGE)} as 'data'; download it again")
+    labels = fields.get(layout.label_key)
+    array = plain_array(labels)
+    numbers = labels if array is None else array.ravel().tolist()
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise ValueError(
             f"{source} has no list of whole numbers under {layout.label_key!r}; it is no {layout.name} file"
         )
-    for number in numbers:
-        if not 0 <= number < layout.num_classes:
-            raise ValueError(f"{source} has a label outside 0 .. {layout.num_classes - 1}: it is no {layout.name} file")
-    return np.array(numbers, dtype=np.int64)
+    if len(numbers) != expected:
+        raise ValueError(f"{source} has {len(numbers)} labels for {expected} images; download it again")
+    if not all(0 <= number < layout.num_classes for number in numbers):
+        raise ValueError(f"{source} has a label outside 0 .. {layout.num_classes - 1}: it is no {layout.name} file")
+    # A copy: the array lies over the file's bytes, which torch would not treat as read-only.
+    return ImageSet(torch.from_numpy(images.reshape(expected, *IMAGE_SHAPE).copy()), torch.tensor(numbers))

@@ -12,8 +12,11 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional
 
-from strucspars.data.seeding import Stream, generator_for
+from strucspars.data.image_set import Stream, generator_for
+from strucspars.io.files import IMAGE_BYTES, open_file
 
+# Pillow looks at the content, not at the name; for EPS and its like it starts another program.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 # Of these Pillow gives 16-bit grey as 32-bit numbers in 0 .. 65535: of PGM always, of PNG in older versions.
 FORMATS_WITHOUT_32_BIT = ("PNG", "PPM")
 
@@ -22,10 +25,10 @@ def read_image(path: str) -> Image.Image:
     """The image in a file, in 8-bit RGB. 16-bit grey is scaled by its whole range: 65535 becomes 255.
 
     Raises:
-        ValueError: the pixels have no fixed range.
+        ValueError: the pixels have no fixed range, or it is no regular file.
         Exception: of almost any type, where the file is damaged.
     """
-    with Image.open(path) as image:
+    with open_file(path, limit=IMAGE_BYTES) as file, Image.open(file, formats=FORMATS) as image:
         return in_8_bits(image).convert("RGB")
 
 
@@ -33,7 +36,7 @@ def in_8_bits(image: Image.Image) -> Image.Image:
     """16-bit grey scaled to 8 bit, where Pillow would clip it at 255; images of 8 bit as they are.
 
     Raises:
-        ValueError: the pixels are 32-bit numbers, of which nobody knows what is white.
+        ValueError: the pixels are 32-bit numbers, which have no known white.
 
     >>> in_8_bits(Image.fromarray(np.array([[0, 255, 32768, 65535]], dtype=np.uint16))).tobytes()
     b'\\x00\\x01\\x80\\xff'

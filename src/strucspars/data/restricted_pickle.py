@@ -2,7 +2,7 @@
 
 A pickle is a program. This reader knows the few names that numpy's own pickles use, and gives each a stand-in of its
 own, which only notes the array's shape, type and bytes. Any other name is refused before it is looked up. A first pass
-over the opcodes refuses claims that would cost memory or time before anything is built.
+over the instructions refuses claims that would cost memory or time before anything is built.
 """
 
 import io
@@ -13,19 +13,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-# By kind, not one to a line.
-# fmt: off
-SAFE_OPCODES = frozenset({
-    "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK",
-    "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET",
-    "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
-    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
-    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
-    "EMPTY_LIST", "LIST", "APPEND", "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
-    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
-    "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
-})
-# fmt: on
 MEMO_WRITES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 TUPLES = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
 # An array takes six. Tuples nested in tuples are the one value that costs time without bound: hashing follows each
@@ -55,11 +42,10 @@ def load_plain_pickle(data: bytes, *, source: str) -> object:
     ValueError: batch cannot be read safely: it asks for 'builtins.print', which no plain array needs
     """
     try:
-        _check_opcodes(data)
-        value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+        _check_claims(data)
+        return _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # damaged pickles raise almost any type
         raise ValueError(f"{source} cannot be read safely: {str(error) or type(error).__name__}") from error
-    return value
 
 
 def plain_array(value: object) -> np.ndarray | None:
@@ -67,17 +53,17 @@ def plain_array(value: object) -> np.ndarray | None:
     return value.array if isinstance(value, _Array) else None
 
 
-def _check_opcodes(data: bytes) -> None:
-    """Refuse instructions that plain data do not need, and claims of more than the file can hold."""
+def _check_claims(data: bytes) -> None:
+    """Refuse claims of more than the file can hold."""
     tuples = 0
     for count, (opcode, argument, position) in enumerate(pickletools.genops(data)):
-        if opcode.name not in SAFE_OPCODES:
-            raise ValueError(f"it uses the instruction {opcode.name} (byte {position}), which no plain array needs")
         # The memo is a table as long as its largest index, and a frame is allocated before it is read.
         if opcode.name in MEMO_WRITES and argument is not None and argument > count:
             raise ValueError(f"it claims {argument} remembered values after {count} instructions")
         if opcode.name == "FRAME" and argument is not None and argument > len(data):
             raise ValueError(f"it claims a frame of {argument} bytes, but has {len(data)}")
+        if opcode.name == "DUP":
+            raise ValueError(f"it uses the instruction DUP (byte {position}), which no pickler writes")
         tuples += opcode.name in TUPLES
         if tuples > MAX_TUPLES:
             raise ValueError(f"it has more than {MAX_TUPLES} tuples, which no plain array needs")
@@ -133,7 +119,7 @@ class _Array:
 
     __slots__ = ("array",)
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         self.array: np.ndarray | None = None
 
     def __setstate__(self, state: object) -> None:
@@ -156,11 +142,6 @@ def _array(content: object, dtype: object, shape: object, *, order: str) -> np.n
         )
     flat = np.frombuffer(bytes(content), dtype=np.dtype(dtype.byte_order + dtype.code))
     return flat.reshape(shape, order="F" if order == "F" else "C")
-
-
-def _empty_array(*_: object) -> _Array:
-    """For numpy's `_reconstruct`, whose arguments are always those of an empty array."""
-    return _Array()
 
 
 def _array_of_buffer(content: object, dtype: object, shape: object, order: object) -> _Array:
@@ -196,8 +177,9 @@ STAND_INS = {
     ("_codecs", "encode"): _StandIn(_latin1_bytes),
     ("numpy", "dtype"): _StandIn(_Type),
     ("numpy", "ndarray"): _StandIn(_never),
-    ("numpy._core.multiarray", "_reconstruct"): _StandIn(_empty_array),
-    ("numpy._core.numeric", "_frombuffer"): _StandIn(_array_of_buffer),
-    ("numpy.core.multiarray", "_reconstruct"): _StandIn(_empty_array),
-    ("numpy.core.numeric", "_frombuffer"): _StandIn(_array_of_buffer),
+    **{
+        (f"numpy.{core}.{module}", name): _StandIn(make)
+        for core in ("core", "_core")
+        for module, name, make in (("multiarray", "_reconstruct", _Array), ("numeric", "_frombuffer", _array_of_buffer))
+    },
 }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strucspars.data.digits import TEST_IMAGES
+from strucspars.data.catalogue import TEST_IMAGES
 from strucspars.paper.measured import Sample, sample_of
 from strucspars.report.reading import RunData
 from strucspars.train.outcome import RunSummary
