@@ -1,10 +1,10 @@
 """Conversion of networks that are wrapped for distributed training."""
 
 import pytest
-from strucspars.sparsify.one_shot import one_shot_plan
 from torch import nn
 
 from strucspars.convert.conversion import convert_, mask_
+from strucspars.sparsify.planning import one_shot_plan
 
 
 def _network() -> nn.Sequential:

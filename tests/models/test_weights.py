@@ -8,7 +8,6 @@ import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
-from strucspars.sparsify.one_shot import one_shot_plan
 from torch import nn
 
 from strucspars.convert.conversion import convert_
@@ -19,6 +18,7 @@ from strucspars.models.catalogue import build_model
 from strucspars.models.cifar import CifarResNet
 from strucspars.models.weights import load_weights_
 from strucspars.prune.slimming import save_slimmed, select_channels, slim_
+from strucspars.sparsify.planning import one_shot_plan
 
 
 def small_network(classes: int = 3) -> nn.Sequential:
