@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, NetworkSize, Ratio, RowTiming
+from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, Ratio, RowSize, RowTiming
 
 
 class FakeClock:
@@ -30,8 +30,8 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def size(*, operation_ratio: float = 1.0, removed: float = 0.0) -> NetworkSize:
-    return NetworkSize(params=100, macs=1000, removed_conv_fraction=removed, operation_ratio=operation_ratio)
+def size(*, operation_ratio: float = 1.0, removed: float = 0.0) -> RowSize:
+    return RowSize(params=100, macs=1000, removed_conv_fraction=removed, operation_ratio=operation_ratio)
 
 
 def timing(ms: float, speedup: float, *, share: float | None = None) -> RowTiming:

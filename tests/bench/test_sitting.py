@@ -10,26 +10,26 @@ import pytest
 import torch
 from torch import nn
 
-from strucspars.bench.networks import BenchNetwork, Form
-from strucspars.bench.results import BenchRow, NetworkSize
-from strucspars.bench.runtimes import GathersLeft, Images, InferenceForms, Program, Runtime, Target
-from strucspars.bench.sitting import Contestant, Sitting, sitting_rows
+from strucspars.bench.networks import BenchForm, BenchNetwork
+from strucspars.bench.results import BenchRow, RowSize
+from strucspars.bench.runtimes import Images, InferenceForms, Program, Runtime
+from strucspars.bench.suite import Contestant, Sitting, sitting_rows
 from strucspars.bench.timing import TimingRules
 
 SHAPE = (3, 4, 4)
 RULES = TimingRules(seconds=1.0, visit_seconds=0.001, warmup_calls=1, min_rounds=3, max_rounds=3)
-GATHERS = GathersLeft(count=7, nbytes=700)
+GATHERS = (7, 700)
 SECONDS = {"dense": 8.0, "compressed": 4.0, "bound": 3.0}
 
 
 @pytest.fixture
 def contestants(tmp_path: Path) -> list[Contestant]:
     made = []
-    forms: list[tuple[Form, float | None]] = [("dense", None), ("compressed", 0.5), ("bound", 0.5)]
+    forms: list[tuple[BenchForm, float | None]] = [("dense", None), ("compressed", 0.5), ("bound", 0.5)]
     for form, rate in forms:
         model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2)).eval()
         network = BenchNetwork(rate=rate, form=form, model=model, removed_conv_fraction=rate or 0.0)
-        size = NetworkSize(
+        size = RowSize(
             params=1, macs=1, removed_conv_fraction=rate or 0.0, operation_ratio=1.0 if rate is None else 4.0
         )
         forms_of_it = InferenceForms(model, torch.zeros(1, *SHAPE), tmp_path)
@@ -41,12 +41,12 @@ def told(clock: Any, name: str, contestants: list[Contestant], *, slow: float = 
     """A runtime of known times per image, whose outputs are wrong for one form."""
     forms = {id(contestant.forms): contestant.network.form for contestant in contestants}
 
-    def prepare(of: InferenceForms, target: Target) -> Program:
+    def prepare(of: InferenceForms, images_per_call: int, threads: int) -> Program:
         form = forms[id(of)]
 
         def program(images: Images) -> Images:
             clock.program(f"{name} {form}", slow * SECONDS[form] * len(images))()
-            assert len(images) == target.batch
+            assert len(images) == images_per_call
             with torch.no_grad():
                 outputs: Images = of.model(torch.from_numpy(images)).numpy()
             return outputs + 1 if form == wrong else outputs
@@ -59,7 +59,7 @@ def told(clock: Any, name: str, contestants: list[Contestant], *, slow: float = 
 
 def rows_of(clock: Any, contestants: list[Contestant], *runtimes: Runtime, batch: int = 1) -> list[BenchRow]:
     sitting = Sitting(network="own", image_shape=SHAPE, batch=batch, threads=1, runtimes=runtimes)
-    return sitting_rows(sitting, contestants, RULES, observer=lambda words, done: None, clock=clock)
+    return sitting_rows(sitting, contestants, RULES, on_progress=lambda words, done: None, clock=clock)
 
 
 def timings(rows: list[BenchRow], value: Callable[[Any], Any]) -> list[Any]:
@@ -100,7 +100,7 @@ def test_a_network_that_puts_out_no_numbers_is_refused(clock: Any, contestants: 
 
 
 def test_a_runtime_that_fails_takes_no_other_with_it(clock: Any, contestants: list[Contestant]) -> None:
-    def prepare(forms: InferenceForms, target: Target) -> Program:
+    def prepare(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
         raise RuntimeError("unknown operation\nand a long trace")
 
     failing = Runtime(
@@ -133,11 +133,11 @@ def test_a_batch_is_timed_at_once_and_one_by_one(clock: Any, contestants: list[C
 def test_ways_are_compared_with_the_dense_network_run_in_the_same_way(
     clock: Any, contestants: list[Contestant]
 ) -> None:
-    def prepare(of: InferenceForms, target: Target) -> Program:
-        quick = told(clock, "quick", contestants, slow=0.25).prepare(of, target)
-        slow = told(clock, "slow", contestants).prepare(of, target)
+    def prepare(of: InferenceForms, images_per_call: int, threads: int) -> Program:
+        quick = told(clock, "quick", contestants, slow=0.25).prepare(of, images_per_call, threads)
+        slow = told(clock, "slow", contestants).prepare(of, images_per_call, threads)
         # One by one, the dense network gains more than the others.
-        return quick if target.batch == 1 and of is contestants[0].forms else slow
+        return quick if images_per_call == 1 and of is contestants[0].forms else slow
 
     runtime = replace(told(clock, "pytorch", contestants), prepare=prepare)
     rows = rows_of(clock, contestants, runtime, batch=2)
@@ -154,10 +154,10 @@ def test_ways_are_compared_with_the_dense_network_run_in_the_same_way(
 
 
 def test_outputs_that_the_next_call_overwrites_are_kept(clock: Any, contestants: list[Contestant]) -> None:
-    def prepare(of: InferenceForms, target: Target) -> Program:
+    def prepare(of: InferenceForms, images_per_call: int, threads: int) -> Program:
         program, memory = (
-            told(clock, "pytorch", contestants).prepare(of, target),
-            np.empty((target.batch, 2), np.float32),
+            told(clock, "pytorch", contestants).prepare(of, images_per_call, threads),
+            np.empty((images_per_call, 2), np.float32),
         )
 
         def overwriting(images: Images) -> Images:
@@ -171,13 +171,13 @@ def test_outputs_that_the_next_call_overwrites_are_kept(clock: Any, contestants:
 
 
 def test_programs_get_the_threads_and_images_of_the_sitting(clock: Any, contestants: list[Contestant]) -> None:
-    targets: list[Target] = []
+    targets: list[tuple[int, int]] = []
     shown: list[Images] = []
     runtime = told(clock, "pytorch", contestants)
 
-    def prepare(of: InferenceForms, target: Target) -> Program:
-        targets.append(target)
-        program = runtime.prepare(of, target)
+    def prepare(of: InferenceForms, images_per_call: int, threads: int) -> Program:
+        targets.append((images_per_call, threads))
+        program = runtime.prepare(of, images_per_call, threads)
 
         def watched(images: Images) -> Images:
             shown.append(images)
@@ -188,8 +188,8 @@ def test_programs_get_the_threads_and_images_of_the_sitting(clock: Any, contesta
     sitting = Sitting(
         network="own", image_shape=SHAPE, batch=2, threads=3, runtimes=(replace(runtime, prepare=prepare),)
     )
-    sitting_rows(sitting, contestants[:1], RULES, observer=lambda words, done: None, clock=clock)
-    assert targets == [Target(batch=2, threads=3), Target(batch=1, threads=3)]
+    sitting_rows(sitting, contestants[:1], RULES, on_progress=lambda words, done: None, clock=clock)
+    assert targets == [(2, 3), (1, 3)]
     # Zeros would hide most of what a runtime can get wrong.
     assert all(images.std() > 0.5 for images in shown)
     assert not np.array_equal(shown[0][0], shown[0][1])
@@ -204,7 +204,7 @@ def test_a_program_that_fails_in_any_way_still_tells_its_gathers(
     def program(images: Images) -> Images:
         raise error
 
-    failing = replace(told(clock, "pytorch", contestants), prepare=lambda of, target: program)
+    failing = replace(told(clock, "pytorch", contestants), prepare=lambda of, images_per_call, threads: program)
     for row in rows_of(clock, contestants, failing):
         assert row.error.startswith(f"not timed: {type(error).__name__}: ")
         assert (row.num_gathers, row.gathered_bytes, row.timing) == (7, 700, None)
@@ -222,7 +222,7 @@ def test_what_is_done_is_told(clock: Any, contestants: list[Contestant]) -> None
     sitting = Sitting(
         network="own", image_shape=SHAPE, batch=1, threads=1, runtimes=(told(clock, "pytorch", contestants),)
     )
-    sitting_rows(sitting, contestants, RULES, observer=lambda *words: said.append(words), clock=clock)
+    sitting_rows(sitting, contestants, RULES, on_progress=lambda *words: said.append(words), clock=clock)
     assert all(0 <= done <= 1 for _, done in said)
     assert any("preparing compressed 50% for pytorch" in words for words, _ in said)
     assert "own, 4 x 4, batch 1, 1 thread: timing 3 programs, round 3" in said[-1][0]

@@ -111,7 +111,7 @@ def test_a_missing_runtime_is_reported_and_the_others_are_timed(
         package="no_such_package",
         install="pip install it",
         prepare=_never,
-        gathers=_never_asked,
+        gathers=_never,
     )
     monkeypatch.setattr(runtimes, "RUNTIMES", MappingProxyType({**runtimes.RUNTIMES, "openvino": absent}))
     report = measured(runtimes=("openvino", "pytorch"))
@@ -150,8 +150,8 @@ def test_a_report_says_what_it_was_measured_on(measured: Callable[..., BenchRepo
     ("settings", "message"),
     [
         ({"runtimes": ("tensorrt",)}, "no runtime 'tensorrt'"),
-        ({"runtimes": ()}, "runtimes must name something"),
-        ({"batches": (1, 1)}, "nothing twice"),
+        ({"runtimes": ()}, "runtimes must have one value or more"),
+        ({"batches": (1, 1)}, "each once"),
         ({"batches": (0,)}, "batches must be a whole number from 1 on, got 0"),
         ({"threads": (-1,)}, "threads must be a whole number from 1 on, got -1"),
         ({"widen_groups_below": 0}, "widen_groups_below must be a whole number from 1 on"),
@@ -166,9 +166,5 @@ def _never_built() -> Any:
     raise AssertionError("a network was built for which there is no runtime")
 
 
-def _never(forms: object, target: object) -> Any:
-    raise AssertionError("a runtime that is not there was asked for something")
-
-
-def _never_asked(forms: object) -> Any:
+def _never(*arguments: object) -> Any:
     raise AssertionError("a runtime that is not there was asked for something")

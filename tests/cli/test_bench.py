@@ -166,7 +166,7 @@ def test_code_that_a_folder_names_is_run_only_if_the_user_names_it(call: Any, ti
 
 def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Comparison(relative_error=0.5, tolerance=1e-4, complaint="the output is off by 0.5")
-    monkeypatch.setattr("strucspars.bench.sitting.compare_outputs", lambda outputs, expected: wrong)
+    monkeypatch.setattr("strucspars.bench.suite.compare_outputs", lambda outputs, expected: wrong)
     said = call("bench", *OWN)
     assert said.status == 1
     assert "[1] not timed: the output is off by 0.5" in said.out

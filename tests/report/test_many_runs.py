@@ -10,7 +10,7 @@ from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Annotation
 
-from strucspars.bench.results import BenchReport, BenchRow, NetworkSize, Ratio, RowTiming
+from strucspars.bench.results import BenchReport, BenchRow, Ratio, RowSize, RowTiming
 from strucspars.cost.layers import BeforeAfter
 from strucspars.data.catalogue import TEST_IMAGES
 from strucspars.paper.baselines import PAPER_BASELINES
@@ -469,7 +469,7 @@ def test_every_data_set_has_a_figure_of_its_own(template: RunData) -> None:
 
 
 def bench_row(*, form: str, ms: float, runtime: str = "onnxruntime", batch: int = 1, threads: int = 1) -> BenchRow:
-    size = NetworkSize(params=1, macs=1, removed_conv_fraction=0.5, operation_ratio=2.0)
+    size = RowSize(params=1, macs=1, removed_conv_fraction=0.5, operation_ratio=2.0)
     timing = RowTiming(
         ms=ms,
         ms_low=ms,

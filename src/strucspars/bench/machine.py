@@ -1,4 +1,4 @@
-"""What a time depends on beside the network: processor, instruction set, and the versions of the runtimes."""
+"""What a time depends on besides the network: processor, instruction set, and the versions of the runtimes."""
 
 import os
 import platform
@@ -12,6 +12,9 @@ import torch
 from strucspars._version import __version__
 
 _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "lightning")
+_RUNTIMES = ("onnx", "onnxscript", "onnxruntime", "openvino")
+# The widest of these decides how fast float32 can be.
+_VECTOR_UNITS = ("avx512f", "avx2", "avx", "asimd")
 _PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -25,7 +28,7 @@ def environment() -> dict[str, Any]:
     return {
         "versions": versions | {name: _version(name) for name in _PACKAGES} | {"cuda": torch.version.cuda},
         "system": platform.system(),
-        "cpu": _cpu_model(),
+        "cpu": _cpu_info("model name") or platform.processor() or None,
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": commit_of(_PACKAGE_FOLDER),
@@ -36,7 +39,7 @@ def environment_after(former: Any) -> dict[str, Any]:
     """The environment of a run that goes on; others that it was computed in before are under `earlier`.
 
     Args:
-        former: what its file held, whatever that was.
+        former: what its file held, of any type.
 
     >>> "earlier" in environment_after(environment())
     False
@@ -52,11 +55,29 @@ def environment_after(former: Any) -> dict[str, Any]:
     return now | ({"earlier": earlier} if earlier else {})
 
 
+def hardware() -> dict[str, Any]:
+    """Processor, cores and vector unit as plain values; None for what is unknown.
+
+    >>> sorted(hardware())
+    ['cores', 'cpu', 'system', 'vector_unit']
+    """
+    known = environment()
+    flags = (_cpu_info("flags") or _cpu_info("features") or "").split()
+    unit = next((unit for unit in _VECTOR_UNITS if unit in flags), None)
+    return {name: known[name] for name in ("cpu", "cores", "system")} | {"vector_unit": unit}
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of everything that runs networks; None for what is not installed."""
+    known: dict[str, str | None] = environment()["versions"]
+    return known | {name: _version(name) for name in _RUNTIMES}
+
+
 def commit_of(package_folder: Path) -> str | None:
     """The commit of the checkout that a package folder belongs to, with '+changes' where the package differs from it.
 
-    None for an installed package: it may lie in an environment inside somebody else's repository, whose commit would
-    say nothing about it.
+    None for an installed package: it may lie in an environment inside another repository, whose commit would say
+    nothing about it.
     """
     if _git(package_folder, "rev-parse", "--show-prefix") != f"src/{package_folder.name}/":
         return None
@@ -78,13 +99,14 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return outcome.stdout.strip()
 
 
-def _cpu_model() -> str | None:
+def _cpu_info(entry: str) -> str | None:
+    """An entry about the first processor, on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() or None
-    names = [value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name"]
-    return names[0] if names else platform.processor() or None
+        return None
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip().lower() == entry), None)
 
 
 def _version(package: str) -> str | None:
@@ -92,35 +114,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-_RUNTIMES = ("onnx", "onnxscript", "onnxruntime", "openvino")
-# The widest of these decides how fast float32 can be.
-_VECTOR_UNITS = ("avx512f", "avx2", "avx", "asimd")
-
-
-def hardware() -> dict[str, Any]:
-    """Processor, cores and vector unit as plain values; None for what cannot be told.
-
-    >>> sorted(hardware())
-    ['cores', 'cpu', 'system', 'vector_unit']
-    """
-    known = environment()
-    return {name: known[name] for name in ("cpu", "cores", "system")} | {"vector_unit": _vector_unit()}
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of everything that runs networks; None for what is not installed."""
-    known: dict[str, str | None] = environment()["versions"]
-    return known | {name: _version(name) for name in _RUNTIMES}
-
-
-def _vector_unit() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    flags = {
-        flag for line in lines if line.lower().startswith(("flags", "features")) for flag in line.split(":")[-1].split()
-    }
-    return next((unit for unit in _VECTOR_UNITS if unit in flags), None)

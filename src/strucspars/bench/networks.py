@@ -120,7 +120,7 @@ def _halved_levels(
 
 
 ImageShape = tuple[int, int, int]
-Form = Literal["dense", "compressed", "bound"]
+BenchForm = Literal["dense", "compressed", "bound"]
 Model = TypeVar("Model", bound=nn.Module)
 
 # A batch norm needs more than one value per channel, also where the image has shrunk to one pixel.
@@ -141,7 +141,7 @@ class BenchNetwork:
     """
 
     rate: float | None
-    form: Form
+    form: BenchForm
     model: nn.Module
     removed_conv_fraction: float
 
@@ -285,7 +285,7 @@ def _dense_network(model: nn.Module) -> BenchNetwork:
 def _with_bound(model: nn.Module, dense_conv_params: int, *, rate: float) -> list[BenchNetwork]:
     """A compressed network, and its bound where it has shuffles at all."""
     removed = 1 - conv_params(model) / dense_conv_params
-    forms: list[tuple[Form, nn.Module]] = [("compressed", model)]
+    forms: list[tuple[BenchForm, nn.Module]] = [("compressed", model)]
     if any(is_grouped(module) for module in model.modules()):
         forms.append(("bound", without_shuffles(model)))
     return [BenchNetwork(rate=rate, form=form, model=each, removed_conv_fraction=removed) for form, each in forms]

@@ -1,23 +1,17 @@
-"""What a bench came to, and its JSON."""
+"""What a bench measured, and its JSON."""
 
-import dataclasses
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-from strucspars.bench.networks import Form, ImageShape
-from strucspars.io.records import parse_json, plain
+from strucspars.bench.networks import BenchForm, ImageShape
+from strucspars.io.records import as_record, check_header, parse_json, plain, to_json
 
-FORMAT = "strucspars-bench"
-FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, FORMAT_VERSION)
-
-Record = TypeVar("Record")
+HEADER: dict[str, str | int] = {"format": "strucspars-bench", "format_version": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkSize:
+class RowSize:
     """What a network holds and computes.
 
     Attributes:
@@ -56,7 +50,7 @@ class RowTiming:
         rounds, calls: how often it was measured.
         speedup: against the same runtime's dense network, run in the same way; None where that has no time.
         speedup_over_best: against the fastest dense network of all runtimes, at this batch and these threads.
-        efficiency: speed-up by operation ratio; 1 would be all that the saved operations promise.
+        efficiency: speed-up by operation ratio; 1 if the time shrinks as the operations do.
         gather_share: fraction of the time that goes when every gather does; None without a bound to compare with.
     """
 
@@ -88,7 +82,7 @@ class BenchRow:
         size: of the network.
         num_gathers: channel shuffles that remain in the graph that this runtime runs; None where it got none.
         gathered_bytes: what they copy for one image.
-        difference: of the outputs from PyTorch's, relative to the largest; None where it did not come so far.
+        difference: of the outputs from PyTorch's, relative to the largest; None where there were none to compare.
         error: why there is no time; empty if there is one.
         timing: None after an error.
     """
@@ -96,12 +90,12 @@ class BenchRow:
     network: str
     image_shape: ImageShape
     rate: float | None
-    form: Form
+    form: BenchForm
     runtime: str
     batch: int
     images_per_call: int
     threads: int
-    size: NetworkSize
+    size: RowSize
     num_gathers: int | None = None
     gathered_bytes: int | None = None
     difference: float | None
@@ -142,14 +136,17 @@ class BenchReport:
 
     def document(self) -> dict[str, Any]:
         """The report in the types of JSON."""
-        document: dict[str, Any] = plain(
-            {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}, "the report"
-        )
-        return document
+        fields: dict[str, Any] = plain(self, "the report")
+        return HEADER | fields
 
     def to_json(self) -> str:
         """The report as JSON text, for a file."""
-        return json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n"
+        return to_json(self.document(), "the report") + "\n"
+
+
+def report_from_json(text: str, where: str = "the report") -> BenchReport:
+    """Read a report that `to_json` wrote, or raise a `RecordError` that says what is wrong, and where."""
+    return as_record(BenchReport, check_header(parse_json(text, where), where, **HEADER), where)
 
 
 def sitting_words(network: str, image_shape: ImageShape, *, batch: int, threads: int) -> str:
@@ -160,53 +157,3 @@ def sitting_words(network: str, image_shape: ImageShape, *, batch: int, threads:
     """
     height, width = image_shape[1:]
     return f"{network}, {height} x {width}, batch {batch}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def report_from_json(text: str, where: str = "the report") -> BenchReport:
-    """Read a report that `to_json` wrote.
-
-    Args:
-        text: of the file.
-        where: what an error calls it.
-
-    Raises:
-        ValueError: the text is no such report.
-    """
-    document = parse_json(text, where)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"{where} is not a report of strucspars bench")
-    version = document.get("format_version")
-    if version not in READABLE_VERSIONS:
-        readable = " and ".join(map(str, READABLE_VERSIONS))
-        raise ValueError(f"{where} has format version {version!r}, this program reads {readable}; measure again")
-    entries = {name: value for name, value in document.items() if name not in ("format", "format_version")}
-    try:
-        upgraded = _row_of_version_1 if version == 1 else dict
-        rows = tuple(_row(upgraded(row)) for row in entries.pop("rows"))
-        missing = tuple(_record(MissingRuntime, entry) for entry in entries.pop("missing"))
-        return _record(BenchReport, {**entries, "rows": rows, "missing": missing})
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{where} is damaged: {error}; measure again") from error
-
-
-def _row_of_version_1(entry: dict[str, Any]) -> dict[str, Any]:
-    # It told the gathers of PyTorch's graph in the rows of every runtime.
-    size = dict(entry["size"])
-    return entry | {"num_gathers": size.pop("gathers"), "gathered_bytes": size.pop("gathered_bytes"), "size": size}
-
-
-def _row(entry: dict[str, Any]) -> BenchRow:
-    timing = entry["timing"]
-    if timing is not None:
-        ratios = {name: timing[name] and _record(Ratio, timing[name]) for name in ("speedup", "speedup_over_best")}
-        timing = _record(RowTiming, timing | ratios)
-    size, image_shape = _record(NetworkSize, entry["size"]), tuple(entry["image_shape"])
-    return _record(BenchRow, entry | {"size": size, "timing": timing, "image_shape": image_shape})
-
-
-def _record(kind: type[Record], entry: dict[str, Any]) -> Record:
-    """A dataclass of all its fields and no others."""
-    wanted = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # all kinds here are dataclasses
-    if set(entry) != wanted:
-        raise TypeError(f"{kind.__name__} with {sorted(entry)} instead of {sorted(wanted)}")
-    return kind(**entry)

@@ -1,23 +1,29 @@
-"""A whole bench: networks, batch sizes and numbers of threads, sitting by sitting."""
+"""A whole bench: networks in all runtimes, by batch size and number of threads, checked against PyTorch and timed."""
 
-import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from strucspars.bench.machine import environment, hardware, versions
-from strucspars.bench.networks import BenchNetwork, ImageShape
-from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, NetworkSize
-from strucspars.bench.runtimes import InferenceForms, Runtime, known_runtime, split_by_presence
-from strucspars.bench.sitting import Contestant, Observer, Sitting, sitting_rows
-from strucspars.bench.timing import Clock, TimingRules
-from strucspars.convert.comparison import random_image
+from strucspars.bench.networks import BenchForm, BenchNetwork, ImageShape
+from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, RowSize, sitting_words
+from strucspars.bench.runtimes import Images, InferenceForms, Program, Runtime, known_runtime, torch_threads
+from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times, row_timing
+from strucspars.convert.comparison import compare_outputs, random_image
 from strucspars.core.checks import checked_at_least
-from strucspars.cost.counting import NetworkCount, count_macs
+from strucspars.cost.counting import count_macs
+from strucspars.export.program import first_line
 
 DEFAULT_RUNTIMES = ("onnxruntime", "pytorch", "openvino")
+
+# Called with what is being done, and how much of it is done, from 0 to 1.
+OnProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +52,7 @@ class BenchSettings:
         for option in ("runtimes", "batches", "threads"):
             values = getattr(self, option)
             if not values or len(set(values)) < len(values):
-                raise ValueError(f"{option} must name something, and nothing twice; got {values!r}")
+                raise ValueError(f"{option} must have one value or more, each once; got {values!r}")
         for option in ("batches", "threads"):
             for value in getattr(self, option):
                 checked_at_least(f"each of {option}", value, 1)
@@ -61,7 +67,7 @@ class Subject:
     Attributes:
         name: in the report.
         image_shape: channels, height and width of its images.
-        networks: builds its forms when their turn comes: several large ones would not fit into memory together.
+        networks: builds its forms when their turn comes: several large ones do not fit into memory together.
         settings: what to measure.
     """
 
@@ -71,12 +77,40 @@ class Subject:
     settings: BenchSettings = BenchSettings()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contestant:
+    """A form of a network with all that is known of it before it is timed."""
+
+    network: BenchNetwork
+    forms: InferenceForms
+    size: RowSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sitting:
+    """What is timed together: all forms of a network in all runtimes.
+
+    Attributes:
+        network: name.
+        image_shape: channels, height and width.
+        batch: images to be computed. More than one are timed in one call and one by one.
+        threads: of every runtime.
+        runtimes: installed ones.
+    """
+
+    network: str
+    image_shape: ImageShape
+    batch: int
+    threads: int
+    runtimes: tuple[Runtime, ...]
+
+
 def bench(
     subjects: Sequence[Subject],
     *,
     command: str = "strucspars bench",
     rules: TimingRules | None = None,
-    observer: Observer = lambda words, done: None,
+    on_progress: OnProgress = lambda words, done: None,
     clock: Clock = time.perf_counter,
 ) -> BenchReport:
     """Measure networks dense and compressed.
@@ -85,36 +119,42 @@ def bench(
         subjects: the networks.
         command: what to type to measure the same again.
         rules: how long, for every batch size and number of threads of a network.
-        observer: told what is being done.
+        on_progress: told what is being done.
         clock: seconds.
     """
     rules = rules or TimingRules()
     rows: list[BenchRow] = []
     missing: dict[str, MissingRuntime] = {}
     for subject in subjects:
-        present, absent = split_by_presence([known_runtime(name) for name in subject.settings.runtimes])
-        missing |= {
-            each.name: MissingRuntime(name=each.name, title=each.title, install=each.install) for each in absent
-        }
+        runtimes = [known_runtime(name) for name in subject.settings.runtimes]
+        present = tuple(runtime for runtime in runtimes if runtime.is_installed)
+        for each in runtimes:
+            if each not in present:
+                missing[each.name] = MissingRuntime(name=each.name, title=each.title, install=each.install)
         if present:
-            rows += _subject_rows(subject, present, rules, observer, clock)
+            rows += _subject_rows(subject, present, rules, on_progress, clock)
+    settings = [
+        {"network": subject.name, "image_shape": list(subject.image_shape), **asdict(subject.settings)}
+        for subject in subjects
+    ]
     return BenchReport(
         command=command,
         commit=environment()["commit"],
         hardware=hardware(),
         versions=versions(),
-        settings={"timing": asdict(rules), "subjects": [_plain_settings(subject) for subject in subjects]},
+        settings={"timing": asdict(rules), "subjects": settings},
         rows=tuple(rows),
         missing=tuple(missing.values()),
     )
 
 
 def _subject_rows(
-    subject: Subject, runtimes: Sequence[Runtime], rules: TimingRules, observer: Observer, clock: Clock
+    subject: Subject, runtimes: tuple[Runtime, ...], rules: TimingRules, on_progress: OnProgress, clock: Clock
 ) -> list[BenchRow]:
     rows = []
     with tempfile.TemporaryDirectory(prefix="strucspars-bench-") as folder:
-        contestants = _contestants(subject, Path(folder), observer)
+        on_progress(f"{subject.name}: building", 0.0)
+        contestants = _contestants(subject, Path(folder))
         for threads in subject.settings.threads:
             for batch in subject.settings.batches:
                 sitting = Sitting(
@@ -122,35 +162,173 @@ def _subject_rows(
                     image_shape=subject.image_shape,
                     batch=batch,
                     threads=threads,
-                    runtimes=tuple(runtimes),
+                    runtimes=runtimes,
                 )
-                rows += sitting_rows(sitting, contestants, rules, observer=observer, clock=clock)
+                rows += sitting_rows(sitting, contestants, rules, on_progress=on_progress, clock=clock)
     return rows
 
 
-def _contestants(subject: Subject, folder: Path, observer: Observer) -> list[Contestant]:
-    observer(f"{subject.name}: building", 0.0)
-    networks = subject.networks()
-    example = random_image(subject.image_shape)
+def _contestants(subject: Subject, folder: Path) -> list[Contestant]:
+    networks, example = subject.networks(), random_image(subject.image_shape)
     counts = [count_macs(network.model, example) for network in networks]
     (dense_macs,) = {count.macs for network, count in zip(networks, counts, strict=True) if network.form == "dense"}
     contestants = []
     for place, (network, count) in enumerate(zip(networks, counts, strict=True)):
         own = folder / str(place)
         own.mkdir()
+        size = RowSize(
+            params=count.params,
+            macs=count.macs,
+            removed_conv_fraction=network.removed_conv_fraction,
+            operation_ratio=dense_macs / max(count.macs, 1),
+        )
         forms = InferenceForms(network.model, example, own, widen_groups_below=subject.settings.widen_groups_below)
-        contestants.append(Contestant(network=network, forms=forms, size=_size(network, count, dense_macs)))
+        contestants.append(Contestant(network=network, forms=forms, size=size))
     return contestants
 
 
-def _size(network: BenchNetwork, count: NetworkCount, dense_macs: int) -> NetworkSize:
-    return NetworkSize(
-        params=count.params,
-        macs=count.macs,
-        removed_conv_fraction=network.removed_conv_fraction,
-        operation_ratio=dense_macs / count.macs if count.macs else math.nan,
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """What a time is of."""
+
+    rate: float | None
+    form: BenchForm
+    runtime: str
+    images_per_call: int
+
+    def other(self, form: BenchForm) -> "_Entry":
+        """Another form of the same network, run in the same way."""
+        rate = None if form == "dense" else self.rate
+        return _Entry(rate=rate, form=form, runtime=self.runtime, images_per_call=self.images_per_call)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Checked:
+    """A program that may be timed, or the reason why not."""
+
+    contestant: Contestant
+    gathers: tuple[int | None, int | None] = (None, None)
+    difference: float | None = None
+    error: str = ""
+    timed: Callable[[], object] | None = None
+
+
+def sitting_rows(
+    sitting: Sitting, contestants: Sequence[Contestant], rules: TimingRules, *, on_progress: OnProgress, clock: Clock
+) -> list[BenchRow]:
+    """Check every network in every runtime against PyTorch, time those that are right, and compare.
+
+    Args:
+        sitting: what to time.
+        contestants: the forms of one network, the dense one among them.
+        rules: how long.
+        on_progress: told how far it is.
+        clock: seconds.
+    """
+    words = sitting_words(sitting.network, sitting.image_shape, batch=sitting.batch, threads=sitting.threads)
+    images = np.random.default_rng(0).standard_normal((sitting.batch, *sitting.image_shape), dtype=np.float32)
+
+    def on_round(number: int, elapsed: float) -> None:
+        done = min(1.0, elapsed / rules.seconds)
+        on_progress(f"{words}: timing {len(programs)} programs, round {number}", done)
+
+    with torch_threads(sitting.threads):
+        checked = dict(_checked_programs(sitting, contestants, images, words, on_progress))
+        programs = {entry: program.timed for entry, program in checked.items() if program.timed is not None}
+        samples = interleaved_times(programs, rules, clock=clock, on_round=on_round)
+    return [_row(sitting, entry, program, samples) for entry, program in checked.items()]
+
+
+def _checked_programs(
+    sitting: Sitting, contestants: Sequence[Contestant], images: Images, words: str, on_progress: OnProgress
+) -> Iterator[tuple[_Entry, _Checked]]:
+    on_progress(f"{words}: what PyTorch computes", 0.0)
+    expected = [_expected(contestant, images) for contestant in contestants]
+    work = [
+        (runtime, contestant, outputs, images_per_call)
+        for runtime in sitting.runtimes
+        for contestant, outputs in zip(contestants, expected, strict=True)
+        for images_per_call in sorted({sitting.batch, 1}, reverse=True)
+    ]
+    for done, (runtime, contestant, outputs, images_per_call) in enumerate(work):
+        rate, form = contestant.network.rate, contestant.network.form
+        name = form if rate is None else f"{form} {100 * rate:.3g}%"
+        on_progress(f"{words}: preparing {name} for {runtime.title}", done / len(work))
+        entry = _Entry(rate=rate, form=form, runtime=runtime.name, images_per_call=images_per_call)
+        yield entry, _checked_program(contestant, runtime, images_per_call, sitting.threads, images, outputs)
+
+
+def _checked_program(
+    contestant: Contestant, runtime: Runtime, images_per_call: int, threads: int, images: Images, expected: Images
+) -> _Checked:
+    gathers: tuple[int | None, int | None] = (None, None)
+    try:
+        program = runtime.prepare(contestant.forms, images_per_call, threads)
+        gathers = runtime.gathers(contestant.forms)
+        outputs = _in_parts(program, images, images_per_call)
+    # Converters and runtimes raise errors of any kind; the others are timed all the same.
+    except Exception as error:
+        reason = f"not timed: {type(error).__name__}: {first_line(error)}"
+        return _Checked(contestant=contestant, gathers=gathers, error=reason)
+    # Copies: outputs of runtimes may lie in their own memory, which is read-only.
+    compared = compare_outputs(torch.tensor(outputs), torch.tensor(expected))
+    return _Checked(
+        contestant=contestant,
+        gathers=gathers,
+        difference=compared.relative_error,
+        error=f"not timed: {compared.complaint}" if compared.complaint else "",
+        timed=None if compared.complaint else partial(_in_parts, program, images, images_per_call),
     )
 
 
-def _plain_settings(subject: Subject) -> dict[str, object]:
-    return {"network": subject.name, "image_shape": list(subject.image_shape), **asdict(subject.settings)}
+def _in_parts(program: Program, images: Images, images_per_call: int) -> Images:
+    if images_per_call == len(images):
+        return program(images)
+    # Outputs may lie in memory that the next call overwrites.
+    parts = [
+        program(images[start : start + images_per_call]).copy() for start in range(0, len(images), images_per_call)
+    ]
+    return np.concatenate(parts)
+
+
+def _expected(contestant: Contestant, images: Images) -> Images:
+    with torch.no_grad():
+        outputs = contestant.network.model(torch.from_numpy(images))
+    if not isinstance(outputs, torch.Tensor) or not outputs.isfinite().all():
+        what = "NaN or infinity" if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        raise ValueError(
+            f"the network gives {what} for random images; runtimes are compared by one tensor of finite numbers: wrap "
+            "the network in a module that returns one"
+        )
+    expected: Images = outputs.numpy()
+    return expected
+
+
+def _row(sitting: Sitting, entry: _Entry, program: _Checked, samples: Mapping[_Entry, Samples]) -> BenchRow:
+    timing = None
+    if entry in samples:
+        dense = [times for other, times in samples.items() if other.form == "dense"]
+        timing = row_timing(
+            samples[entry],
+            batch=sitting.batch,
+            operation_ratio=program.contestant.size.operation_ratio,
+            dense=samples.get(entry.other("dense")),
+            best_dense=min(dense, key=lambda times: times.median, default=None),
+            bound=samples.get(entry.other("bound")) if entry.form == "compressed" else None,
+        )
+    return BenchRow(
+        network=sitting.network,
+        image_shape=sitting.image_shape,
+        rate=entry.rate,
+        form=entry.form,
+        runtime=entry.runtime,
+        batch=sitting.batch,
+        images_per_call=entry.images_per_call,
+        threads=sitting.threads,
+        size=program.contestant.size,
+        num_gathers=program.gathers[0],
+        gathered_bytes=program.gathers[1],
+        difference=program.difference,
+        error=program.error,
+        timing=timing,
+    )

@@ -28,8 +28,7 @@ from strucspars.cli.console import (
 from strucspars.cli.errors import RunFailed
 
 if TYPE_CHECKING:
-    from strucspars.bench.sitting import Observer
-    from strucspars.bench.suite import BenchSettings, Subject
+    from strucspars.bench.suite import BenchSettings, OnProgress, Subject
 
 OTHER_RATES = (0.5,)
 FULL_BATCHES = (1, 16)
@@ -146,8 +145,8 @@ def bench(
     rules = TimingRules(seconds=seconds)
     if out is not None:
         check_can_be_written(out, force=force)
-    with _shown_progress(output) as observer:
-        report = run_bench(subjects, command=_command(context), rules=rules, observer=observer)
+    with _shown_progress(output) as on_progress:
+        report = run_bench(subjects, command=_command(context), rules=rules, on_progress=on_progress)
     if out is not None:
         write_text(followed(out), report.to_json())
     output.outcome(report_text(report), report.document())
@@ -270,7 +269,7 @@ def _command(context: typer.Context) -> str:
 
 
 @contextmanager
-def _shown_progress(output: Output) -> Iterator[Observer]:
+def _shown_progress(output: Output) -> Iterator[OnProgress]:
     """A bar that moves, on a terminal only."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

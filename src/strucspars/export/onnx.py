@@ -53,7 +53,7 @@ class OnnxExporter(Exporter):
 
     def companions(self, path: Path) -> tuple[Path, ...]:
         """The file of weights that do not fit into one message."""
-        return (path.with_name(f"{path.name}.data"),)
+        return (Path(f"{path}.data"),)
 
     def write(self, program: InferenceProgram, path: Path) -> None:
         """Write the file."""
