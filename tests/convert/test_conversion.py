@@ -155,7 +155,7 @@ def test_a_forward_of_its_own_is_left_alone() -> None:
     plan = random_plan(model)
     model[0].forward = model[0].forward  # as hooks of other libraries do
     assert not select_layers(model).layers
-    with pytest.raises(ValueError, match="layer '0' has a forward of its own"):
+    with pytest.raises(ValueError, match="layer '0': its forward is replaced"):
         convert_(model, plan)
 
 

@@ -19,13 +19,13 @@ from strucspars.nn.layers import (
     check_plain_weights,
     dense_shape,
     dense_weight,
+    gather_channels,
     group_module_,
     grouped_weight,
     groups_of_weight,
     kept_connections,
     like_memory_format,
     mask_module_,
-    select_channels,
     unmask_module_,
 )
 
@@ -189,7 +189,7 @@ def test_shuffles_keep_channels_last(layer: nn.Module, shape: tuple[int, ...], l
 def test_plain_features_of_one_pixel_stay_plain() -> None:
     # These are channels last too, by their values in memory: were they marked so, layers after them would go on in it.
     features = torch.randn(2, 4, 1, 1)
-    shuffled = select_channels(features, -3, torch.tensor([2, 0, 3, 1]))
+    shuffled = gather_channels(features, -3, torch.tensor([2, 0, 3, 1]))
     assert shuffled.stride() == features.stride()
 
 
@@ -213,7 +213,7 @@ def test_a_weight_that_is_recomputed_has_no_shape_to_read_off_and_the_layer_is_n
     pruned = ShuffledGroupConv2d(8, 8, 1, groups=2)
     prune.l1_unstructured(pruned, "weight", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
     for layer in (normed, pruned):
-        with pytest.raises(ValueError, match=r"layer 'body\.0' has no plain weight: .*; remove the parametrisation"):
+        with pytest.raises(ValueError, match=r"layer 'body\.0' has no plain weight: .*, or remove the parametrisation"):
             dense_shape(layer, "body.0")
         with pytest.raises(ValueError, match=r"layer '\w*ShuffledGroupConv2d' has no plain weight"):
             dense_shape(layer)

@@ -98,7 +98,7 @@ def test_a_weight_that_is_no_parameter_any_more_is_named(use: str) -> None:
     model = network()
     sparsifier = sparsifier_with_penalty(model)
     prune.l1_unstructured(model[4], "weight", amount=2)  # type: ignore[no-untyped-call]  # untyped in torch
-    with pytest.raises(ValueError, match=r"layer '4': its weight is no parameter any more.*undo that"):
+    with pytest.raises(ValueError, match=r"layer '4': its weight is no longer a parameter.*undo that"):
         getattr(sparsifier, use)()
 
 

@@ -1,88 +1,104 @@
-"""Compression: every planned layer becomes input shuffle, group convolution, output shuffle (Sec. 3.1, 3.5)."""
+"""Convert a model by a plan: group every planned layer (Sec. 3.1, 3.5), or mask it to train dense."""
 
 import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
+from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.convert.optimizer_state import change_optimizer_state_, check_optimizer, remembers_shape
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.nn.groupable import (
-    is_computable,
-    is_plain,
-    owners_of_parameters,
-    parameter_key,
-)
+from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, uncompiled, undisturbed
+from strucspars.nn.groupable import WeightUses, reason_not_to_group
 from strucspars.nn.layers import (
-    DENSE_TYPES,
-    GROUPED_TYPES,
     LAYERS_WITH_CHANNELS,
     ORDERS,
     channel_orders,
     dense_shape,
+    dense_weight,
     group_module_,
     grouped_weight,
     groups_of_weight,
     is_grouped,
     is_grouped_as,
+    is_masked,
     like_memory_format,
     mask_module_,
     unmask_module_,
 )
-from strucspars.nn.names import bare_modules, modules_by_name
-from strucspars.nn.weight_readers import readers_of_weights
+from strucspars.nn.names import bare_modules, modules_by_name, under_first_names, unwrapped
 
 logger = logging.getLogger(__name__)
 
+# The dense or masked layers that a plan changes, by name.
+Changes = Mapping[str, tuple[nn.Module, LayerPlan]]
 
-def convert_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+
+def convert_(
+    model: nn.Module,
+    plan: GroupingPlan,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    example_inputs: ExampleInputs | None = None,
+) -> nn.Module:
     """Turn the planned layers of a model into group convolutions, in place; returns the model.
 
     What the plan prunes is dropped, so the tensors really shrink. Names, devices, precisions, memory formats, modes,
-    hooks and the parameters' identity stay. Layers of one group and layers that this plan grouped already stay as they
-    are, masked ones are converted like dense ones. Nothing changes if the plan does not fit the model. A model wrapped
-    for distributed training must be wrapped again afterwards: the wrapper knows the old shapes, and the processes would
-    drift apart. Where the wrapper itself is given, a warning says so.
+    hooks and the identity of the parameters stay; so do the bias and the order of the weight's rows. Layers of one
+    group and layers that this plan grouped already are left alone, masked ones are converted like dense ones. If the
+    plan does not fit the model, nothing changes.
+
+    A model wrapped for distributed training must be wrapped again afterwards: the wrapper knows the old shapes, and the
+    processes would drift apart. Where the wrapper itself is given, a warning says so.
 
     Args:
         model: any module; no graph is traced.
         plan: what to group.
-        optimizer: its momenta follow the weights they belong to. Only in the call that groups them: give it then, and
-            make others anew.
+        optimizer: its momenta follow the weights. Give it in the call that groups the layers, or make a new one.
+        example_inputs: a tensor, or a tuple of positional arguments. The network is run on them, and on random ones
+            like them, masked and grouped: a module that computes with the weight of a layer past the layer's own
+            forward gives other outputs, or fails.
 
     Raises:
-        ValueError: the plan does not fit the model; or the optimizer holds nothing of it, or was left behind by an
-            earlier call.
+        ValueError: the plan does not fit the model; the optimizer holds nothing of it, or was left behind by an earlier
+            call; or the grouped network puts out something else than the masked one, with the layer that is to blame.
 
     >>> import numpy as np
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3))
     >>> layer = ss.LayerPlan(group_level=3, out_perm=np.arange(8), in_perm=np.arange(4), weight_shape=(8, 4, 3, 3))
-    >>> convert_(model, ss.GroupingPlan({"0": layer}))[0].weight.shape
+    >>> convert_(model, ss.GroupingPlan({"0": layer}), example_inputs=torch.zeros(1, 4, 8, 8))[0].weight.shape
     torch.Size([8, 1, 3, 3])
     """
-    check_optimizer(optimizer, model)
-    changes = _layers_to_convert(model, plan)
-    _check_not_left_behind(optimizer, model, plan)
-    _warn_of_gradient_hooks(changes)
+    changes = _layers_to_change(model, plan, ORDERS)
+    _check_optimizer(optimizer, model, plan)
+    if example_inputs is not None:
+        _check_by_running(unwrapped(model), changes, example_inputs)
+    for name, (module, _) in changes.items():
+        if module.get_parameter("weight")._backward_hooks:
+            logger.warning(
+                "layer %r: from now on the hook on the gradient of its weight sees, for every output channel, the "
+                "inputs of its group only; register another hook if that matters",
+                name,
+            )
     unmask_(model)
     for module, layer in changes.values():
         with _tensors_like_the_weight(module):
             if optimizer is not None:
                 _regroup_optimizer_state_(optimizer, module, layer)
             group_module_(module, layer)
-    # Inside of autocast it holds the weights of before, by parameters that stay the same.
+    # Inside autocast it holds casts of the old weights, by parameters that stay the same.
     torch.clear_autocast_cache()
     if changes and any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         logger.warning(
-            "DistributedDataParallel knows the shapes of before, and would not average all gradients: wrap the network "
-            "again before it is trained, model = DistributedDataParallel(model.module)"
+            "DistributedDataParallel knows the old shapes, and would not average all gradients: wrap the network again "
+            "before training, model = DistributedDataParallel(model.module)"
         )
     return model
 
@@ -98,7 +114,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     Args:
         model: any module.
         plan: what to prune.
-        optimizer: give the one you go on with; its momenta of pruned weights are cleared, or they would move them.
+        optimizer: the one you go on with; its momenta of pruned weights are cleared, or they would move them.
 
     >>> import numpy as np
     >>> import strucspars as ss
@@ -107,10 +123,8 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     >>> int((mask_(model, ss.GroupingPlan({"0": layer}))[0].weight == 0).sum())
     16
     """
-    check_optimizer(optimizer, model)
-    changes = _layers_to_change(model, plan)
-    _check_names_free(changes, ("mask",))
-    _check_not_left_behind(optimizer, model, plan)
+    changes = _layers_to_change(model, plan, ("mask",))
+    _check_optimizer(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
         with _tensors_like_the_weight(module):
@@ -122,154 +136,86 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
 
 @contextmanager
 def _tensors_like_the_weight(module: nn.Module) -> Iterator[None]:
-    """Make inference tensors if the weight is one, and no others: what is changed in inference mode may be trained."""
+    """Make inference tensors only if the weight is one: a model changed in inference mode may be trained."""
     with torch.inference_mode(module.get_parameter("weight").is_inference()), torch.no_grad():
         yield
 
 
 def unmask_(model: nn.Module) -> None:
-    """A new plan replaces an old mask, also where it groups nothing."""
+    """Turn all masked layers into dense ones, pruned weights at zero, in place."""
     for module in model.modules():
-        if type(module) in DENSE_TYPES:
+        if is_masked(module):
             unmask_module_(module)
 
 
 def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
     """Raise a `ValueError` that names the layer unless `convert_` would accept this plan for this model."""
-    _layers_to_convert(model, plan)
-
-
-def _layers_to_convert(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
-    """The layers to change, none of which has to keep its shape."""
-    changes = _layers_to_change(model, plan)
-    _check_names_free(changes, ORDERS)
-    return changes
+    _layers_to_change(model, plan, ORDERS)
 
 
 def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module]:
     """The layers that the plan names, after checking that they are there and have the shapes it knows."""
-    modules = modules_by_name(model)
-    layers = {name: module for name, module in modules.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
-    for name in plan.layers:
-        if name in layers:
-            _check_weight(name, layers[name])
-        elif name in modules:
-            _check_type(name, modules[name])
-    plan.check_matches({name: dense_shape(layers[name]) if name in plan.layers else () for name in layers})
+    layers: dict[str, nn.Module] = {}
+    for name, module in modules_by_name(model).items():
+        if isinstance(module, LAYERS_WITH_CHANNELS):
+            layers[name] = module
+        elif name in plan.layers:
+            raise _refusal(name, f"{type(module).__name__} is no convolution or linear layer")
+    plan.check_matches({name: dense_shape(layers[name], name) if name in plan.layers else () for name in layers})
     return {name: layers[name] for name in plan.layers}
 
 
-def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> dict[str, tuple[nn.Module, LayerPlan]]:
-    """The dense layers that the plan groups, after checking that all of it fits."""
-    readers, owners = readers_of_weights(model), owners_of_parameters(model)
-    changes: dict[str, tuple[nn.Module, LayerPlan]] = {}
-    seen = set()
+def _layers_to_change(model: nn.Module, plan: GroupingPlan, attributes: tuple[str, ...]) -> Changes:
+    """The layers that the plan changes, after checking that all of it fits and that the new attributes are free."""
+    plan, uses = under_first_names(model, plan), WeightUses.of(model)
+    changes = {}
     for name, module in planned_modules(model, plan).items():
+        layer = plan.layers[name]
         if is_grouped(module):
-            _check_grouped_alike(name, module, plan.layers[name])
-            continue
-        if plan.layers[name].group_level == 1:
-            continue
-        _check_groupable(name, module)
-        if module in seen or len(owners[parameter_key(module.get_parameter("weight"))]) > 1:
-            raise ValueError(f"layer {name!r} shares its weight with another layer; take it off the plan")
-        if module in readers:
-            raise ValueError(
-                f"layer {name!r}: {readers[module]} itself, and would go on as before; take it off the plan"
-            )
-        seen.add(module)
-        changes[name] = module, plan.layers[name]
+            if not is_grouped_as(module, layer):
+                raise ValueError(
+                    f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network anew "
+                    "and convert that, or remove the layer from the plan"
+                )
+        elif layer.group_level > 1:
+            if reason := reason_not_to_group(name, module, uses):
+                raise _refusal(name, reason)
+            if module.get_parameter("weight").is_meta:
+                raise ValueError(
+                    f"layer {name!r} is on the meta device, where channel orders and masks have no values and "
+                    "to_empty() would invent some; call model.to_empty(device=...) and load the weights first"
+                )
+            for attribute in attributes:
+                if hasattr(module, attribute) and not is_masked(module):
+                    raise ValueError(
+                        f"layer {name!r} has an attribute {attribute!r} already, where strucspars puts its own; rename "
+                        "it"
+                    )
+            changes[name] = module, layer
     return changes
 
 
-def _check_grouped_alike(name: str, module: nn.Module, layer: LayerPlan) -> None:
-    if not is_grouped_as(module, layer):
-        raise ValueError(
-            f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network anew and "
-            "convert that, or take the layer off the plan"
-        )
+def _refusal(name: str, reason: str) -> ValueError:
+    return ValueError(f"layer {name!r}: {reason}; remove it from the plan")
 
 
-def _check_names_free(changes: Mapping[str, tuple[nn.Module, LayerPlan]], attributes: tuple[str, ...]) -> None:
-    """Refuse layers that have something else under the names of what they are to get."""
-    for name, (module, _) in changes.items():
-        for attribute in attributes:
-            is_ours = attribute == "mask" and type(module) in DENSE_TYPES
-            if hasattr(module, attribute) and not is_ours:
-                raise ValueError(
-                    f"layer {name!r} has an attribute {attribute!r} already, where strucspars would put its own; "
-                    "rename it"
-                )
-
-
-def _warn_of_gradient_hooks(changes: Mapping[str, tuple[nn.Module, LayerPlan]]) -> None:
-    """Many hooks, such as one that clips, do not care what they see; one that masks some inputs would mask others."""
-    for name, (module, _) in changes.items():
-        if module.get_parameter("weight")._backward_hooks:
-            logger.warning(
-                "layer %r: from now on the hook on the gradient of its weight sees, for every output channel, the "
-                "inputs of its group only; register another hook if that matters",
-                name,
-            )
-
-
-def _check_not_left_behind(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
-    """Refuse an optimizer that was not there when a layer was grouped: its momenta still have the dense shape."""
+def _check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
+    """Refuse an optimizer of another model, or one that was not there when a layer was grouped."""
     if optimizer is None:
         return
+    check_optimizer(optimizer, model)
     for name, module in planned_modules(model, plan).items():
-        layer, weight = plan.layers[name], module.get_parameter("weight")
-        if tuple(weight.shape) != layer.weight_shape and remembers_shape(optimizer, weight, layer.weight_shape):
+        shape, weight = plan.layers[name].weight_shape, module.get_parameter("weight")
+        if tuple(weight.shape) != shape and remembers_shape(optimizer, weight, shape):
             raise ValueError(
                 f"layer {name!r} is grouped already, but the optimizer remembers its weight in the dense shape "
-                f"{layer.weight_shape}, not {tuple(weight.shape)}; give the optimizer with the first call, or make a "
-                "new one"
+                f"{shape}, not {tuple(weight.shape)}; give the optimizer with the first call, or make a new one"
             )
-
-
-def _check_weight(name: str, module: nn.Module) -> None:
-    weight = module._parameters.get("weight")
-    if weight is None or is_lazy(weight):
-        raise ValueError(
-            f"layer {name!r} has no plain weight: it is lazy, or recomputed by a parametrisation; "
-            "run the model once, or remove the parametrisation"
-        )
-
-
-def _check_type(name: str, module: nn.Module) -> None:
-    if type(module) not in (*GROUPED_TYPES, *DENSE_TYPES):
-        known = ", ".join(known_type.__name__ for known_type in GROUPED_TYPES)
-        raise ValueError(
-            f"layer {name!r} is a {type(module).__name__}, only {known} can be grouped; take it off the plan"
-        )
-
-
-def _check_groupable(name: str, module: nn.Module) -> None:
-    _check_type(name, module)
-    if "forward" in vars(module):
-        raise ValueError(f"layer {name!r} has a forward of its own, which would go on as before; take it off the plan")
-    if not isinstance(module, nn.Linear) and module.groups != 1:
-        raise ValueError(f"layer {name!r} has {module.groups} groups already; take it off the plan")
-    weight = module.get_parameter("weight")
-    if not is_plain(weight):
-        raise ValueError(
-            f"layer {name!r}: its weight is a {type(weight).__name__}, not a plain tensor; take it off the plan"
-        )
-    if not is_computable(weight):
-        raise ValueError(
-            f"layer {name!r}: its weight is {weight.dtype}, not a floating-point type of 16 bits or more; take it off "
-            "the plan, or give the network another precision first"
-        )
-    if weight.is_meta:
-        raise ValueError(
-            f"layer {name!r} is on the meta device, where channel orders and masks have no values and to_empty() "
-            "would invent some; call model.to_empty(device=...) and load the weights first"
-        )
 
 
 def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module, layer: LayerPlan) -> None:
     def regroup(momentum: torch.Tensor) -> torch.Tensor:
-        # In the layout of the weight: fused optimizers go through both as one run of numbers.
+        # In the memory format of the weight: fused optimizers go through both as one run of numbers.
         return like_memory_format(grouped_weight(momentum, layer), momentum)
 
     change_optimizer_state_(optimizer, module.get_parameter("weight"), regroup)
@@ -278,6 +224,76 @@ def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Modul
 def _mask_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
     mask = module.get_buffer("mask")
     change_optimizer_state_(optimizer, module.get_parameter("weight"), lambda momentum: momentum * mask.to(momentum))
+
+
+def _check_by_running(model: nn.Module, changes: Changes, example_inputs: ExampleInputs) -> None:
+    """Compare the grouped network with the masked one, and raise a `ValueError` that names the first layer at fault.
+
+    The network itself runs, since hooks and helper functions may hold its layers; everything is restored afterwards.
+    """
+    arguments = arguments_of(model, example_inputs)
+    with undisturbed(model), uncompiled(model), _restored(changes):
+        for module, layer in changes.values():
+            weight = module.get_parameter("weight")
+            before = weight.data * module.get_buffer("mask") if is_masked(module) else weight.data
+            weight.data = like_memory_format(dense_weight(grouped_weight(before, layer), layer), before)
+        expected = _outputs(model, arguments)
+        complaint = _complaint(model, changes, arguments, expected)
+        if not complaint:
+            arguments = random_arguments(arguments, in_double=False)
+            try:
+                expected = _outputs(model, arguments)
+            # The network may insist on other values than random ones.
+            except Exception:
+                return
+            complaint = _complaint(model, changes, arguments, expected)
+        if complaint:
+            one_by_one = (
+                (f"layer {name!r}", _complaint(model, {name: change}, arguments, expected))
+                for name, change in changes.items()
+            )
+            place, complaint = next((found for found in one_by_one if found[1]), ("several layers", complaint))
+            raise ValueError(
+                f"{place}: grouped, the network computes something else than masked: {complaint}; something uses the "
+                "weight past the layer's own forward: remove the layer from the plan, or keep it dense with mask_"
+            )
+
+
+def _complaint(model: nn.Module, changes: Changes, arguments: tuple[Any, ...], expected: object) -> str:
+    """How the outputs change where these layers are grouped, or why there are none."""
+    with _restored(changes):
+        for module, layer in changes.values():
+            group_module_(module, layer)
+        try:
+            return compare_outputs(_outputs(model, arguments), expected).complaint
+        # The code that reads the weight fails as it likes.
+        except Exception as error:
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _outputs(model: nn.Module, arguments: tuple[Any, ...]) -> object:
+    torch.clear_autocast_cache()
+    return model(*fresh_arguments(arguments))
+
+
+@contextmanager
+def _restored(changes: Changes) -> Iterator[None]:
+    """Give the layers their types, weights and attributes back afterwards."""
+    before = []
+    for module, _ in changes.values():
+        weight = module.get_parameter("weight")
+        before.append((module, type(module), dict(vars(module)), weight, weight.data, weight.grad))
+    try:
+        yield
+    finally:
+        for module, kind, attributes, weight, values, gradient in before:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
+            weight.grad = None
+            weight.data = values
+            weight.grad = gradient
+        torch.clear_autocast_cache()
 
 
 def model_plan(model: nn.Module) -> GroupingPlan:
@@ -291,7 +307,7 @@ def model_plan(model: nn.Module) -> GroupingPlan:
     """
     layers = {}
     for name, module in bare_modules(model):
-        if type(module) in DENSE_TYPES:
+        if is_masked(module):
             raise ValueError(f"layer {name!r} is masked, not grouped; call convert_(model, plan) first")
         if is_grouped(module):
             layers[name] = _layer_plan(name, module)

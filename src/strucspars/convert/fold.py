@@ -20,7 +20,7 @@ from strucspars.convert.reordering import absorb_shuffles_
 from strucspars.convert.shared_calls import merge_calls_
 from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, undisturbed
-from strucspars.cost.gathers import PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded, shuffles_in_pass
+from strucspars.cost.gathers import FOLDED_PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded, shuffles_in_pass
 from strucspars.nn.batch_norms import is_frozen_batch_norm
 from strucspars.nn.copying import copied
 from strucspars.nn.names import unwrap_children_, unwrapped
@@ -86,7 +86,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             logger.warning("the network could not be traced, so that its shuffles stay: %s", wrong)
             untraced, widened = _widened_copy(model, arguments, expected, min_width)
             folded, report = _unfolded(untraced, arguments, wrong, widened)
-    folded.meta[REPORT_KEY], folded.meta[PLAN_KEY] = report, plan_of(model)
+    folded.meta[REPORT_KEY], folded.meta[FOLDED_PLAN_KEY] = report, plan_of(model)
     return folded.requires_grad_(False)
 
 

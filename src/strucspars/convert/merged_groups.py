@@ -19,15 +19,13 @@ from strucspars.cost.layers import BeforeAfter
 from strucspars.nn.groupable import is_plain
 from strucspars.nn.layers import (
     DENSE_AND_GROUPED_TYPES,
-    GROUPED_TYPES,
     channel_orders,
     channels,
+    forms_of,
     groups_of_weight,
     is_grouped,
     like_memory_format,
 )
-
-DENSE_TYPES: dict[type[nn.Module], type[nn.Module]] = {grouped: dense for dense, grouped in GROUPED_TYPES.items()}
 
 
 def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:
@@ -123,6 +121,8 @@ def _become_dense_(layer: nn.Module) -> None:
     weight = layer.get_parameter("weight")
     weight.data = reordered_dense_weight(weight.data, np.arange(len(weight)), in_inverse)
     del layer.in_perm, layer.out_inverse
-    layer.__class__ = DENSE_TYPES[type(layer)]
+    forms = forms_of(layer)
+    assert forms is not None
+    layer.__class__ = forms.dense
     if isinstance(layer, nn.Linear):
         del layer.groups

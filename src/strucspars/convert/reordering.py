@@ -15,17 +15,11 @@ from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import RemainingGather, Side, contiguous_runs, shuffles_of_layer
 from strucspars.nn.layers import (
-    GROUPED_TYPES,
-    GroupLinear,
-    ShuffledGroupLinear,
     channel_orders,
+    forms_of,
     is_grouped,
     like_memory_format,
 )
-
-PLAIN_TYPES: dict[type[nn.Module], type[nn.Module]] = {
-    grouped: GroupLinear if grouped is ShuffledGroupLinear else dense for dense, grouped in GROUPED_TYPES.items()
-}
 
 
 def reordered_dense_weight(weight: torch.Tensor, out_order: IntArray, in_order: IntArray) -> torch.Tensor:
@@ -68,7 +62,9 @@ def reorder_grouped_(module: nn.Module, placed: Placement) -> None:
         # The weight's columns are in grouped order: find the natural channels among them.
         in_order = inverse(channel_orders(module)["in_perm"].cpu().numpy())[in_order]
         del module.in_perm, module.out_inverse
-        module.__class__ = PLAIN_TYPES[type(module)]
+        forms = forms_of(module)
+        assert forms is not None
+        module.__class__ = forms.unshuffled
     weight = module.get_parameter("weight")
     groups = cast(nn.Conv2d, module).groups
     weight.data = reordered_grouped_weight(weight.data, groups, out_order, in_order)

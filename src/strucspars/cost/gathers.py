@@ -25,7 +25,7 @@ Side = Literal["input", "output"]
 # In the `meta` of a folded graph.
 REPORT_KEY = "strucspars.fold_report"
 # The plan of the network that was folded, or None: a graph has its layers under other names.
-PLAN_KEY = "strucspars.plan"
+FOLDED_PLAN_KEY = "strucspars.plan"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.nn.layers import GROUPED_TYPES, LAYERS_WITH_CHANNELS, MASKED_TYPES, GroupLinear, dense_shape, is_grouped
+from strucspars.nn.layers import LAYERS_WITH_CHANNELS, GroupLinear, dense_shape, forms_of, is_grouped
 from strucspars.nn.names import bare_modules, under_first_names
 
 
@@ -65,9 +65,8 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     modules = {name: module for name, module in bare_modules(model) if isinstance(module, LAYERS_WITH_CHANNELS)}
     plan = None if plan is None else under_first_names(model, plan)
     planned: Mapping[str, LayerPlan] = {} if plan is None else plan.layers
-    groupable = {*GROUPED_TYPES, *GROUPED_TYPES.values(), *MASKED_TYPES.values()}
     for name in planned:
-        if name in modules and type(modules[name]) not in groupable:
+        if name in modules and forms_of(modules[name]) is None:
             raise ValueError(
                 f"layer {name!r}: {type(modules[name]).__name__} cannot be grouped; leave it out of the plan"
             )

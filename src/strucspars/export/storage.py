@@ -21,11 +21,11 @@ from torch import nn
 from strucspars._version import __version__
 from strucspars.convert.conversion import check_fits, convert_, model_plan, plan_of
 from strucspars.core.plan import GroupingPlan
-from strucspars.cost.gathers import is_folded
+from strucspars.cost.gathers import FOLDED_PLAN_KEY, is_folded
 from strucspars.export.input_transform import InputTransforms
 from strucspars.io.files import check_readable, replace_file
 from strucspars.nn.groupable import parameter_key
-from strucspars.nn.layers import DENSE_TYPES, check_plain_weights, is_grouped, planned_orders
+from strucspars.nn.layers import check_plain_weights, is_grouped, is_masked, planned_orders
 from strucspars.nn.names import (
     bare_modules,
     bare_state_names,
@@ -250,7 +250,7 @@ def _read(path: Path) -> _SavedNetwork:
 def _check_dense(model: nn.Module) -> None:
     """`load` groups a model that is dense and has real tensors; on any other it would go wrong halfway."""
     for name, module in bare_modules(model):
-        if is_grouped(module) or type(module) in DENSE_TYPES:
+        if is_grouped(module) or is_masked(module):
             raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
     for name, tensor in model.state_dict().items():
         if tensor.is_meta:
@@ -331,5 +331,5 @@ def plan_hash(plan: GroupingPlan) -> str:
 
 def hash_of_model(model: nn.Module) -> str | None:
     """The hash of the plan of a converted network, also of one that was folded; None where there is no plan."""
-    plan = model.meta.get(PLAN_KEY) if is_folded(model) else plan_of(model)
+    plan = model.meta.get(FOLDED_PLAN_KEY) if is_folded(model) else plan_of(model)
     return plan_hash(plan) if isinstance(plan, GroupingPlan) and plan.layers else None

@@ -13,12 +13,33 @@ from torch.nn.utils import parametrize
 
 from strucspars.core.checks import checked_at_least, make_plain_
 from strucspars.core.hierarchy import max_group_level, num_groups
-from strucspars.nn.layers import GROUPED_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, dense_type, is_grouped
-from strucspars.nn.names import bare_modules
-from strucspars.nn.weight_readers import readers_of_weights
+from strucspars.nn.layers import (
+    GROUPABLE_TYPES,
+    LAYERS_WITH_CHANNELS,
+    channels,
+    dense_shape,
+    forms_of,
+    is_grouped,
+)
+from strucspars.nn.names import bare_modules, unwrapped
 
 FilterFn = Callable[[nn.Module, str], bool]
-TYPES_BY_NAME = {layer_type.__name__: layer_type for layer_type in GROUPED_TYPES}
+TYPES_BY_NAME = {layer_type.__name__: layer_type for layer_type in GROUPABLE_TYPES}
+
+# Modules that compute with the weights of these layers of theirs instead of calling them. By name: nothing is imported.
+# For modules that are not listed, `convert_(..., example_inputs=...)` compares the outputs.
+READERS_OF_WEIGHTS = {
+    "torch.nn.modules.activation.MultiheadAttention": ("out_proj",),
+    "torch.nn.modules.loss.LinearCrossEntropyLoss": ("linear",),
+    "torch.nn.modules.transformer.TransformerEncoderLayer": ("linear1", "linear2"),
+    "torchvision.models.swin_transformer.ShiftedWindowAttention": ("qkv", "proj"),
+    "torchvision.models.video.swin_transformer.ShiftedWindowAttention3d": ("qkv", "proj"),
+    "timm.models.beit.Attention": ("qkv",),
+    "timm.models.eva.EvaAttention": ("qkv",),
+    "timm.models.mobilevit.LinearSelfAttention": ("qkv_proj",),
+    "timm.models.naflexvit.NaFlexEmbeds": ("proj",),
+    "timm.models.swin_transformer_v2.WindowAttention": ("qkv",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +106,7 @@ class SelectedLayer:
         weight = self.module._parameters.get("weight")
         if weight is None:
             raise ValueError(
-                f"layer {self.name!r}: its weight is no parameter any more, or recomputed before every call (pruning, "
+                f"layer {self.name!r}: its weight is no longer a parameter, or recomputed before every call (pruning, "
                 "weight or spectral norm); undo that, or select the layers again"
             )
         return weight
@@ -134,7 +155,7 @@ class Selection:
 def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_fn: FilterFn | None = None) -> Selection:
     """Sort the layers of any model into groupable and not. A shared module appears once, under its first name.
 
-    Names are those of the network itself, where `torch.compile` or another wrapper holds it or a part of it too.
+    Names are those of the network itself, also where `torch.compile` or another wrapper holds it or a part of it.
 
     Args:
         model: anything; no graph is traced.
@@ -150,30 +171,30 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     (['1'], '8 x 3 channels: an odd width has one group only')
     """
     rules = rules or LayerRules()
-    named: list[tuple[str, nn.Module]] = [
+    named = [
         (name, module)
         for name, module in bare_modules(model)
         if isinstance(module, LAYERS_WITH_CHANNELS) or is_quantised(module) or _is_scripted(module, model)
     ]
     _check_patterns(rules, [name for name, _ in named])
-    others = _Others(owners_of_parameters(model), readers_of_weights(model))
+    uses = WeightUses.of(model)
     layers, skipped = [], []
     for name, module in named:
-        reason = _reason_to_skip(name, module, rules, filter_fn, others)
+        reason = _reason_to_skip(name, module, rules, filter_fn, uses)
         if reason is None:
             layers.append(_with_levels(name, module, rules))
         else:
-            skipped.append(SkippedLayer(name, module, reason, _missing_type(name, module, rules, others)))
+            skipped.append(SkippedLayer(name, module, reason, _missing_type(name, module, rules, uses)))
     return Selection(tuple(layers), tuple(skipped))
 
 
 def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
-    """The options that have layers of these types grouped, to stand inside an error.
+    """The options that let layers of these types be grouped, to stand inside an error.
 
     >>> rules_for_types([nn.Conv1d])[:87]
     'SparsifyConfig(layer_types=("Conv1d",)), in a recipe sparsify.layer_types=[Conv1d], with'
     """
-    names = [layer_type.__name__ for layer_type in GROUPED_TYPES if layer_type in layer_types]
+    names = [layer_type.__name__ for layer_type in GROUPABLE_TYPES if layer_type in layer_types]
     types = ", ".join(f'"{name}"' for name in names) + ("," if len(names) == 1 else "")
     in_recipe = f"sparsify.layer_types=[{','.join(names)}]"
     of_compress = " ".join(f"--layer-type {name}" for name in names)
@@ -181,17 +202,32 @@ def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
 
 
 @dataclass(frozen=True)
-class _Others:
-    """What the rest of the network does with the layers' weights."""
+class WeightUses:
+    """Where else a network uses the weights of its layers.
+
+    Attributes:
+        owners: names of the modules that hold a parameter, by its key; different modules can hold the same one.
+        readers: the type of the module that computes with the weight of a layer past the layer's own forward.
+    """
 
     owners: Mapping[int, list[str]]
     readers: Mapping[nn.Module, str]
 
+    @staticmethod
+    def of(model: nn.Module) -> "WeightUses":
+        """Look through all modules of a network."""
+        readers = {}
+        for module in model.modules():
+            for base in type(module).__mro__:
+                for name in READERS_OF_WEIGHTS.get(f"{base.__module__}.{base.__qualname__}", ()):
+                    child = module._modules.get(name)
+                    if child is not None:
+                        readers[unwrapped(child)] = type(module).__name__
+        return WeightUses(owners_of_parameters(model), readers)
 
-def _reason_to_skip(
-    name: str, module: nn.Module, rules: LayerRules, filter_fn: FilterFn | None, others: _Others
-) -> str | None:
-    """Why a layer stays as it is, or None. Cheap and general reasons come first."""
+
+def reason_not_to_group(name: str, module: nn.Module, uses: WeightUses) -> str | None:
+    """Why a layer cannot be grouped or masked, whatever the rules; None if it can. Cheap and general reasons first."""
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         return "it is scripted or traced: group the network first, then script it"
@@ -199,72 +235,79 @@ def _reason_to_skip(
         return f"{kind} is quantised: group the network first, then quantise it"
     if is_grouped(module):
         return "grouped already by strucspars"
-    if dense_type(module) not in rules.types:
+    if forms_of(module) is None:
         return _reason_in_the_type(module)
-    if not any(fnmatchcase(name, pattern) for pattern in rules.include):
-        return "not included"
-    if any(fnmatchcase(name, pattern) for pattern in rules.exclude):
-        return "excluded"
-    if filter_fn is not None and not filter_fn(module, name):
-        return "filtered out"
     if "forward" in vars(module):
         return "its forward is replaced on this very object, and would go on as before"
-    if module in others.readers:
-        return f"{others.readers[module]} itself, and would go on as before"
-    return _reason_in_the_weight(name, module, rules, others.owners)
+    if module in uses.readers:
+        return f"{uses.readers[module]} reads its weight itself, and would go on as before"
+    return _reason_in_the_weight(name, module, uses)
 
 
 def _reason_in_the_type(module: nn.Module) -> str:
     kind = type(module).__name__
     if parametrize.is_parametrized(module):
-        return f"{_parametrised(module)}: remove the parametrisation first"
+        names = list(cast(nn.ModuleDict, module.parametrizations))
+        words = f"its {' and '.join(names)} {'is' if len(names) == 1 else 'are'} parametrised"
+        hint = " (weight or spectral norm)" if names == ["weight"] else ""
+        return f"{words}{hint}: remove the parametrisation first"
     if isinstance(module, nn.modules.lazy.LazyModuleMixin):
         return "it is lazy: run the model once first"
-    for base in GROUPED_TYPES if dense_type(module) not in GROUPED_TYPES else ():
+    for base in GROUPABLE_TYPES:
         if isinstance(module, base):
             plain = f"nn.{base.__name__}"
             return f"{kind} is a subclass of {plain}, which may compute something else: only {plain} itself is grouped"
-    return f"{kind} is not among the types to group"
+    return f"{kind} is not among the types to group: {', '.join(TYPES_BY_NAME)}"
 
 
-def _parametrised(module: nn.Module) -> str:
-    names = list(cast(nn.ModuleDict, module.parametrizations))
-    words = f"its {' and '.join(names)} {'is' if len(names) == 1 else 'are'} parametrised"
-    return f"{words} (weight or spectral norm)" if names == ["weight"] else words
-
-
-def _missing_type(name: str, module: nn.Module, rules: LayerRules, others: _Others) -> type[nn.Module] | None:
-    """The layer's own type, where the layer would be grouped if that were among the types to group."""
-    own_type = dense_type(module)
-    if own_type in rules.types or own_type not in GROUPED_TYPES:
-        return None
-    # Without `filter_fn`, which may rely on getting layers of the types to group only.
-    reason = _reason_to_skip(name, module, replace(rules, layer_types=(own_type.__name__,)), None, others)
-    return own_type if reason is None else None
-
-
-def _reason_in_the_weight(
-    name: str, module: nn.Module, rules: LayerRules, owners: Mapping[int, list[str]]
-) -> str | None:
-    layer = cast(nn.Conv2d, module)
-    if "weight" not in module._parameters:
+def _reason_in_the_weight(name: str, module: nn.Module, uses: WeightUses) -> str | None:
+    weight = module._parameters.get("weight")
+    if weight is None:
         return "its weight is recomputed before every call (weight or spectral norm): remove that first"
-    if not is_plain(layer.weight):
-        return f"its weight is a {type(layer.weight).__name__}, not a plain tensor"
+    if not is_plain(weight):
+        return f"its weight is a {type(weight).__name__}, not a plain tensor"
     out_channels, in_channels = channels(module)
-    if not isinstance(module, nn.Linear) and layer.groups > 1:
-        depthwise = layer.groups == in_channels
-        return "depthwise: nothing to divide" if depthwise else f"it has {layer.groups} groups already"
+    groups = 1 if isinstance(module, nn.Linear) else cast(nn.Conv2d, module).groups
+    if groups > 1:
+        return "depthwise: nothing to divide" if groups == in_channels else f"it has {groups} groups already"
     if max_group_level(out_channels, in_channels) < 2:
         return f"{out_channels} x {in_channels} channels: an odd width has one group only"
-    if not is_computable(layer.weight):
-        return f"its weight is {layer.weight.dtype}, not a floating-point type of 16 bits or more"
-    if _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
+    if not torch.is_floating_point(weight) or weight.dtype.itemsize < 2:
+        return f"its weight is {weight.dtype}, not a floating-point type of 16 bits or more"
+    others = [owner for owner in uses.owners[parameter_key(weight)] if owner != name]
+    return f"its weight is shared with {others[0]!r}" if others else None
+
+
+def _reason_to_skip(
+    name: str, module: nn.Module, rules: LayerRules, filter_fn: FilterFn | None, uses: WeightUses
+) -> str | None:
+    """Why a layer stays as it is: for the rules, or because it cannot be grouped at all."""
+    forms = forms_of(module)
+    if forms is not None and not is_grouped(module):
+        if forms.dense not in rules.types:
+            return f"{forms.dense.__name__} is not among the types to group"
+        if not any(fnmatchcase(name, pattern) for pattern in rules.include):
+            return "not included"
+        if any(fnmatchcase(name, pattern) for pattern in rules.exclude):
+            return "excluded"
+        if filter_fn is not None and not filter_fn(module, name):
+            return "filtered out"
+    reason = reason_not_to_group(name, module, uses)
+    if reason is None and _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
         narrow = _level_by_width(module, rules) < 2
         limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
-        return f"{out_channels} x {in_channels} channels: {limit} one group only"
-    others = [owner for owner in owners[parameter_key(layer.weight)] if owner != name]
-    return f"its weight is shared with {others[0]!r}" if others else None
+        return "{} x {} channels: {} one group only".format(*channels(module), limit)
+    return reason
+
+
+def _missing_type(name: str, module: nn.Module, rules: LayerRules, uses: WeightUses) -> type[nn.Module] | None:
+    """The layer's own type, where the layer would be grouped if that were among the types to group."""
+    forms = forms_of(module)
+    if forms is None or forms.dense in rules.types:
+        return None
+    # Without `filter_fn`, which may rely on getting layers of the types to group only.
+    reason = _reason_to_skip(name, module, replace(rules, layer_types=(forms.dense.__name__,)), None, uses)
+    return forms.dense if reason is None else None
 
 
 def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
@@ -285,13 +328,13 @@ def parameter_key(parameter: torch.Tensor) -> int:
     >>> parameter_key(one.weight) == parameter_key(other.weight)
     True
     """
-    # Some have no place in memory, or none to ask for: lazy, empty, sparse, on the meta device, made of other tensors.
+    # Lazy, empty, sparse and meta tensors, and those made of other tensors, have no place in memory to ask for.
     has_place = is_plain(parameter) and parameter.layout is torch.strided and not parameter.is_meta
     return (parameter.data_ptr() if has_place else 0) or id(parameter)
 
 
 def is_quantised(module: nn.Module) -> bool:
-    """Whether this is one of PyTorch's quantised convolutions or linear layers, which are no kin of the plain ones.
+    """Whether this is one of PyTorch's quantised convolutions or linear layers, which do not inherit the plain ones.
 
     Known by where their classes are defined: importing them to compare with warns, and fails where they are gone.
     """
@@ -308,17 +351,12 @@ def _is_scripted(module: nn.Module, model: nn.Module) -> bool:
     """Whether this is a layer of a scripted or traced network, or such a network: frozen ones have no layers left."""
     if not isinstance(module, torch.jit.ScriptModule):
         return False
-    return module is model or module.original_name in {layer_type.__name__ for layer_type in GROUPED_TYPES}
+    return module is model or module.original_name in TYPES_BY_NAME
 
 
 def is_plain(weight: torch.Tensor) -> bool:
     """Whether a weight is an ordinary tensor. Subclasses hold quantised or distributed values, or something else."""
     return type(weight) in (nn.Parameter, torch.Tensor)
-
-
-def is_computable(weight: torch.Tensor) -> bool:
-    """Whether a weight is of floating-point numbers to compute with; those of eight bits are for storage only."""
-    return torch.is_floating_point(weight) and weight.dtype.itemsize > 1
 
 
 def _with_levels(name: str, module: nn.Module, rules: LayerRules) -> SelectedLayer:

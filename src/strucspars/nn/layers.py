@@ -1,21 +1,25 @@
-"""A layer's second life: input shuffle, group convolution, output shuffle (Sec. 3.2, Fig. 1).
+"""The layers of a grouped network: input shuffle, group convolution, output shuffle (Sec. 3.2, Fig. 1), or masked.
 
-A module becomes grouped in place, by taking on the grouped class: its name, hooks, mode, device and the identity of its
+A module changes its form in place by taking on another class: its name, hooks, mode, device and the identity of its
 parameters, which optimizers hold on to, all stay.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
+from torch.nn.parameter import is_lazy
 
 from strucspars.core.hierarchy import connection_mask
 from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import LayerPlan
 from strucspars.nn.names import bare_modules
+
+# Every layer whose channels could be divided into groups: those that can be grouped, and those that get a reason.
+LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 def grouped_weight(weight: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
@@ -24,14 +28,20 @@ def grouped_weight(weight: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
     Row `j` of the result belongs to output channel `j`, as before; its columns are the inputs of the channel's group,
     in the order of `in_perm`.
     """
-    return weight[torch.arange(len(weight), device=weight.device)[:, None], _columns(layer, weight.device)]
+    return weight[torch.arange(len(weight), device=weight.device)[:, None], _kept_inputs(layer, weight.device)]
 
 
 def dense_weight(grouped: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
     """The dense weight of the same function, zero outside the groups."""
     weight = grouped.new_zeros(layer.weight_shape)
-    weight[torch.arange(len(weight), device=weight.device)[:, None], _columns(layer, weight.device)] = grouped
+    weight[torch.arange(len(weight), device=weight.device)[:, None], _kept_inputs(layer, weight.device)] = grouped
     return weight
+
+
+def _kept_inputs(layer: LayerPlan, device: torch.device) -> torch.Tensor:
+    """The input channels that each output channel is connected to: `(C_out, C_in / G)`."""
+    groups = inverse(layer.out_perm) // (layer.weight_shape[0] // layer.num_groups)
+    return torch.tensor(layer.in_perm.reshape(layer.num_groups, -1)[groups], device=device)
 
 
 def kept_connections(layer: LayerPlan) -> torch.Tensor:
@@ -41,32 +51,35 @@ def kept_connections(layer: LayerPlan) -> torch.Tensor:
     return torch.from_numpy(mask[inverse(layer.out_perm)][:, inverse(layer.in_perm)])
 
 
-def _columns(layer: LayerPlan, device: torch.device) -> torch.Tensor:
-    """The input channels that each output channel is connected to: `(C_out, C_in / G)`."""
-    out_channels = layer.weight_shape[0]
-    group = inverse(layer.out_perm) // (out_channels // layer.num_groups)
-    return torch.tensor(layer.in_perm.reshape(layer.num_groups, -1)[group], device=device)
-
-
 ORDERS = ("in_perm", "out_inverse")
 
 
-class _Ordered(nn.Module):
-    """Holds channel orders that are saved and moved with the layer, but are no buffers.
+class _Shuffled(nn.Module):
+    """A layer by groups that shuffles channels before and after it computes. Starts with both orders unchanged.
 
-    Whoever averages weights takes buffers for statistics: `0.9 * order + 0.1 * order`, rounded down, is no order any
-    more. So nobody is handed the orders to change: `buffers()` leaves them out, and a state holds copies.
+    The bias and the rows of the weight are in the original order of the output channels: code that reads or scales
+    them per channel, to fuse a batch norm for instance, needs to know nothing of the groups.
+
+    The orders are saved and moved with the layer but are no buffers: libraries average buffers, and an average of
+    channel numbers is no order. `buffers()` leaves them out, and `state_dict()` has copies.
     """
 
     in_perm: torch.Tensor
     out_inverse: torch.Tensor
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        out_channels, in_channels = channels(self)
+        device = self.get_parameter("weight").device
+        self.in_perm = torch.arange(in_channels, device=device)
+        self.out_inverse = torch.arange(out_channels, device=device)
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """What `to`, `cuda`, `share_memory` and their like call."""
+        """What `to`, `cuda`, `share_memory` and the like call."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         for name, order in channel_orders(self).items():
             moved = fn(order)
-            # Never another precision; and only an order that had no values is empty after `to_empty`.
+            # Never another precision; after `to_empty` only an order that had no values is empty.
             setattr(self, name, (moved if order.is_meta else order).to(moved.device, order.dtype))
         return self
 
@@ -84,58 +97,45 @@ class _Ordered(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        others = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in ORDERS}
+        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         for name, order in channel_orders(self).items():
-            damage = _damage(prefix + name, state_dict.get(prefix + name), len(order))
-            if damage is not None:
+            key, saved = prefix + name, state_dict.get(prefix + name)
+            if saved is None:
+                missing_keys += [key] if strict else []
+            elif damage := _damage(key, saved, len(order)):
                 error_msgs.append(damage)
-                # The order at hand stands in for it: what is refused must not be copied all the same.
-                state_dict[prefix + name] = order
-        with self._orders_as_buffers():
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-            )
-
-    @contextmanager
-    def _orders_as_buffers(self) -> Iterator[None]:
-        """As long as PyTorch looks for what to load, and where to put it."""
-        for name in ORDERS:
-            self._buffers[name] = self.__dict__.pop(name)
-        try:
-            yield
-        finally:
-            for name in ORDERS:
-                # A state in another precision, assigned instead of copied, is of whole numbers all the same.
-                order = self._buffers.pop(name)
-                assert order is not None
-                self.__dict__[name] = order.to(torch.int64)
+            elif local_metadata.get("assign_to_params_buffers", False):
+                setattr(self, name, saved.to(torch.int64))
+            elif not saved.is_meta:
+                # In place: a captured CUDA graph goes on reading from there.
+                order.copy_(saved)
 
 
-class _Shuffled(_Ordered):
-    """A layer by groups that shuffles channels before and after it computes. Starts with both orders unchanged.
-
-    The bias and the rows of the weight are in the original order of the output channels: code that reads or scales
-    them per channel, to fuse a batch norm for instance, needs to know nothing of the groups.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        out_channels, in_channels = channels(self)
-        device = self.get_parameter("weight").device
-        self.in_perm = torch.arange(in_channels, device=device)
-        self.out_inverse = torch.arange(out_channels, device=device)
+def _damage(key: str, saved: torch.Tensor, length: int) -> str | None:
+    """What keeps a tensor of a state from being an order."""
+    if saved.shape != (length,):
+        return f"size mismatch for {key}: the state has {tuple(saved.shape)}, the layer needs {(length,)}"
+    if saved.is_meta:
+        return None
+    try:
+        checked_permutation(saved.to("cpu", torch.int64).numpy(), length, name=key)
+    except ValueError as error:
+        return f"{error}; were buffers averaged? Load a state of the network itself, or average its parameters only."
+    return None
 
 
 class _ShuffledConv(_Shuffled, nn.modules.conv._ConvNd):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shuffle, convolve by groups, shuffle back. Without `super()`, which TorchScript cannot read."""
         channel_dim = -1 - len(self.kernel_size)  # from the end: there may be no batch
-        shuffled = select_channels(input, channel_dim, self.in_perm)
+        shuffled = gather_channels(input, channel_dim, self.in_perm)
         weight = in_group_order(self.weight, self.out_inverse)
         bias = self.bias
         if bias is not None:
             bias = in_group_order(bias, self.out_inverse)
         convolved: torch.Tensor = self._conv_forward(shuffled, weight, bias)
-        return select_channels(convolved, channel_dim, self.out_inverse)
+        return gather_channels(convolved, channel_dim, self.out_inverse)
 
 
 class ShuffledGroupConv1d(_ShuffledConv, nn.Conv1d):
@@ -145,9 +145,9 @@ class ShuffledGroupConv1d(_ShuffledConv, nn.Conv1d):
 class ShuffledGroupConv2d(_ShuffledConv, nn.Conv2d):
     """`nn.Conv2d` by groups between two channel shuffles; takes the arguments of `nn.Conv2d`.
 
-    `convert_` makes these; built by hand it starts with unchanged orders: `in_perm`, in which the input channels are
-    read, and `out_inverse`, which brings the outputs back to the original order. Both are in the layer's state, but are
-    no buffers: averaging weights leaves them alone.
+    `convert_` makes these. Built by hand, it starts with unchanged orders: `in_perm`, in which the input channels are
+    read, and `out_inverse`, the place of every output channel in the order of the groups. Both are in the layer's
+    state but are no buffers: averaging weights leaves them alone.
 
     >>> layer = ShuffledGroupConv2d(8, 16, 3, groups=4, padding=1)
     >>> layer(torch.zeros(1, 8, 5, 5)).shape, layer.weight.shape
@@ -167,8 +167,8 @@ class GroupLinear(nn.Linear):
         self.in_features, self.groups = in_features, groups
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Every group of the inputs times its own block of the weight."""
-        return group_linear(input, self.weight, self.bias, self.groups)
+        """Multiply every group of the inputs by its own block of the weight."""
+        return _plus_bias(group_linear(input, self.weight, self.groups), self.bias)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -180,31 +180,29 @@ class ShuffledGroupLinear(_Shuffled, GroupLinear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Shuffle, compute by groups, shuffle back."""
-        shuffled = select_channels(input, -1, self.in_perm)
-        computed = group_linear(shuffled, in_group_order(self.weight, self.out_inverse), None, self.groups)
-        outputs = select_channels(computed, -1, self.out_inverse)
-        return outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
+        shuffled = gather_channels(input, -1, self.in_perm)
+        computed = group_linear(shuffled, in_group_order(self.weight, self.out_inverse), self.groups)
+        return _plus_bias(gather_channels(computed, -1, self.out_inverse), self.bias)
 
 
-GROUPED_TYPES: dict[type[nn.Module], type[_Shuffled]] = {
-    nn.Conv1d: ShuffledGroupConv1d,
-    nn.Conv2d: ShuffledGroupConv2d,
-    nn.Conv3d: ShuffledGroupConv3d,
-    nn.Linear: ShuffledGroupLinear,
-}
-DENSE_AND_GROUPED_TYPES = (*GROUPED_TYPES, *GROUPED_TYPES.values())
+def group_linear(input: torch.Tensor, weight: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """`functional.linear` by groups: (..., C_in), weight (C_out, C_in / G) -> (..., C_out)."""
+    in_width = weight.shape[1]
+    by_group = torch.unflatten(input, -1, (num_groups, in_width))
+    blocks = weight.view(num_groups, -1, in_width)
+    return torch.einsum("...gi,goi->...go", by_group, blocks).flatten(-2)
 
 
-# Every layer whose channels could be thought of in groups: those that are selected, and those that get a reason.
-LAYERS_WITH_CHANNELS = (nn.modules.conv._ConvNd, nn.Linear)
+def _plus_bias(outputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return outputs if bias is None else outputs + bias.to(outputs.dtype)
 
 
-@fx.wrap  # a single call in graphs that others trace, which cannot follow its conditions
-def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
-    """The channels in this order, laid out in memory as they were: selecting alone would forget channels last.
+@fx.wrap  # one call in graphs that others trace: tracing cannot follow its conditions
+def gather_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
+    """The channels in this order, in the memory format they had: `index_select` alone would forget channels last.
 
     >>> features = torch.zeros(1, 4, 5, 5).contiguous(memory_format=torch.channels_last)
-    >>> select_channels(features, -3, torch.arange(4)).is_contiguous(memory_format=torch.channels_last)
+    >>> gather_channels(features, -3, torch.arange(4)).is_contiguous(memory_format=torch.channels_last)
     True
     """
     if order.device != features.device:  # `nn.DataParallel` copies parameters and buffers to its devices, nothing else
@@ -217,7 +215,7 @@ def select_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> to
 
 @fx.wrap
 def in_group_order(tensor: torch.Tensor, out_inverse: torch.Tensor) -> torch.Tensor:
-    """The rows of a weight, or the entries of a bias, group after group; laid out in memory as they were.
+    """The rows of a weight, or the entries of a bias, group after group, in the memory format they had.
 
     >>> in_group_order(torch.tensor([10.0, 20.0, 30.0]), torch.tensor([2, 0, 1]))
     tensor([20., 30., 10.])
@@ -227,7 +225,7 @@ def in_group_order(tensor: torch.Tensor, out_inverse: torch.Tensor) -> torch.Ten
         _refuse_stacked_weights(tensor, out_inverse)
     if out_inverse.device != tensor.device:
         out_inverse = out_inverse.to(tensor.device)
-    # Scattered, not gathered: the gradient is a plain gather then, and no second order is needed.
+    # A scatter needs no second order, its gradient is a plain gather, and the memory format stays.
     return torch.empty_like(tensor).index_copy_(0, out_inverse, tensor)
 
 
@@ -245,133 +243,6 @@ def _is_stacked(tensor: torch.Tensor) -> bool:
     while torch._C._functorch.is_gradtrackingtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return torch._C._functorch.is_batchedtensor(tensor)
-
-
-def group_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_groups: int) -> torch.Tensor:
-    """`functional.linear` by groups: (..., C_in), weight (C_out, C_in / G), bias (C_out) -> (..., C_out)."""
-    in_width = weight.shape[1]
-    by_group = torch.unflatten(input, -1, (num_groups, in_width))
-    blocks = weight.view(num_groups, -1, in_width)
-    outputs = torch.einsum("...gi,goi->...go", by_group, blocks).flatten(-2)
-    return outputs if bias is None else outputs + bias.to(outputs.dtype)
-
-
-def is_grouped(module: nn.Module) -> bool:
-    """Whether the layer is one of ours, grouped already."""
-    return isinstance(module, _Shuffled)
-
-
-def channels(module: nn.Module) -> tuple[int, int]:
-    """(output, input) channels of a convolution or linear layer."""
-    if isinstance(module, nn.Linear):
-        return module.out_features, module.in_features
-    convolution = cast(nn.Conv2d, module)
-    return convolution.out_channels, convolution.in_channels
-
-
-def groups_of_weight(module: nn.Module) -> int:
-    """In how many groups a layer connects its channels, by the shape of its weight.
-
-    >>> groups_of_weight(nn.Conv2d(8, 16, 3, groups=4)), groups_of_weight(nn.Linear(8, 16))
-    (4, 1)
-    """
-    in_channels = channels(module)[1]
-    # A linear layer may have no inputs at all.
-    return in_channels // module.get_parameter("weight").shape[1] if in_channels else 1
-
-
-def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
-    """Shape of the weight that the layer has, or had before it was grouped.
-
-    Raises:
-        ValueError: the weight is no parameter; the message has the layer's name.
-    """
-    weight = module._parameters.get("weight")
-    if weight is None:
-        raise ValueError(
-            f"layer {name or type(module).__name__!r} has no plain weight: it is recomputed before every call (weight "
-            "or spectral norm, pruning); remove the parametrisation"
-        )
-    return (*channels(module), *weight.shape[2:])
-
-
-def check_plain_weights(model: nn.Module) -> None:
-    """Raise a `ValueError` where something recomputes a tensor of a grouped layer: it belongs on the dense one."""
-    for name, module in bare_modules(model):
-        if is_grouped(module):
-            dense_shape(module, name)
-
-
-def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
-    """The orders that a plan gives a layer, by name, on the CPU: how inputs are read, how outputs come back."""
-    orders = {"in_perm": layer.in_perm, "out_inverse": inverse(layer.out_perm)}
-    return {name: torch.tensor(order, device="cpu") for name, order in orders.items()}
-
-
-def channel_orders(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The orders that a grouped layer has, by the same names.
-
-    >>> channel_orders(ShuffledGroupConv2d(2, 4, 1))
-    {'in_perm': tensor([0, 1]), 'out_inverse': tensor([0, 1, 2, 3])}
-    """
-    return {name: getattr(module, name) for name in ORDERS}
-
-
-def _damage(key: str, order: object, length: int) -> str | None:
-    """What keeps a tensor of a state from being an order; None also where PyTorch itself says it: size, no tensor."""
-    if not isinstance(order, torch.Tensor) or order.shape != (length,) or order.is_meta:
-        return None
-    try:
-        checked_permutation(order.to("cpu", torch.int64).numpy(), length, name=key)
-    except ValueError as error:
-        return f"{error}; were buffers averaged? Load a state of the network itself, or average its parameters only."
-    return None
-
-
-def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
-    """Whether a grouped layer is the one that the plan makes. On the meta device its orders cannot be looked at."""
-    present_orders = channel_orders(module)
-    pairs = [(present_orders[name], order) for name, order in planned_orders(layer).items()]
-    same_orders = all(present.is_meta or torch.equal(present.cpu(), order) for present, order in pairs)
-    return same_orders and cast(nn.Conv2d, module).groups == layer.num_groups
-
-
-def group_module_(module: nn.Module, layer: LayerPlan) -> None:
-    """Turn a dense layer into the grouped one of the plan, in place: smaller tensors, and the grouped class."""
-    weight = module.get_parameter("weight")
-    replace_values_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
-    flush_denormals_(weight.data)
-    cast(nn.Conv2d, module).groups = layer.num_groups
-    module.__class__ = GROUPED_TYPES[type(module)]
-    for name, order in planned_orders(layer).items():
-        setattr(module, name, order.to(weight.device))
-
-
-def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Give a parameter and its gradient new values, of another shape maybe, without making it another parameter."""
-    gradient, parameter.grad = parameter.grad, None
-    changed = change(parameter.data)
-    # Autograd remembers the shape that a parameter had in any graph that is still alive, say that of the last loss,
-    # and forgets it only when the precision changes. Not to double, which Apple's GPUs do not have.
-    other = torch.float32 if parameter.dtype == torch.float16 else torch.float16
-    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
-    parameter.data = changed
-    parameter.grad = None if gradient is None else change(gradient)
-
-
-def flush_denormals_(weight: torch.Tensor) -> None:
-    """Denormal numbers as zero: they slow inference down on many processors, and weigh nothing."""
-    # Half precision is another matter: its denormals begin at 6e-5, where weights still count.
-    if weight.dtype != torch.float16:
-        weight.masked_fill_(weight.abs() < torch.finfo(weight.dtype).tiny, 0)
-
-
-def like_memory_format(weight: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
-    """The weight laid out in memory as the model tensor is: plainly, or channels last."""
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(model.dim())
-    if channels_last and model.is_contiguous(memory_format=channels_last) and not model.is_contiguous():
-        return weight.contiguous(memory_format=channels_last)
-    return weight.contiguous()
 
 
 class _MaskedConv(nn.modules.conv._ConvNd):
@@ -400,22 +271,129 @@ class MaskedLinear(nn.Linear):
     mask: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """The dense layer with the pruned connections cut."""
+        """Compute the dense layer without the pruned connections."""
         return functional.linear(input, self.weight * self.mask, self.bias)
 
 
-MASKED_TYPES: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv1d: MaskedConv1d,
-    nn.Conv2d: MaskedConv2d,
-    nn.Conv3d: MaskedConv3d,
-    nn.Linear: MaskedLinear,
-}
-DENSE_TYPES = {masked: dense for dense, masked in MASKED_TYPES.items()}
+@dataclass(frozen=True)
+class LayerForms:
+    """The types that one kind of layer has over its life.
+
+    Attributes:
+        dense: before anything is pruned.
+        masked: dense, with pruned connections at zero.
+        grouped: by groups between two shuffles.
+        unshuffled: by groups, once the shuffles are in the weights.
+    """
+
+    dense: type[nn.Module]
+    masked: type[nn.Module]
+    grouped: type[nn.Module]
+    unshuffled: type[nn.Module]
 
 
-def dense_type(module: nn.Module) -> type[nn.Module]:
-    """The type that a layer has, or had before it was masked."""
-    return DENSE_TYPES.get(type(module), type(module))
+FORMS = (
+    LayerForms(nn.Conv1d, MaskedConv1d, ShuffledGroupConv1d, nn.Conv1d),
+    LayerForms(nn.Conv2d, MaskedConv2d, ShuffledGroupConv2d, nn.Conv2d),
+    LayerForms(nn.Conv3d, MaskedConv3d, ShuffledGroupConv3d, nn.Conv3d),
+    LayerForms(nn.Linear, MaskedLinear, ShuffledGroupLinear, GroupLinear),
+)
+GROUPABLE_TYPES = tuple(forms.dense for forms in FORMS)
+DENSE_AND_GROUPED_TYPES = (*GROUPABLE_TYPES, *(forms.grouped for forms in FORMS))
+_FORMS_BY_TYPE = {kind: forms for forms in FORMS for kind in (forms.dense, forms.masked, forms.grouped)}
+
+
+def forms_of(module: nn.Module) -> LayerForms | None:
+    """The forms of a dense, masked or grouped layer; None for anything else, subclasses too."""
+    return _FORMS_BY_TYPE.get(type(module))
+
+
+def is_grouped(module: nn.Module) -> bool:
+    """Whether the layer is grouped by strucspars."""
+    return isinstance(module, _Shuffled)
+
+
+def is_masked(module: nn.Module) -> bool:
+    """Whether the layer is dense with pruned connections at zero."""
+    forms = forms_of(module)
+    return forms is not None and type(module) is forms.masked
+
+
+def channels(module: nn.Module) -> tuple[int, int]:
+    """(output, input) channels of a convolution or linear layer."""
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    convolution = cast(nn.Conv2d, module)
+    return convolution.out_channels, convolution.in_channels
+
+
+def groups_of_weight(module: nn.Module) -> int:
+    """In how many groups a layer connects its channels, by the shape of its weight.
+
+    >>> groups_of_weight(nn.Conv2d(8, 16, 3, groups=4)), groups_of_weight(nn.Linear(8, 16))
+    (4, 1)
+    """
+    in_channels = channels(module)[1]
+    # A linear layer may have no inputs at all.
+    return in_channels // module.get_parameter("weight").shape[1] if in_channels else 1
+
+
+def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
+    """Shape of the weight that the layer has, or had before it was grouped.
+
+    Raises:
+        ValueError: the weight is no parameter, or has no shape yet; the message has the layer's name.
+    """
+    weight = module._parameters.get("weight")
+    if weight is None or is_lazy(weight):
+        raise ValueError(
+            f"layer {name or type(module).__name__!r} has no plain weight: it is lazy, or recomputed before every call "
+            "(weight or spectral norm, pruning); run the model once, or remove the parametrisation"
+        )
+    return (*channels(module), *weight.shape[2:])
+
+
+def check_plain_weights(model: nn.Module) -> None:
+    """Raise a `ValueError` where something recomputes the weight of a grouped layer: it belongs on the dense one."""
+    for name, module in bare_modules(model):
+        if is_grouped(module):
+            dense_shape(module, name)
+
+
+def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
+    """The orders that a plan gives a layer, by name, on the CPU."""
+    orders = {"in_perm": layer.in_perm, "out_inverse": inverse(layer.out_perm)}
+    return {name: torch.tensor(order, device="cpu") for name, order in orders.items()}
+
+
+def channel_orders(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The orders that a grouped layer has, by the same names.
+
+    >>> channel_orders(ShuffledGroupConv2d(2, 4, 1))
+    {'in_perm': tensor([0, 1]), 'out_inverse': tensor([0, 1, 2, 3])}
+    """
+    return {name: getattr(module, name) for name in ORDERS}
+
+
+def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
+    """Whether a grouped layer is the one that the plan makes; on the meta device orders have no values to compare."""
+    present = channel_orders(module)
+    same_orders = all(
+        present[name].is_meta or torch.equal(present[name].cpu(), order)
+        for name, order in planned_orders(layer).items()
+    )
+    return same_orders and cast(nn.Conv2d, module).groups == layer.num_groups
+
+
+def group_module_(module: nn.Module, layer: LayerPlan) -> None:
+    """Turn a dense layer into the grouped one of the plan, in place: a smaller weight, and the grouped class."""
+    weight = module.get_parameter("weight")
+    replace_values_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
+    flush_denormals_(weight.data)
+    cast(nn.Conv2d, module).groups = layer.num_groups
+    module.__class__ = _FORMS_BY_TYPE[type(module)].grouped
+    for name, order in planned_orders(layer).items():
+        setattr(module, name, order.to(weight.device))
 
 
 def mask_module_(module: nn.Module, layer: LayerPlan) -> None:
@@ -427,9 +405,9 @@ def mask_module_(module: nn.Module, layer: LayerPlan) -> None:
         dense.weight.mul_(mask)
         if dense.weight.grad is not None:
             dense.weight.grad.mul_(mask)
-    dense.__class__ = cast(type[nn.Conv2d], MASKED_TYPES[type(module)])
+    module.__class__ = _FORMS_BY_TYPE[type(module)].masked
     # Not persistent: the plan knows it, and the model's keys do not change.
-    dense.register_buffer("mask", mask, persistent=False)
+    module.register_buffer("mask", mask, persistent=False)
 
 
 def unmask_module_(module: nn.Module) -> None:
@@ -438,4 +416,31 @@ def unmask_module_(module: nn.Module) -> None:
     with torch.no_grad():
         masked.weight.mul_(masked.mask)
     del masked.mask
-    masked.__class__ = cast(type[MaskedConv2d], DENSE_TYPES[type(module)])
+    module.__class__ = _FORMS_BY_TYPE[type(module)].dense
+
+
+def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Give a parameter and its gradient new values, possibly of another shape; it stays the same object."""
+    gradient, parameter.grad = parameter.grad, None
+    changed = change(parameter.data)
+    # Autograd remembers the shape that a parameter has in any graph that is still alive, say that of the last loss,
+    # and forgets it only when the precision changes. Not to double, which Apple's GPUs do not have.
+    other = torch.float32 if parameter.dtype == torch.float16 else torch.float16
+    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+    parameter.data = changed
+    parameter.grad = None if gradient is None else change(gradient)
+
+
+def flush_denormals_(weight: torch.Tensor) -> None:
+    """Set denormal numbers to zero: they slow inference down on many processors, and weigh nothing."""
+    # Not in half precision: its denormals begin at 6e-5, where weights still count.
+    if weight.dtype != torch.float16:
+        weight.masked_fill_(weight.abs() < torch.finfo(weight.dtype).tiny, 0)
+
+
+def like_memory_format(weight: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
+    """The weight in the memory format of the model tensor: plain, or channels last."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(model.dim())
+    if channels_last and model.is_contiguous(memory_format=channels_last) and not model.is_contiguous():
+        return weight.contiguous(memory_format=channels_last)
+    return weight.contiguous()

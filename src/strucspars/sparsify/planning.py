@@ -21,7 +21,7 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, count_macs
 from strucspars.cost.layers import refuse_lazy_modules
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, SkippedLayer, rules_for_types, select_layers
-from strucspars.nn.layers import dense_type
+from strucspars.nn.layers import forms_of
 from strucspars.nn.names import bare_modules
 from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
@@ -212,7 +212,7 @@ def _left_out(selection: Selection, size: WholeNetwork, budget: str) -> str:
         return ""
     shares = ", ".join(f"{100 * cost / whole:.0f} % ({reason})" for reason, cost in notable)
     missing = {missing_type for missing_type, cost in by_missing_type.items() if cost > NOTABLE_SHARE * whole}
-    present = {dense_type(layer.module) for layer in selection.layers}
+    present = {forms.dense for layer in selection.layers if (forms := forms_of(layer.module))}
     remedy = f"; more can be removed with {rules_for_types(present | missing)}" if missing else ""
     return f"; of all {'macs' if on_macs else 'params'}, {shares} are left out{remedy}"
 
