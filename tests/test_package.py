@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -70,6 +71,12 @@ def test_public_names_are_listed_once_and_in_order() -> None:
     assert not hasattr(ss, "nothing")
 
 
+def test_the_folder_export_does_not_hide_the_function() -> None:
+    program = "from strucspars.export.storage import load; import strucspars as ss; print(callable(ss.export))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 @pytest.mark.parametrize("name", [name for name in _public.__all__ if name != "__version__"])
 def test_every_public_name_shows_an_example_that_runs(name: str) -> None:
     promised = getattr(ss, name)
@@ -85,3 +92,67 @@ def test_the_core_runs_where_torch_is_missing() -> None:
     use = "from strucspars.core.learning import learn_permutations; print(learn_permutations([[1, 0], [0, 1]]).cost)"
     command = [sys.executable, "-c", f"{blocked}; {package}; {use}"]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "0.0\n"
+
+
+ONLY_BASE = """
+import re, sys
+from importlib import metadata
+from importlib.machinery import PathFinder
+
+def plain(name):
+    return re.sub(r"[-_.]+", "-", re.match(r"[A-Za-z0-9._-]+", name)[0]).lower()
+
+wanted, base = [plain(name) for name in sys.argv.pop(1).split(",")], {"strucspars"}
+while wanted:
+    name = wanted.pop()
+    if name not in base:
+        base.add(name)
+        try:
+            wanted += [plain(line) for line in metadata.requires(name) or [] if "extra ==" not in line]
+        except metadata.PackageNotFoundError:
+            pass
+homes = metadata.packages_distributions()
+
+class OnlyBase:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        home = homes.get(name.partition(".")[0], ["strucspars"])
+        return PathFinder.find_spec(name, path, target) if base & set(map(plain, home)) else None
+
+sys.meta_path[:] = [OnlyBase if finder is PathFinder else finder for finder in sys.meta_path]
+sys.path_importer_cache.clear()
+"""
+LIBRARY = """
+import torch
+import strucspars as ss
+
+for name in ss.__all__:
+    getattr(ss, name)
+model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 1))
+images = torch.zeros(1, 4, 8, 8)
+ss.convert_(model, ss.one_shot_plan(model, 0.3))
+ss.fold(model, images)
+try:
+    ss.export(model, "x.onnx", example_inputs=images)
+except ModuleNotFoundError as error:
+    print(error)
+"""
+PROGRAM = "import runpy; runpy.run_module('strucspars', run_name='__main__')"
+
+
+def with_the_base_alone(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program as if only the base dependencies were installed."""
+    base = ",".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    command = [sys.executable, "-c", ONLY_BASE + program, base, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_library_works_with_the_base_dependencies_alone() -> None:
+    done = with_the_base_alone(LIBRARY)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "onnx is missing: pip install 'strucspars[onnx]'\n"
+
+
+def test_the_command_line_names_the_extra_that_is_missing() -> None:
+    done = with_the_base_alone(PROGRAM, "--help")
+    assert (done.returncode, done.stderr) == (2, "error: typer is missing: pip install 'strucspars[cli]'\n")

@@ -166,3 +166,10 @@ def test_a_rate_that_was_exceeded_is_said(report: BenchReport) -> None:
 def test_a_report_without_rows_says_why(report: BenchReport) -> None:
     text = report_text(replace(report, rows=()))
     assert text.startswith("nothing was timed: none of the runtimes is installed\nOpenVINO is not installed")
+
+
+def test_the_rates_say_what_they_count_and_what_they_are_of_all_parameters(report: BenchReport) -> None:
+    text = " ".join(report_text(report).split())
+    dense, compressed = (report.rows[place].size.params for place in (0, 1))
+    assert "resnet50: rates count the convolutions' weights; of all parameters, which compress --target counts" in text
+    assert f"65% is {1 - compressed / dense:.1%}" in text

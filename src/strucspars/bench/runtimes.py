@@ -190,7 +190,7 @@ _RUNTIMES = (
         name="onnxruntime",
         title="ONNX Runtime",
         package="onnxruntime",
-        install="pip install onnxruntime",
+        install="pip install 'strucspars[onnx]'",
         prepare=_onnxruntime_program,
         gathers=partial(_gathers_of_file, "onnx"),
     ),

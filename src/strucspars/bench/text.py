@@ -164,6 +164,7 @@ def _notes(report: BenchReport, numbers: Mapping[str, str]) -> list[str]:
     lines = [] if report.rows else ["nothing was timed: none of the runtimes is installed"]
     if any(_paper_lines(row) for row in report.rows):
         lines.append(f"the paper: Table 4, {PAPER_HARDWARE}.")
+    lines += _counted_rates(report.rows)
     lines += list(dict.fromkeys(_other_rate(row) for row in report.rows if _other_rate(row)))
     compared = {row.network for row in report.rows if row.form != "dense"}
     lines += [
@@ -174,6 +175,22 @@ def _notes(report: BenchReport, numbers: Mapping[str, str]) -> list[str]:
     lines += [f"{number} {error}" for error, number in numbers.items()]
     lines += [f"{each.title} is not installed and was left out; {each.install}" for each in report.missing]
     return lines
+
+
+def _counted_rates(rows: Sequence[BenchRow]) -> Iterator[str]:
+    """What the rates of a network count, and what they are of all parameters."""
+    dense = {row.network: row.size.params for row in rows if row.form == "dense"}
+    removed: dict[str, dict[str, str]] = {}
+    for row in rows:
+        if row.form == "compressed" and row.network in dense:
+            fraction = 1 - row.size.params / dense[row.network]
+            removed.setdefault(row.network, {})[_rate(row.rate)] = f"{fraction:.1%}"
+    for network, fractions in removed.items():
+        listed = ", ".join(f"{rate} is {fraction}" for rate, fraction in fractions.items())
+        yield (
+            f"{network}: rates count the convolutions' weights; of all parameters, which compress --target counts, "
+            f"{listed}"
+        )
 
 
 def _other_rate(row: BenchRow) -> str:

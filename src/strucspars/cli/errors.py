@@ -161,9 +161,10 @@ def _memory_words(error: BaseException) -> str:
 
 def _import_words(error: BaseException) -> str:
     """Our own messages name the extra to install; that of Python names the module."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{error.name} is missing: pip install 'strucspars[cli]'"
-    return f"{_one_line(error)}; install it to use this" if "pip install" not in str(error) else _one_line(error)
+    if "pip install" in str(error):
+        return _one_line(error)
+    module = error.name if isinstance(error, ModuleNotFoundError) else None
+    return f"{module} is missing: pip install 'strucspars[cli]'" if module else f"{_one_line(error)}; reinstall it"
 
 
 def _one_line(error: BaseException) -> str:

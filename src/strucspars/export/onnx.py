@@ -22,6 +22,7 @@ from strucspars.export.program import (
     InferenceProgram,
     Run,
     first_line,
+    optional_module,
     without_chatter,
 )
 
@@ -47,9 +48,8 @@ class OnnxExporter(Exporter):
 
     def runtime(self) -> str:
         """The version of ONNX Runtime."""
-        import onnxruntime
-
-        return f"ONNX Runtime {onnxruntime.__version__}"
+        versions = [optional_module(name, extra="onnx").__version__ for name in ("onnx", "onnxscript", "onnxruntime")]
+        return f"ONNX Runtime {versions[-1]}"
 
     def companions(self, path: Path) -> tuple[Path, ...]:
         """The file of weights that do not fit into one message."""
@@ -329,7 +329,7 @@ _DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
 
 
 def _session(path: Path, threads: int | None) -> Any:
-    import onnxruntime
+    onnxruntime = optional_module("onnxruntime", extra="onnx")
 
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; strucspars.export writes one")

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 
 from strucspars.export.onnx import count_axes_from_the_end_, onnx_model, write_onnx
-from strucspars.export.program import Arguments, Exporter, InferenceProgram, Run, first_line, without_chatter
+from strucspars.export.program import (
+    Arguments,
+    Exporter,
+    InferenceProgram,
+    Run,
+    first_line,
+    optional_module,
+    without_chatter,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -28,7 +36,8 @@ class OpenVinoExporter(Exporter):
 
     def runtime(self) -> str:
         """The version of OpenVINO."""
-        return f"OpenVINO {openvino_module().__version__.partition('-')[0]}"
+        openvino = optional_module("openvino", extra="openvino")
+        return f"OpenVINO {openvino.__version__.partition('-')[0]}"
 
     def companions(self, path: Path) -> tuple[Path, ...]:
         """The file of the weights.
@@ -48,7 +57,7 @@ class OpenVinoExporter(Exporter):
 
     def load(self, path: Path) -> Run:
         """The network on the CPU, in full precision."""
-        openvino = openvino_module()
+        openvino = optional_module("openvino", extra="openvino")
         with without_chatter():
             try:
                 compiled = openvino.Core().compile_model(openvino.Core().read_model(path), "CPU", EXACT)
@@ -62,18 +71,9 @@ class OpenVinoExporter(Exporter):
         return run
 
 
-def openvino_module() -> Any:
-    """OpenVINO, or an `ImportError` that says how to get it."""
-    try:
-        import openvino
-    except ImportError as error:
-        raise ImportError("OpenVINO is missing: pip install 'strucspars[openvino]'") from error
-    return openvino
-
-
 def write_openvino(proto: onnx.ModelProto, path: Path) -> None:
     """Write an ONNX model as OpenVINO's files."""
-    openvino = openvino_module()
+    openvino = optional_module("openvino", extra="openvino")
     # On the disk that the files go to: that is the one which an error is about.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, without_chatter():
         source = Path(folder) / "network.onnx"

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,19 @@ class Exporter(ABC):
     def companions(self, path: Path) -> tuple[Path, ...]:
         """Further files that `write` may create for this path."""
         return ()
+
+
+def optional_module(name: str, *, extra: str) -> Any:
+    """A module of an optional dependency, or a `ModuleNotFoundError` that names the extra to install.
+
+    >>> optional_module("onnx_of_tomorrow", extra="onnx")
+    Traceback (most recent call last):
+    ModuleNotFoundError: onnx_of_tomorrow is missing: pip install 'strucspars[onnx]'
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error.name} is missing: pip install 'strucspars[{extra}]'", name=name) from error
 
 
 def inference_program(
