@@ -5,18 +5,17 @@ python benchmarks/cifar10_page.py
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from environment import ROOT
 from over_runs import measured_rows
 
-from strucspars.cli.paper_comparison import ACCURACY, BEST, MEASURES, PARAMS, Comparison
-from strucspars.cli.run_collection import Collection, FinishedRun, collected
-from strucspars.cli.table_rows import DISTILLED, base_row, dense_row, table_rows
 from strucspars.cost.text_table import Column, markdown_table
-from strucspars.paper.measured import sample_of
-from strucspars.train.recipe_identity import changes_from_recipe
+from strucspars.paper.comparison import ACCURACY, BEST, PARAMS
+from strucspars.paper.experiments import Experiment, FinishedRun, base_experiment, collected
+from strucspars.paper.noise import Sample, sample_of
+from strucspars.paper.published import PAPER_ROWS, table_rows
+from strucspars.report.comparison_tables import comparison_table
 from strucspars.train.recipe_reading import recipe_names
 from strucspars.train.run_folder import RunFolder
 
@@ -71,10 +70,8 @@ TITLES = {
     "table1": "Table 1: accuracy at a given size",
     "table5": "Table 5: accuracy at every stage",
     "table3": "Table 3: other channel shuffles",
-    "variants": "Other ways to train",
 }
-# Tables that compare rows with each other: one alone says nothing.
-VARYING = ("table3", "variants")
+DISTILLED = "-distilled"
 
 HEADER = """# The paper's CIFAR-10 experiments, repeated
 
@@ -96,39 +93,48 @@ in `strucspars report`; a single run is taken to be no surer than the test image
 ResNet-110 and the other ways to train were run with `engine.compile=true` besides."""
 
 
-def recorded() -> Collection:
+def recorded() -> tuple[Experiment, ...]:
     """All recorded runs.
 
     Raises:
         ValueError: a folder is not what it should be, or a run has not followed the recipe of its name.
     """
     collection = collected(FOLDER, recipe_names())
-    wrong = {**collection.unreadable, **collection.misnamed}
-    for run in (run for runs in collection.rows.values() for run in runs):
-        changed = changes_from_recipe(run.recipe)
-        if changed != ALLOWED_CHANGES:
-            wrong[run.path] = f"the page says {', '.join(ALLOWED_CHANGES)}, the run had {', '.join(changed)}"
+    wrong = {**collection.unreadable, **collection.not_counted}
+    for experiment in collection.experiments:
+        if experiment.changes != ALLOWED_CHANGES:
+            said = f"the page says {', '.join(ALLOWED_CHANGES)}, the run had {', '.join(experiment.changes)}"
+            wrong |= {run.path: said for run in experiment.runs}
     if wrong:
         raise ValueError("; ".join(f"{path}: {reason}" for path, reason in wrong.items()))
-    return collection
+    return collection.experiments
 
 
-def comparison(table: str, collection: Collection) -> Comparison | None:
-    """A table of what is recorded; None where there is nothing to compare."""
-    rows = {name: collection.comparable(name) for name in table_rows(table)}
-    if table in VARYING:
-        bases = {base_row(name) for name, runs in rows.items() if runs}
-        rows = {name: runs for name, runs in rows.items() if base_row(name) or name in bases}
-    return Comparison(MEASURES[table], rows, collection) if any(rows.values()) else None
+def table(name: str, experiments: Sequence[Experiment]) -> str:
+    """A table of what is recorded; empty where there is nothing."""
+    names = table_rows(name)
+    rows = sorted((each for each in experiments if each.label in names), key=lambda each: names.index(each.label))
+    return comparison_table(name, rows, experiments).markdown() if rows else ""
+
+
+def other_ways(experiments: Sequence[Experiment]) -> str:
+    """Recipes that train a row in another way, below that row."""
+    bases = {each.label: base_experiment(each, experiments) for each in experiments}
+    own = [each for each in experiments if bases[each.label] and each.label not in table_rows("table3")]
+    varied = dict.fromkeys(base for each in own if (base := bases[each.label]) is not None)
+    ordered = sorted(varied, key=lambda base: table_rows("table1").index(base.label))
+    rows = [row for base in ordered for row in (base, *(each for each in own if bases[each.label] is base))]
+    return comparison_table("table3", rows, experiments, measures=(PARAMS, ACCURACY, BEST)).markdown()
 
 
 def _place(name: str) -> tuple[int, str]:
     return (list(PLANNED).index(name) if name in PLANNED else len(PLANNED), name)
 
 
-def missing(collection: Collection) -> dict[str, int]:
+def missing(experiments: Sequence[Experiment]) -> dict[str, int]:
     """Planned runs that are not recorded yet, by row."""
-    left = {name: count - len(collection.rows.get(name, ())) for name, count in PLANNED.items()}
+    counts = {each.label: len(each.runs) for each in experiments}
+    left = {name: count - counts.get(name, 0) for name, count in PLANNED.items()}
     return {name: count for name, count in left.items() if count > 0}
 
 
@@ -150,10 +156,11 @@ def gpu_minutes(facts: Mapping[str, Any]) -> float:
     return float(sum(each.get("gpu_minutes", 0) for each in environments(facts)))
 
 
-def minutes_table(collection: Collection) -> str:
+def minutes_table(experiments: Sequence[Experiment]) -> str:
     """What every row took, and on what."""
-    names = sorted(collection.rows, key=_place)
-    facts = {name: [environment(run) for run in collection.rows[name]] for name in names}
+    runs = {each.label: each.runs for each in experiments}
+    names = sorted(runs, key=_place)
+    facts = {name: [environment(run) for run in runs[name]] for name in names}
     minutes = [", ".join(f"{gpu_minutes(each):.1f}" for each in facts[name]) for name in names]
     everywhere = {name: [one for each in facts[name] for one in environments(each)] for name in names}
     machines = [", ".join(sorted({one["device"] or one["cpu"] for one in everywhere[name]})) for name in names]
@@ -173,8 +180,8 @@ def recalibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     names = sorted({row["row"] for row in rows}, key=_place)
 
     def cells(key: str) -> list[str]:
-        values = [sample_of([100 * row[key] for row in rows if row["row"] == name]) for name in names]
-        return [ACCURACY.text(value) for value in values]
+        values = [sample_of([row[key] for row in rows if row["row"] == name]) for name in names]
+        return [_written(value) for value in values]
 
     counts = [str(sum(row["row"] == name for row in rows)) for name in names]
     return markdown_table(
@@ -207,9 +214,9 @@ def deployed_table(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def missing_text(collection: Collection) -> str:
+def missing_text(experiments: Sequence[Experiment]) -> str:
     """What is planned and not there."""
-    left = missing(collection)
+    left = missing(experiments)
     if not left:
         return "All planned runs are recorded."
     lines = [f"- {name}: {count} of {PLANNED[name]} runs" for name, count in left.items()]
@@ -218,49 +225,54 @@ def missing_text(collection: Collection) -> str:
 
 def headline() -> str:
     """What the README shows: a row for every depth, in accuracies of the last epoch."""
-    collection = recorded()
+    experiments = {each.label: each for each in recorded()}
 
     def cells(names: Iterable[str]) -> list[str]:
-        return [_accuracy(collection.comparable(name)) for name in names]
+        return [_accuracy(experiments.get(name)) for name in names]
 
-    removed = [
-        fmean(run.summary.removed_param_fraction for run in collection.comparable(name)) for name in SHOWN.values()
-    ]
+    removed = [experiments[name].sample(lambda run: run.removed_param_fraction) for name in SHOWN.values()]
     return markdown_table(
         [
             Column("network", list(SHOWN), is_text=True),
-            Column("dense", cells(dense_row(name) for name in SHOWN.values())),
-            Column("parameters removed", [f"{fraction:.0%}" for fraction in removed]),
+            Column("dense", cells(f"{name.rpartition('-')[0]}-dense" for name in SHOWN.values())),
+            Column("parameters removed", [f"{sample.mean:.0%}" for sample in removed if sample is not None]),
             Column("compressed", cells(SHOWN.values())),
-            Column("and with a teacher", cells(f"{name}-{DISTILLED}" for name in SHOWN.values())),
-            Column("the paper's, compressed", [ACCURACY.text(ACCURACY.paper(name)) for name in SHOWN.values()]),
+            Column("and with a teacher", cells(f"{name}{DISTILLED}" for name in SHOWN.values())),
+            Column("the paper's, compressed", [_written(PAPER_ROWS[name].top1) for name in SHOWN.values()]),
         ]
     )
 
 
-def _accuracy(runs: Sequence[FinishedRun]) -> str:
+def _accuracy(experiment: Experiment | None) -> str:
     """Mean and deviation over the runs, and their number."""
-    if not runs:
+    if experiment is None:
         return ""
-    return f"{ACCURACY.text(sample_of([100 * run.summary.finetuned.last_top1 for run in runs]))} ({len(runs)})"
+    return f"{_written(experiment.sample(ACCURACY.ours))} ({len(experiment.runs)})"
+
+
+def _written(fraction: Sample | None) -> str:
+    """In percent."""
+    if fraction is None:
+        return ""
+    deviation = "" if fraction.deviation is None else f" ± {100 * fraction.deviation:.2f}"
+    return f"{100 * fraction.mean:.2f}{deviation}"
 
 
 def with_teachers() -> str:
     """Table 1 without the counts of operations, our way of finetuning below the paper's."""
-    collection = recorded()
-    names = [each for name in table_rows("table1") for each in (name, f"{name}-{DISTILLED}")]
-    rows = {name: collection.comparable(name) for name in names}
-    return markdown_table(Comparison((PARAMS, ACCURACY, BEST), rows, collection).columns())
+    experiments = recorded()
+    names = [each for name in table_rows("table1") for each in (name, f"{name}{DISTILLED}")]
+    rows = sorted((each for each in experiments if each.label in names), key=lambda each: names.index(each.label))
+    return comparison_table("table3", rows, experiments, measures=(PARAMS, ACCURACY, BEST)).markdown()
 
 
 def page() -> str:
     """The whole page."""
-    collection = recorded()
+    experiments = recorded()
     parts = [HEADER]
-    for table, title in TITLES.items():
-        found = comparison(table, collection)
-        if found is not None:
-            parts += [f"\n## {title}\n", markdown_table(found.columns())]
+    for name, title in TITLES.items():
+        parts += [f"\n## {title}\n", table(name, experiments)]
+    parts += ["\n## Other ways to train\n", other_ways(experiments)]
     if recalibrated := measured_rows(RECALIBRATION):
         parts += [
             "\n## Without any finetuning\n",
@@ -280,9 +292,9 @@ def page() -> str:
     parts += [
         "\n## What it took\n",
         "A run's share of the GPU: where four ran side by side, a quarter of the time, and so on.\n",
-        minutes_table(collection),
+        minutes_table(experiments),
         "\n## What is missing\n",
-        missing_text(collection),
+        missing_text(experiments),
     ]
     return "\n".join(parts) + "\n"
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from environment import ROOT
 
-from strucspars.bench.paper_times import PAPER_TIMES
 from strucspars.bench.results import BenchReport, report_from_json
 from strucspars.bench.text import report_text
+from strucspars.paper.published import PAPER_TIMES
 
 FOLDER = ROOT / "results" / "inference"
 PAGE = ROOT / "results" / "inference.md"
@@ -62,7 +62,7 @@ def goals_table(report: BenchReport) -> str:
         "| removed | fewer MACs | speed-up over the best dense runtime | goal | paper |",
         "|---|---|---|---|---|",
     ]
-    paper = {each.rate: each.speedup for each in PAPER_TIMES}
+    paper = {row.rate: PAPER_TIMES.speedup(row) for row in PAPER_TIMES.rows}
     for rate, goal in GOALS.items():
         (ratio,) = {row.size.operation_ratio for row in report.rows if row.rate == rate and row.form == "compressed"}
         lines.append(f"| {100 * rate:.0f} % | {ratio:.2f} x | {best[rate]:.2f} x | {goal} x | {paper[rate]:.2f} x |")
@@ -89,7 +89,7 @@ def page(folder: Path = FOLDER) -> str:
     reports = {path.stem: report_from_json(path.read_text()) for path in files}
     ordered = [MAIN, *(name for name in reports if name != MAIN)]
     parts = [HEADER, goals_table(reports[MAIN]), "\n\n"]
-    parts += [f"## {name}\n\n```\n{report_text(reports[name])}\n```\n\n" for name in ordered]
+    parts += [f"## {name}\n\n```\n{report_text(reports[name], PAPER_TIMES)}\n```\n\n" for name in ordered]
     layers = json.loads((folder / LAYERS).read_text())
     environment = layers["environment"]
     origin = f"`{environment['command']}` (commit {environment['commit']}), {environment['hardware']['cpu']}"

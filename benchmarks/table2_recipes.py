@@ -28,7 +28,7 @@ from PIL import Image
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.counting import NetworkCount, count_macs
 from strucspars.models.catalogue import build_model
-from strucspars.train.paper_rows import PAPER_ROWS
+from strucspars.paper.published import PAPER_ROWS
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import read_recipe

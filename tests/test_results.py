@@ -22,17 +22,15 @@ from safetensors.torch import save_file
 
 from strucspars.bench.results import report_from_json
 from strucspars.cli.run import run_name
-from strucspars.cli.table_rows import table_rows
 from strucspars.convert.conversion import convert_
 from strucspars.cost.counting import count_macs
 from strucspars.export.storage import load
 from strucspars.models.catalogue import build_model
-from strucspars.paper.measured import Sample
-from strucspars.paper.noise import noise_limit
+from strucspars.paper.noise import Sample, noise_limit
+from strucspars.paper.published import PAPER_ROWS, table_rows
 from strucspars.prune.channel_selection import ChannelSelection
 from strucspars.prune.narrowing import slim_
 from strucspars.train.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
-from strucspars.train.paper_rows import PAPER_ROWS
 from strucspars.train.recipe import DataRecipe, EngineRecipe, FinetuneRecipe, Recipe, SparsifyRecipe
 from strucspars.train.recipe_identity import without_place
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml
@@ -185,7 +183,7 @@ def test_what_a_single_run_can_show_is_said() -> None:
 
 
 def test_by_how_much_the_best_epoch_flatters_is_said() -> None:
-    rows = cifar10_page.recorded().rows
+    rows = {each.label: each.runs for each in cifar10_page.recorded()}
     flattery = {
         name: 100 * mean(run.summary.finetuned.best_top1 - run.summary.finetuned.last_top1 for run in rows[name])
         for name in table_rows("table1")
@@ -200,7 +198,7 @@ def test_by_how_much_the_best_epoch_flatters_is_said() -> None:
 def test_a_run_that_has_not_followed_its_recipe_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(RECORDED[0], tmp_path / RECORDED[0].name)
     monkeypatch.setattr(cifar10_page, "FOLDER", tmp_path)
-    assert cifar10_page.recorded().rows
+    assert cifar10_page.recorded()
     path = tmp_path / RECORDED[0].name / "recipe.yaml"
     path.write_text(path.read_text().replace("precision: bf16", "precision: '32'"))
     with pytest.raises(ValueError, match=r"the page says engine\.precision=bf16, the run had "):

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from strucspars.bench.results import BenchReport, BenchRow, Ratio
 from strucspars.bench.text import report_text
+from strucspars.paper.published import PAPER_TIMES
 
 MakeRow = Callable[..., BenchRow]
 
 
 def lines_of(report: BenchReport) -> list[str]:
-    return report_text(report).splitlines()
+    return report_text(report, PAPER_TIMES).splitlines()
 
 
 def test_a_row_shows_its_numbers_and_its_bound(report: BenchReport) -> None:
@@ -38,7 +39,7 @@ def test_the_papers_rows_stand_beside_ours(report: BenchReport) -> None:
 
 def test_the_paper_measured_one_image_of_one_size_on_one_core(report: BenchReport, make_row: MakeRow) -> None:
     for changes in ({"threads": 2}, {"batch": 16}, {"network": "resnet18"}, {"image_shape": (3, 64, 64)}):
-        assert "the paper" not in report_text(replace(report, rows=(make_row(**changes),)))
+        assert "the paper" not in report_text(replace(report, rows=(make_row(**changes),)), PAPER_TIMES)
 
 
 def test_an_error_has_a_footnote_and_no_time(report: BenchReport) -> None:
@@ -49,7 +50,7 @@ def test_an_error_has_a_footnote_and_no_time(report: BenchReport) -> None:
 
 
 def test_the_bound_is_said_to_be_no_network(report: BenchReport) -> None:
-    assert "a limit, not an exact network" in " ".join(report_text(report).split())
+    assert "a limit, not an exact network" in " ".join(report_text(report, PAPER_TIMES).split())
 
 
 def test_the_legend_explains_the_columns_that_are_there_and_no_others(report: BenchReport) -> None:
@@ -66,7 +67,7 @@ def test_a_network_from_which_nothing_is_removed_is_said_to_have_nothing_beside_
     alone = replace(report.rows[0], network="runs-dense")
     words = "runs-dense: nothing is removed from this network; it was timed once, as dense"
     assert words in report_text(replace(report, rows=(*report.rows, alone)))
-    assert "nothing is removed" not in report_text(report)
+    assert "nothing is removed" not in report_text(report, PAPER_TIMES)
 
 
 def test_gathers_that_are_not_known_are_left_empty(report: BenchReport) -> None:

@@ -10,8 +10,8 @@ import torch
 
 import strucspars as ss
 from strucspars.models.catalogue import build_model
-from strucspars.report.one_shot import read_one_shot
-from strucspars.report.repeat_command import one_shot_command
+from strucspars.report.contents import run_contents
+from strucspars.report.reading import read_run
 from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
@@ -128,9 +128,7 @@ def test_commands_that_are_named_have_what_was_asked_for(call: Any, arguments: t
         "sparsify.budget=macs",
     ]
     folder = RunFolder("runs/first")
-    outcome = read_one_shot(folder)
-    assert outcome is not None
-    command = shlex.split(one_shot_command(read_recipe(folder.recipe_path), outcome))
+    command = shlex.split(run_contents(read_run(folder.path)).command)
     assert call(*command[1:]).status == 0
     assert Path("runs/first-again/plan.json").read_text() == Path("runs/first/plan.json").read_text()
     again = read_recipe("runs/first-again/recipe.yaml").sparsify

@@ -34,7 +34,7 @@ SLIPS = {
     ("compress", "a.pt", "--model", SMALL, "--target", "half"): "got 'half'; --help tells more",
     ("run", "demo", "--export", "tflite"): "for '--export': 'tflite' is not one of 'onnx', 'openvino', 'torch'; --help",
     ("export", "runs/demo"): "Missing option '--format'. Choose from: onnx, openvino, torch; --help tells more",
-    ("reproduce",): "Choose from: table1, table2, table3, table5, variants; --help tells more",
+    ("reproduce",): "Choose from: table1, table2, table3, table5; --help tells more",
     ("reproduce", "table1", "--rows", ""): "--rows: table1 has no row ''; --list shows all",
     # Options of other commands.
     ("run", "demo", "--target", "0.5"): f"No such option: --target; {AS_KEYS}",

@@ -9,8 +9,7 @@ import torch
 
 from strucspars.cli.run import run_state
 from strucspars.models.catalogue import build_model
-from strucspars.report.one_shot import ONE_SHOT_STATE
-from strucspars.train.run_folder import RunFolder
+from strucspars.train.run_folder import ONE_SHOT_STATE, RunFolder
 
 SMALL = "tiny_networks:small"
 
@@ -43,10 +42,9 @@ def test_its_network_is_described(call: Any, one_shot: Path) -> None:
     assert f"runs/first: {ONE_SHOT_STATE}; strucspars eval with data.root=FOLDER measures it" in said.out
     assert "goes on" not in said.out
     document = json.loads(call("summary", str(one_shot), "--model", SMALL, "--json").out)
-    outcome = json.loads((one_shot / "one_shot.json").read_text())
+    outcome = json.loads((one_shot / "decisions.json").read_text())["one_shot"]
     assert (document["state"], document["one_shot"]) == (ONE_SHOT_STATE, outcome)
-    assert document["network"]["image_shape"] == [3, 16, 24]
-    assert document["network"]["params"] == outcome["params"]
+    assert document["network"]["image_shape"] == outcome["image_shape"] == [3, 16, 24]
 
 
 @pytest.mark.parametrize("command", [("eval",), ("summary",), ("export", "--format", "torch")])
@@ -81,7 +79,7 @@ def test_no_run_moves_in(call: Any, one_shot: Path, tiny: tuple[str, ...], recip
     before = contents(one_shot)
     said = call("run", recipe, *tiny, "data.name=digits", "--out", str(one_shot))
     assert said.status == 2
-    assert said.err.startswith("error: runs/first holds a network of one-shot compression (one_shot.json)")
+    assert said.err.startswith("error: runs/first holds a network of one-shot compression, which a run would overwrite")
     assert said.err.endswith("choose another folder with --out\n")
     assert "going on" not in said.out
     assert contents(one_shot) == before

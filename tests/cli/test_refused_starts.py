@@ -14,7 +14,7 @@ REFUSED = {
     "run, seeds": ("run", "demo", "finetune.teacher=nowhere", "--seeds", "0,1", "--jobs", "2"),
     "demo": ("demo", "model.name=no-such-network"),
     "reproduce": ("reproduce", "table1", "--rows", "cifar10-resnet20-40"),
-    "reproduce, variants": ("reproduce", "variants", "--rows", "cifar10-resnet20-40-distilled"),
+    "reproduce, ablation": ("reproduce", "table3", "--rows", "cifar10-resnet56-60-random"),
     "compress, checkpoint": ("compress", "nowhere.pt", "--target", "0.3", "--run", "deep/run", "--model", "resnet18"),
     "compress, network": ("compress", "DEFAULT", "--target", "0.3", "--run", "deep/run", "--model", "nothing"),
     "report": ("report", "nowhere", "--out", "deep/report"),

@@ -1,6 +1,5 @@
 """The paper's tables, with tiny networks on the digits."""
 
-import dataclasses
 import json
 import shutil
 import statistics
@@ -11,46 +10,18 @@ from typing import Any
 import pytest
 
 from strucspars.cli.console import Output
-from strucspars.cli.paper_comparison import ACCURACY, AFTER, BEFORE, BEST, MEASURES, THRESHOLD
-from strucspars.cli.reproduce import Table, planned_rows, reproduced
-from strucspars.cli.table_rows import base_row, selected_rows, table_rows
-from strucspars.paper.measured import Sample
-from strucspars.paper.noise import is_within_noise
-from strucspars.report.experiments import NUM_TEST_IMAGES, paper_accuracy
-from strucspars.train.paper_rows import PAPER_ROWS, PAPER_TIMELINES
-from strucspars.train.recipe_reading import read_recipe, recipe_names
+from strucspars.cli.reproduce import Table, planned_rows, reproduce_rows
+from strucspars.paper.comparison import MEASURES
+from strucspars.paper.experiments import NUM_TEST_IMAGES
+from strucspars.paper.noise import NOISE, Sample, is_within_noise
+from strucspars.paper.published import PAPER_ROWS, table_rows
+from strucspars.train.recipe_reading import read_recipe, recipe_yaml
+from strucspars.train.run_folder import RunFolder
 
 
 @pytest.fixture
 def tiny_digits(tiny: tuple[str, ...]) -> tuple[str, ...]:
     return (*tiny, "data.name=digits", "sparsify.lambda_step=null")
-
-
-@pytest.mark.parametrize(
-    ("table", "count"), [("table1", 19), ("table2", 11), ("table3", 15), ("table5", 18), ("variants", 20)]
-)
-def test_all_rows_of_a_table_have_recipes(table: str, count: int) -> None:
-    rows = table_rows(table)
-    assert len(rows) == len(set(rows)) == count
-    assert set(rows) <= set(recipe_names())
-
-
-def test_table_5_has_the_papers_numbers_where_the_paper_has_them() -> None:
-    assert set(PAPER_TIMELINES) < set(table_rows("table5"))
-    for name, timeline in PAPER_TIMELINES.items():
-        assert timeline.finetuned == PAPER_ROWS[name].accuracy
-        assert 0.87 < timeline.min_kept_norm < 0.92
-
-
-def test_rows_are_chosen_by_name_and_pattern() -> None:
-    assert selected_rows("table1", ["cifar10-resnet20-40", "*-dense"]) == [
-        "cifar10-resnet20-dense",
-        "cifar10-resnet20-40",
-        "cifar10-resnet56-dense",
-        "cifar10-resnet110-dense",
-    ]
-    assert len(selected_rows("table3", None)) == 5
-    assert selected_rows("table2", None) == table_rows("table2")
 
 
 def test_ablations_take_over_the_first_stage_of_the_same_seed() -> None:
@@ -60,70 +31,7 @@ def test_ablations_take_over_the_first_stage_of_the_same_seed() -> None:
         "there/cifar10-resnet56-60",
         "there/cifar10-resnet56-60-seed3",
     ]
-    assert list(row.first) == [Path("there/cifar10-resnet56-60"), Path("there/cifar10-resnet56-60-seed3")]
-
-
-def test_distilled_rows_have_the_dense_run_of_the_same_seed_as_teacher() -> None:
-    (row,) = planned_rows("variants", patterns=["*20-40-distilled"], seeds=[1], overrides=[], out=Path("there"))
-    ((path, recipe),) = row.recipes.items()
-    assert path == Path("there/cifar10-resnet20-40-distilled-seed1")
-    assert recipe.finetune.teacher == "there/cifar10-resnet20-dense-seed1"
-    assert recipe.sparsify.from_run == "there/cifar10-resnet20-40-seed1"
-    assert {each.name for each in row.first.values()} == {"cifar10-resnet20-40", "cifar10-resnet20-dense"}
-
-
-# What a variant changes of its base, and nothing else.
-CHANGES = {
-    "low-rate": ("stage2.lr=0.01",),
-    "distilled": ("finetune.teacher=runs/{network}-dense",),
-    "modern": ("stage2.schedule=cosine", "stage2.weight_decay=5e-4"),
-    "paper-solver": ("sparsify.method=paper",),
-    **{
-        ablation: (f"finetune.ablation={ablation}",)
-        for ablation in ("from-scratch", "shufflenet", "random", "no-shuffle")
-    },
-}
-
-
-@pytest.mark.parametrize("name", [name for name in (*table_rows("variants"), *table_rows("table3")) if base_row(name)])
-def test_variants_change_what_they_say_and_nothing_else(name: str) -> None:
-    base = str(base_row(name))
-    way, network = name.removeprefix(f"{base}-"), "-".join(name.split("-")[:2])
-    if way == "slimming":
-        recipe, its = read_recipe(name), read_recipe(base)
-        papers = read_recipe(f"{network}-slimming60")
-        assert recipe == dataclasses.replace(
-            papers,
-            name=name,
-            slimming=dataclasses.replace(papers.slimming, target=its.sparsify.target),
-            stage1=dataclasses.replace(papers.stage1, epochs=its.stage1.epochs),
-        )
-    else:
-        overrides = [change.format(network=network) for change in CHANGES[way]]
-        assert read_recipe(name) == dataclasses.replace(read_recipe(base, overrides), name=name)
-
-
-def test_variants_are_compared_with_their_base_seed_by_seed(call: Any, tiny_digits: tuple[str, ...]) -> None:
-    arguments = ("reproduce", "variants", "--rows", "cifar10-resnet20-40,cifar10-resnet20-40-distilled", *tiny_digits)
-    assert call(*arguments, "--seeds", "0,1", "--quiet").status == 0
-    tops = {
-        (name, seed): json.loads((Path("runs") / f"{name}{seed}" / "summary.json").read_text())["finetuned"][
-            "last_top1"
-        ]
-        for name in ("cifar10-resnet20-40", "cifar10-resnet20-40-distilled")
-        for seed in ("", "-seed1")
-    }
-    gains = [100 * (tops["cifar10-resnet20-40-distilled", s] - tops["cifar10-resnet20-40", s]) for s in ("", "-seed1")]
-    # The base is found even where only the variant is asked for.
-    said = call("reproduce", "variants", "--collect", "--markdown", "--rows", "*-distilled")
-    (line,) = (line for line in said.out.splitlines() if "-distilled" in line)
-    assert f"| {statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f} (2) |" in line
-    (row,) = json.loads(call("reproduce", "variants", "--collect", "--json", "--rows", "*-distilled").out)["rows"]
-    assert row["over_base"] == {
-        "mean": pytest.approx(statistics.mean(gains)),
-        "deviation": pytest.approx(statistics.stdev(gains)),
-        "pairs": 2,
-    }
+    assert list(row.sources) == [Path("there/cifar10-resnet56-60"), Path("there/cifar10-resnet56-60-seed3")]
 
 
 @pytest.fixture
@@ -144,38 +52,13 @@ def test_collecting_finds_all_seeds_and_nothing_else(call: Any, two_runs: Path) 
     assert row["top1"]["verdict"] in ("below", "noise", "above")
 
 
-@pytest.mark.parametrize("name", ["cifar10-resnet20-40-seed7", "cifar10-resnet20-dense-seed0"])
-def test_a_run_under_a_wrong_name_is_not_counted(call: Any, two_runs: Path, name: str) -> None:
-    shutil.copytree(two_runs / "cifar10-resnet20-dense", two_runs / name)
-    said = call("reproduce", "table1", "--collect", "--json")
-    document = json.loads(said.out)
-    assert [(row["row"], row["runs"]) for row in document["rows"]] == [("cifar10-resnet20-dense", 2)]
-    assert document["failed"] == []
-    (left_out,) = document["not_counted"]
-    assert left_out["folder"] == f"runs/{name}"
-    assert "seed 0, whose folder is called cifar10-resnet20-dense; rename it" in left_out["reason"]
-    text = call("reproduce", "table1", "--collect").out
-    assert f"not counted: runs/{name} (" in text
-    assert "delete" not in text
-    assert "not finished" not in text
-
-
 @pytest.mark.parametrize("text", ["null", "{", '{"version": 1}'])
 def test_a_damaged_run_is_named_and_the_others_shown(call: Any, two_runs: Path, text: str) -> None:
     (two_runs / "cifar10-resnet20-dense-seed12" / "summary.json").write_text(text)
     said = call("reproduce", "table1", "--collect")
-    assert "cifar10-resnet20-dense  1" in said.out
+    assert "cifar10-resnet20-dense     1" in said.out
     assert "not finished: runs/cifar10-resnet20-dense-seed12 (" in said.out
     assert "repair, move or delete it" in said.out
-
-
-def test_runs_of_different_protocols_have_no_mean(call: Any, two_runs: Path) -> None:
-    recipe = two_runs / "cifar10-resnet20-dense-seed12" / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("lr: 0.1", "lr: 0.001"))
-    said = call("reproduce", "table1", "--collect")
-    assert said.status == 2
-    assert "are called the same row, but the latter has stage" in said.err
-    assert "in another folder" in said.err
 
 
 def test_collecting_says_when_there_is_nothing(call: Any) -> None:
@@ -193,30 +76,65 @@ def test_collecting_says_when_there_is_nothing(call: Any) -> None:
         ("name =mine", "name"),
         ("seed=3", "seed"),
         ("sparsify.from_run=there", "sparsify.from_run"),
-        ("finetune.teacher=there", "finetune.teacher"),
-        ("finetune={form: masked, teacher: there}", "finetune.teacher"),
+        ("sparsify={target: 0.3, from_run: there}", "sparsify.from_run"),
     ],
 )
 def test_what_every_row_has_of_its_own_cannot_be_overridden(call: Any, override: str, key: str) -> None:
-    said = call("reproduce", "variants", "--list", override)
+    said = call("reproduce", "table3", "--list", override)
     assert said.status == 2
     assert f"every row has its own {key}; leave it out" in said.err
 
 
 @pytest.mark.parametrize("override", ["finetune={teacher", "stage2={epochs: 3}"])
 def test_other_overrides_are_left_to_the_recipe(call: Any, override: str) -> None:
-    assert "every row has its own" not in call("reproduce", "variants", "--list", override).err
+    assert "every row has its own" not in call("reproduce", "table3", "--list", override).err
 
 
 def test_differences_are_judged_as_in_the_report(call: Any, two_runs: Path) -> None:
     (row,) = json.loads(call("reproduce", "table1", "--collect", "--json").out)["rows"]
-    paper = paper_accuracy(PAPER_ROWS["cifar10-resnet20-dense"])
-    assert paper is not None
+    paper = PAPER_ROWS["cifar10-resnet20-dense"].top1
     for key in ("top1", "best_top1"):
         ours = Sample(mean=row[key]["mean"] / 100, deviation=row[key]["deviation"] / 100, count=2)
         is_noise = is_within_noise(ours, paper, test_images=NUM_TEST_IMAGES["digits"])
         assert (row[key]["verdict"] == "noise") == is_noise
         assert is_noise or (row[key]["verdict"] == "above") == (ours.mean > paper.mean)
+
+
+def test_the_document_has_the_numbers_of_ours_and_of_the_paper(call: Any, two_runs: Path) -> None:
+    summaries = [json.loads(path.read_text()) for path in sorted(two_runs.glob("*/summary.json"))]
+    tops = [100 * each["finetuned"]["last_top1"] for each in summaries]
+    (row,) = json.loads(call("reproduce", "table1", "--collect", "--json").out)["rows"]
+    assert {key: row["top1"][key] for key in row["top1"] if key != "verdict"} == {
+        "mean": pytest.approx(statistics.mean(tops)),
+        "deviation": pytest.approx(statistics.stdev(tops)),
+        "paper": pytest.approx(91.70),
+        "paper_deviation": pytest.approx(0.12),
+        "difference": pytest.approx(statistics.mean(tops) - 91.70),
+    }
+    assert row["params"]["paper"] == PAPER_ROWS["cifar10-resnet20-dense"].params
+    text = " ".join(call("reproduce", "table1", "--collect").out.split())
+    assert " ".join(NOISE.split()) in text
+    markdown = call("reproduce", "table1", "--collect", "--markdown").out
+    assert markdown.startswith("| experiment | runs |")
+
+
+def test_a_copy_of_a_run_is_not_counted(call: Any, two_runs: Path) -> None:
+    shutil.copytree(two_runs / "cifar10-resnet20-dense", two_runs / "copy")
+    document = json.loads(call("reproduce", "table1", "--collect", "--json").out)
+    assert [row["runs"] for row in document["rows"]] == [2]
+    (left_out,) = document["not_counted"]
+    assert left_out["folder"] == "runs/copy"
+    assert "not counted: runs/copy (runs/cifar10-resnet20-dense is" in call("reproduce", "table1", "--collect").out
+
+
+def test_the_list_tells_a_run_that_goes_on(call: Any) -> None:
+    begun = RunFolder("runs/cifar10-resnet20-40")
+    begun.create()
+    begun.write_recipe(recipe_yaml(read_recipe("cifar10-resnet20-40")))
+    begun.append_metrics({"stage": "sparsify", "epoch": 1, "test_top1": 0.5, "test_top5": 0.9, "seconds": 2.0})
+    said = call("reproduce", "table1", "--list", "--rows", "cifar10-resnet20-40", "--json")
+    (row,) = json.loads(said.out)["rows"]
+    assert (row["is_finished"], row["state"]) == (False, "sparsify, epoch 1 of 100 done")
 
 
 def test_the_list_has_all_rows_and_runs_none(call: Any) -> None:
@@ -231,7 +149,7 @@ def test_a_table_is_run_resumed_and_compared(call: Any, tiny_digits: tuple[str, 
     arguments = ("reproduce", "table1", "--rows", "cifar10-resnet20-dense,cifar10-resnet20-40", *tiny_digits)
     said = call(*arguments, "--seeds", "0,1", "--jobs", "2")
     assert said.status == 0
-    line = next(line for line in said.out.splitlines() if "91.42 ± 0.04" in line)
+    line = next(line for line in said.out.splitlines() if "91.42 ± 0.04%" in line)
     assert line.split()[:2] == ["cifar10-resnet20-40", "2"]
     again = call(*arguments, "--seeds", "0,1", "--json")
     assert "epoch" not in again.err
@@ -268,9 +186,9 @@ def test_failed_rows_are_named_and_the_others_shown(call: Any, tiny_digits: tupl
     assert "1 of 2 runs failed: runs/cifar10-resnet20-40: " in said.err
 
 
-@pytest.mark.parametrize("table", ["table1", "variants"])
-def test_data_that_all_rows_miss_are_one_error(call: Any, table: str) -> None:
-    said = call("reproduce", table, "--rows", "cifar10-resnet20-*", "--quiet")
+@pytest.mark.parametrize(("table", "rows"), [("table1", "cifar10-resnet20-*"), ("table3", "cifar10-*")])
+def test_data_that_all_rows_miss_are_one_error(call: Any, table: str, rows: str) -> None:
+    said = call("reproduce", table, "--rows", rows, "--quiet")
     assert said.status == 2
     assert said.err.count("\n") == 1
     assert "needs a root" in said.err
@@ -290,55 +208,47 @@ def test_what_others_build_on_comes_before_them_and_else_the_order_is_that_of_th
         return {path: ValueError(path.name) for path in recipes}
 
     monkeypatch.setattr("strucspars.cli.reproduce.run_all", run_all)
-    rows = ["cifar10-resnet20-40-distilled", "cifar10-resnet20-40-slimming"]
-    planned = planned_rows("variants", patterns=rows, seeds=[0], overrides=[], out=Path("there"))
-    outcomes = reproduced(planned, jobs=4, output=Output(as_json=False, quiet=True))
-    first = ["cifar10-resnet20-40", "cifar10-resnet20-dense", "cifar10-resnet20-40-slimming"]
-    assert calls == [[*first, "cifar10-resnet20-40-distilled"]]
+    rows = ["imagenet-resnet50-65-random", "cifar10-resnet56-60", "cifar10-resnet56-60-no-shuffle"]
+    planned = planned_rows("table3", patterns=rows, seeds=[0], overrides=[], out=Path("there"))
+    output = Output(as_json=False, quiet=True)
+    outcomes = reproduce_rows("table3", planned, jobs=4, output=output, as_markdown=False)
+    first = ["cifar10-resnet56-60", "imagenet-resnet50-65"]
+    assert calls == [[*first, "cifar10-resnet56-60-no-shuffle", "imagenet-resnet50-65-random"]]
     assert [path.name for path in outcomes] == calls[0]
 
 
-def test_rows_that_build_on_others_are_run_beside_them(call: Any, tiny_digits: tuple[str, ...]) -> None:
-    said = call("reproduce", "variants", "--rows", "*20-40-distilled,*20-40-modern", *tiny_digits, "--jobs", "3")
+def test_rows_that_build_on_others_are_run_beside_them_and_compared(call: Any, tiny_digits: tuple[str, ...]) -> None:
+    said = call("reproduce", "table3", "--rows", "*56-60-random,*56-60-shufflenet", *tiny_digits, "--jobs", "3")
     assert said.status == 0
     assert said.out.count("  sparsify  ") == 1
     assert not [line for line in said.out.splitlines() if line.startswith("not finished")]
+    table = call("reproduce", "table3", "--collect", "--rows", "*-random", "--json")
+    (row,) = json.loads(table.out)["rows"]
+    assert (row["row"], row["over_base"]["pairs"]) == ("cifar10-resnet56-60-random", 1)
 
 
 def test_the_folder_of_the_runs_may_be_named_from_home(
     call: Any, tiny_digits: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    said = call("reproduce", "variants", "--rows", "*20-40-modern", "--out=~/runs", *tiny_digits)
+    said = call("reproduce", "table3", "--rows", "*56-60-random", "--out=~/runs", *tiny_digits)
     assert said.status == 0
-    assert (tmp_path / "home" / "runs" / "cifar10-resnet20-40-modern" / "summary.json").is_file()
-    assert "finished" in call("reproduce", "variants", "--rows", "*20-40-modern", "--out=~/runs", "--list").out
+    assert (tmp_path / "home" / "runs" / "cifar10-resnet56-60-random" / "summary.json").is_file()
+    assert "finished" in call("reproduce", "table3", "--rows", "*56-60-random", "--out=~/runs", "--list").out
     assert not Path("~").exists()
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_rows_whose_base_fails_say_so_and_others_are_shown(call: Any, tiny_digits: tuple[str, ...], jobs: str) -> None:
-    Path("runs/cifar10-resnet20-40").mkdir(parents=True)
-    Path("runs/cifar10-resnet20-40/holiday.jpg").touch()
-    rows = "cifar10-resnet20-40-modern,cifar10-resnet20-40-paper-solver"
-    said = call("reproduce", "variants", "--rows", rows, *tiny_digits, "--jobs", jobs)
+    Path("runs/cifar10-resnet56-60").mkdir(parents=True)
+    Path("runs/cifar10-resnet56-60/holiday.jpg").touch()
+    rows = "cifar10-resnet56-60-random,imagenet-resnet50-65"
+    said = call("reproduce", "table3", "--rows", rows, *tiny_digits, "--jobs", jobs)
     assert said.status == 1
-    failure = "runs/cifar10-resnet20-40 holds holiday.jpg"
-    needed = f"not begun: it needs the first stage of runs/cifar10-resnet20-40, but that run failed: {failure}"
-    assert f"not finished: runs/cifar10-resnet20-40 ({failure}" in said.out
-    assert f"not finished: runs/cifar10-resnet20-40-modern ({needed}" in said.out
-    assert "cifar10-resnet20-40-paper-solver  1" in said.out
-    assert f"2 of 3 runs failed: runs/cifar10-resnet20-40: {failure}" in said.err
-    assert f"; runs/cifar10-resnet20-40-modern: {needed}" in said.err
-
-
-def test_table_5_holds_every_stage_against_the_papers() -> None:
-    for name, timeline in PAPER_TIMELINES.items():
-        samples = [measure.paper(name) for measure in (BEFORE, AFTER, ACCURACY, BEST, THRESHOLD)]
-        assert [sample and sample.mean for sample in samples] == [
-            timeline.before_compression,
-            timeline.after_compression,
-            pytest.approx(timeline.finetuned),
-            pytest.approx(timeline.finetuned),
-            timeline.min_kept_norm,
-        ]
+    failure = "runs/cifar10-resnet56-60 holds holiday.jpg"
+    needed = f"not begun: it needs the first stage of runs/cifar10-resnet56-60, but that run failed: {failure}"
+    assert f"not finished: runs/cifar10-resnet56-60 ({failure}" in said.out
+    assert f"not finished: runs/cifar10-resnet56-60-random ({needed}" in said.out
+    assert "imagenet-resnet50-65     1" in said.out
+    assert f"2 of 3 runs failed: runs/cifar10-resnet56-60: {failure}" in said.err
+    assert f"; runs/cifar10-resnet56-60-random: {needed}" in said.err

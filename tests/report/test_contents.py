@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 
-from strucspars.core.hierarchy import group_penalty
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.contents import run_contents
-from strucspars.report.matrix_image import matrix_image
 from strucspars.report.reading import RunData, read_run
 
 
@@ -19,13 +17,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     path = tmp_path_factory.mktemp("runs") / "run"
     write_fabricated_run(path, Fabrication(weight_shapes={"conv": (8, 8, 1, 1)}, recipe=small_recipe()))
     return replace(read_run(path), rows=(), dynamics=())
-
-
-def test_the_penalty_has_the_decay_of_the_recipe(run: RunData) -> None:
-    assert run.recipe is not None
-    recipe = replace(run.recipe, sparsify=replace(run.recipe.sparsify, decay=0.125))
-    levels = run_contents(replace(run, recipe=recipe, importance={})).levels
-    assert levels.penalty[2].png == matrix_image(group_penalty(2, decay=0.125), brightest=1.0).png
 
 
 def test_a_confusion_matrix_that_is_wide_on_one_side_has_no_table(run: RunData) -> None:

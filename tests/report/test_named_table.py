@@ -3,20 +3,19 @@
 import csv
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.paper.measured import Difference, Sample
+from strucspars.paper.noise import Difference, Sample
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
 
 
-def table(*cells: Cell, form: str = "text", notes: tuple[str, ...] = ()) -> NamedTable:
-    columns = (TableColumn(title="value", form=form),)  # type: ignore[arg-type]  # the tests give valid forms
+def table(*cells: Cell, unit: str = "text", notes: tuple[str, ...] = ()) -> NamedTable:
+    columns = (TableColumn(title="value", unit=unit),)  # type: ignore[arg-type]  # the tests give valid units
     return NamedTable(name="some", title="Some", columns=columns, rows=tuple((cell,) for cell in cells), notes=notes)
 
 
-def test_every_form_is_written_as_people_read_it() -> None:
+def test_every_unit_is_written_as_people_read_it() -> None:
     cells: dict[str, Cell] = {
         "text": "conv",
         "count": 1234567,
@@ -25,7 +24,7 @@ def test_every_form_is_written_as_people_read_it() -> None:
         "points": -0.5,
         "number": 0.89984,
     }
-    written = {form: table(cell, form=form).written_rows()[0][0] for form, cell in cells.items()}
+    written = {unit: table(cell, unit=unit).written_rows()[0][0] for unit, cell in cells.items()}
     assert written == {
         "text": "conv",
         "count": "1,234,567",
@@ -37,7 +36,7 @@ def test_every_form_is_written_as_people_read_it() -> None:
 
 
 def test_nothing_and_no_number_are_no_crash() -> None:
-    assert table(None, float("nan"), "within noise", form="percent").written_rows() == (
+    assert table(None, float("nan"), "within noise", unit="percent").written_rows() == (
         ("",),
         ("no number",),
         ("within noise",),
@@ -46,8 +45,8 @@ def test_nothing_and_no_number_are_no_crash() -> None:
 
 def test_samples_are_one_cell_to_read_and_several_to_compute_with() -> None:
     several, single = (Sample(mean=0.9145, deviation=spread, count=n) for spread, n in ((0.0017, 3), (None, 1)))
-    samples = table(several, single, None, form="percent")
-    assert samples.written_rows() == (("91.45 ± 0.17% (3)",), ("91.45%",), ("",))
+    samples = table(several, single, None, unit="percent")
+    assert samples.written_rows() == (("91.45 ± 0.17%",), ("91.45%",), ("",))
     assert samples.sorting_rows() == ((0.9145,), (0.9145,), (None,))
     assert samples.csv().splitlines() == [
         'value,"value, deviation","value, runs"',
@@ -55,12 +54,12 @@ def test_samples_are_one_cell_to_read_and_several_to_compute_with() -> None:
         "0.9145,,1",
         ",,",
     ]
-    assert r"91.45 $\pm$ 0.17\% (3)" in samples.latex()
+    assert r"91.45 $\pm$ 0.17\%" in samples.latex()
 
 
 def test_differences_say_whether_they_are_noise() -> None:
     noise, more = Difference(points=-0.217, is_within_noise=True), Difference(points=1.5, is_within_noise=False)
-    differences = table(noise, more, None, form="points")
+    differences = table(noise, more, None, unit="points")
     assert differences.written_rows() == (("-0.22, noise",), ("+1.50",), ("",))
     assert differences.sorting_rows() == ((-0.217,), (1.5,), (None,))
     assert differences.csv().splitlines()[1:] == ["-0.217,yes", "1.5,no", ","]
@@ -75,7 +74,7 @@ def test_csv_comes_back_as_it_was_but_for_formulas(texts: list[str]) -> None:
 
 
 def test_csv_keeps_full_precision() -> None:
-    assert table(0.1 + 0.2, form="percent").csv().splitlines()[1] == "0.30000000000000004"
+    assert table(0.1 + 0.2, unit="percent").csv().splitlines()[1] == "0.30000000000000004"
 
 
 def test_latex_escapes_everything_that_means_something_there() -> None:
@@ -86,6 +85,16 @@ def test_latex_escapes_everything_that_means_something_there() -> None:
     assert text.count("\\\\") == 3
 
 
-def test_a_row_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="a row of 2 cells for 1 columns"):
-        NamedTable(name="some", title="", columns=(TableColumn(title="one"),), rows=((1, 2),))
+def test_a_terminal_and_markdown_have_the_same_cells() -> None:
+    columns = (TableColumn(title="row"), TableColumn(title="top-1", unit="percent"), TableColumn(title="paper top-1"))
+    both = NamedTable(name="some", title="Some", columns=columns, rows=(("a", 0.5, "51%"), ("b", None, None)))
+    assert [line.split() for line in both.text().splitlines()[2:]] == [["a", "50.00%", "51%"], ["b"]]
+    assert both.markdown().splitlines()[0] == "| row | top-1 | paper |"
+    assert both.markdown().splitlines()[2] == "| a | 50.00% | 51% |"
+
+
+def test_columns_without_a_value_can_be_left_out() -> None:
+    columns = (TableColumn(title="row"), TableColumn(title="empty"), TableColumn(title="zero", unit="count"))
+    shown = NamedTable(name="some", title="Some", columns=columns, rows=(("a", None, 0),)).without_empty_columns()
+    assert [column.title for column in shown.columns] == ["row", "zero"]
+    assert shown.rows == (("a", 0),)

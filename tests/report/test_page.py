@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from strucspars.cost.layers import BeforeAfter
 from strucspars.report.contents import ComparisonContents, Headline, RunContents
 from strucspars.report.drawing import NamedFigure
-from strucspars.report.figures.importance import LayerPictures, LevelPictures
-from strucspars.report.matrix_image import matrix_image
+from strucspars.report.layer_view import LayerView, layer_view, layer_views
+from strucspars.report.layers import LayerImportance
 from strucspars.report.named_table import NamedTable, TableColumn
 from strucspars.report.page import RunLink, overview_page, run_page, runs_table
-from strucspars.report.reading import RunData, read_run, shared_problems
+from strucspars.report.reading import RunData, read_run
 
 HOSTILE = """<script>alert(1)</script>"'><img src=x onerror=alert(2)></style>{{ 7 * 7 }}</script>"""
 SHAPES = {"conv1": (8, 4, 3, 3), "conv2": (8, 8, 1, 1)}
@@ -62,23 +62,24 @@ def run(tmp_path: Path) -> RunData:
     return read_run(path)
 
 
-def layer(name: str, *, groups: int) -> LayerPictures:
-    matrix = matrix_image(np.eye(8, 4), brightest=1.0)
-    return LayerPictures(
+def layer(
+    name: str, *, groups: int, moment: str = "at compression", shape: tuple[int, ...] = (8, 4, 3, 3)
+) -> LayerView:
+    matrix = np.eye(shape[0], shape[1])
+    found = LayerImportance(
+        place=int(name[-1]) - 1 if name[-1].isdigit() else 0,
         name=name,
-        weight_shape=(8, 4, 3, 3),
+        weight_shape=shape,
         group_level=groups.bit_length(),
-        num_groups=groups,
         largest_level=3,
-        halvings=2,
         kept_norm=(1.0, 0.75, float("nan")),
+        out_perm=np.arange(shape[0]),
+        in_perm=np.arange(shape[1]),
         start=None,
         before=matrix,
         permuted=matrix,
-        boundaries=tuple(place / groups for place in range(1, groups)),
-        brightest=1.0,
-        alt=f"{name} in {groups} blocks",
     )
+    return layer_view(found, moment, decay=0.5)
 
 
 def figure(name: str) -> NamedFigure:
@@ -86,7 +87,7 @@ def figure(name: str) -> NamedFigure:
 
 
 def table(name: str, cell: str = "conv1") -> NamedTable:
-    columns = (TableColumn(title="layer"), TableColumn(title="params", form="count"))
+    columns = (TableColumn(title="layer"), TableColumn(title="params", unit="count"))
     return NamedTable(name=name, title=f"Title of {name}", columns=columns, rows=((cell, 1234), ("last", None)))
 
 
@@ -97,7 +98,7 @@ def contents(run: RunData) -> RunContents:
         figures=(figure("dynamics"), figure("churn")),
         tables=(table("accuracy"), table("layers")),
         layers=(layer("conv1", groups=1), layer("conv2", groups=4)),
-        levels=LevelPictures(penalty={}, mask={3: matrix_image(np.eye(4), brightest=1.0)}),
+        command="strucspars run demo",
     )
 
 
@@ -146,7 +147,7 @@ def test_cells_sort_by_their_values_and_empty_ones_have_none(run: RunData) -> No
 
 
 def test_cells_are_written_for_people_and_a_zero_sorts_as_one(run: RunData) -> None:
-    columns = (TableColumn(title="layer"), TableColumn(title="removed", form="percent"))
+    columns = (TableColumn(title="layer"), TableColumn(title="removed", unit="percent"))
     shares = NamedTable(name="shares", title="Shares", columns=columns, rows=(("a", 0.0), ("b", 0.1234)))
     page = Elements(run_page(replace(contents(run), tables=(shares,))))
     assert {"0.0", "0.1234"} <= {cell.get("data-sort") for cell in page.of("td")}
@@ -181,15 +182,8 @@ def test_the_groups_of_a_layer_are_drawn_over_its_matrix(run: RunData) -> None:
     assert paths == ["M0 0H12.5V25H0ZM12.5 25H25V50H12.5ZM25 50H37.5V75H25ZM37.5 75H50V100H37.5Z"]
 
 
-def test_matrices_of_a_run_in_progress_are_not_called_those_of_the_compression(run: RunData) -> None:
-    assert "S at compression" in run_page(contents(run))
-    page = run_page(contents(replace(run, plan=None)))
-    assert "S at compression" not in page
-    assert "S so far" in page
-
-
 def test_a_long_matrix_is_squeezed_so_that_its_short_side_is_to_be_seen(run: RunData) -> None:
-    long = replace(layer("long", groups=1), weight_shape=(1000, 4, 1, 1))
+    long = layer("long", groups=1, shape=(1000, 4, 1, 1))
     page = Elements(run_page(replace(contents(run), layers=(long,))))
     boxes = {tag["viewbox"] for tag in page.of("svg") if "100.0" in (tag.get("viewbox") or "")}
     assert boxes == {"0 0 33.33 100.0"}
@@ -209,36 +203,34 @@ def test_numbers_of_a_figure_stand_below_it_and_figures_of_one_layer_only_in_fil
     assert "Title of importance-001-conv1" not in page
 
 
-def test_problems_are_named_on_the_page(run: RunData) -> None:
-    told = replace(run, problems=("plan.json is damaged",))
-    assert "plan.json is damaged" in Elements(run_page(contents(told))).text
-    assert "Not everything could be shown" not in run_page(contents(run))
-
-
-def test_a_run_of_which_nothing_is_left_has_a_page(run: RunData) -> None:
-    bare = replace(run, recipe=None, recipe_text="", summary=None, environment={}, decisions={}, state="unknown")
-    nothing = RunContents(
-        run=bare, headlines=(), figures=(), tables=(), layers=(), levels=LevelPictures(penalty={}, mask={})
-    )
+def test_a_run_that_has_only_begun_has_a_page(run: RunData) -> None:
+    bare = replace(run, summary=None, rows=(), plan=None, environment={}, decisions={})
+    nothing = RunContents(run=bare, headlines=(), figures=(), tables=(), layers=(), command="strucspars run demo")
     page = Elements(run_page(nothing))
-    assert "no command that repeats this run" in page.text
+    assert "before the end of its first epoch" in page.text
     assert not page.of("select")
 
 
-def test_the_overview_links_every_run_and_names_their_problems(run: RunData) -> None:
-    broken = replace(run, problems=("metrics.jsonl is missing",))
+def test_matrices_of_a_run_in_progress_are_not_called_those_of_the_compression(run: RunData) -> None:
+    titles = {picture.title for view in layer_views(run) for picture in view.pictures}
+    assert "S at compression" in titles
+    begun = replace(run, plan=None, importance={"now": run.importance["end"]})
+    titles = {picture.title for view in layer_views(begun) for picture in view.pictures}
+    assert "S so far" in titles
+    assert "S at compression" not in titles
+
+
+def test_the_overview_links_every_run(run: RunData) -> None:
     links = [
         RunLink(run=run, title="first", address="runs/first/index.html"),
-        RunLink(run=broken, title="second", address="runs/second/index.html"),
+        RunLink(run=run, title="second", address="runs/second/index.html"),
     ]
     page = Elements(overview_page(ComparisonContents(figures=(figure("trade-off"),), tables=(table("one"),)), links))
     targets = {tag["href"] for tag in page.of("a")}
     assert {"runs/first/index.html", "runs/second/index.html", "#figure-trade-off", "#table-one"} <= targets
-    assert "second: metrics.jsonl is missing" in page.text
 
 
 def test_the_table_of_runs_has_their_own_numbers(run: RunData) -> None:
-    assert run.recipe is not None
     assert run.summary is not None
     summary = replace(
         run.summary,
@@ -256,7 +248,9 @@ def test_the_table_of_runs_has_their_own_numbers(run: RunData) -> None:
 def test_the_overview_says_how_many_runs_are_finished(run: RunData) -> None:
     def subtitle(*finished: bool) -> str:
         links = [
-            RunLink(run=replace(run, is_finished=is_finished), title=str(place), address="runs/one/index.html")
+            RunLink(
+                run=run if is_finished else replace(run, summary=None), title=str(place), address="runs/one/index.html"
+            )
             for place, is_finished in enumerate(finished)
         ]
         return overview_page(ComparisonContents(figures=(), tables=()), links)
@@ -277,30 +271,21 @@ def test_environments_of_before_are_told_one_fact_a_line(run: RunData) -> None:
         assert f'<th scope="row">earlier.{key}</th><td>{value}</td>' in page
 
 
-def test_a_problem_of_many_runs_is_said_once() -> None:
-    told = shared_problems(dict.fromkeys("abcde", ("it is missing",)) | {"f": ("it is missing", "another")})
-    assert told == ["a, b and 4 more: it is missing", "f: another"]
-
-
 def test_an_overview_of_unfinished_runs_says_that_there_is_nothing_to_compare(run: RunData) -> None:
-    links = [RunLink(run=replace(run, is_finished=False), title="one", address="runs/one/index.html")]
+    links = [RunLink(run=replace(run, summary=None), title="one", address="runs/one/index.html")]
     assert "nothing to compare yet" in overview_page(ComparisonContents(figures=(), tables=()), links)
 
 
 def hostile_contents(run: RunData) -> RunContents:
     """A run in which everything that can be hostile is."""
-    assert run.recipe is not None
     recipe = replace(run.recipe, name=HOSTILE, model=replace(run.recipe.model, name=HOSTILE))
     hostile = replace(
         run,
         path=Path(HOSTILE),
         name=HOSTILE,
         recipe=recipe,
-        recipe_text=HOSTILE,
         environment={HOSTILE: {HOSTILE: HOSTILE}},
         decisions={HOSTILE: [HOSTILE]},
-        state=HOSTILE,
-        problems=(HOSTILE,),
     )
     texts = {"title": HOSTILE, "caption": HOSTILE, "alt": HOSTILE}
     own_table = replace(table("layers", HOSTILE), title=HOSTILE, notes=(HOSTILE,))
@@ -308,8 +293,9 @@ def hostile_contents(run: RunData) -> RunContents:
         contents(hostile),
         headlines=(Headline(label=HOSTILE, value=HOSTILE, note=HOSTILE),),
         figures=(NamedFigure(name="dynamics", figure=hostile_figure(), **texts),),
-        tables=(replace(own_table, columns=(TableColumn(title=HOSTILE), TableColumn(title="n", form="count"))),),
+        tables=(replace(own_table, columns=(TableColumn(title=HOSTILE), TableColumn(title="n", unit="count"))),),
         layers=(layer(HOSTILE, groups=2),),
+        command=HOSTILE,
     )
 
 
@@ -329,7 +315,7 @@ def test_hostile_names_add_no_element_and_stay_text(run: RunData) -> None:
         figures=(replace(plain.figures[0], figure=hostile_figure()),),
         tables=(replace(plain.tables[1], notes=("a note",), columns=(heading, plain.tables[1].columns[1])),),
         layers=(layer("conv1", groups=2),),
-        run=replace(run, problems=("one",), environment={"a": {"b": "c"}}, decisions={"a": ["b"]}),
+        run=replace(run, environment={"a": {"b": "c"}}, decisions={"a": ["b"]}),
     )
     hostile = Elements(run_page(hostile_contents(run), overview=HOSTILE))
     ordinary = Elements(run_page(same_shape, overview="there"))
@@ -341,7 +327,7 @@ def test_hostile_names_add_no_element_and_stay_text(run: RunData) -> None:
 
 def test_a_hostile_overview_adds_no_element(run: RunData) -> None:
     def page(name: str) -> Elements:
-        told = replace(run, name=name, state=name, problems=(name,))
+        told = replace(run, name=name)
         both = ComparisonContents(figures=(), tables=(table("one", name),))
         return Elements(overview_page(both, [RunLink(run=told, title=name, address="runs/one/index.html")]))
 

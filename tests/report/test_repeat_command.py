@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strucspars.report.repeat_command import repeat_command
+from strucspars.report.contents import repeat_command
 from strucspars.train.recipe_reading import read_recipe, recipe_names, recipe_yaml
 
 

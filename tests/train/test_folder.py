@@ -41,7 +41,6 @@ def test_everything_has_its_place_inside_the_folder(folder: RunFolder) -> None:
         "decisions_path": "decisions.json",
         "summary_json_path": "summary.json",
         "summary_text_path": "summary.txt",
-        "one_shot_path": "one_shot.json",
         "model_path": "model.safetensors",
         "checkpoints": "checkpoints",
         "dynamics": "dynamics",
@@ -89,7 +88,7 @@ def test_of_many_foreign_files_three_are_named(tmp_path: Path, count: int, liste
 
 def test_no_run_moves_in_where_one_shot_compression_has_left_its_network(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    for path in (folder.recipe_path, folder.one_shot_path, folder.model_path):
+    for path in (folder.recipe_path, folder.model_path):
         path.write_text("precious")
     entries = sorted(tmp_path.iterdir())
     with pytest.raises(
@@ -140,7 +139,9 @@ def test_a_recipe_is_replaced_whole(folder: RunFolder) -> None:
     assert folder.recipe_path.read_text() == "seed: 1\n"
 
 
-@pytest.mark.parametrize("trace", ["summary.json", "one_shot.json", "checkpoints/last.pt", "checkpoints/previous.pt"])
+@pytest.mark.parametrize(
+    "trace", ["summary.json", "model.safetensors", "checkpoints/last.pt", "checkpoints/previous.pt"]
+)
 def test_a_run_is_begun_once_there_is_something_to_go_on_from(folder: RunFolder, trace: str) -> None:
     assert not folder.is_begun
     (folder.path / trace).touch()
@@ -300,7 +301,7 @@ def test_files_that_are_folders_are_errors_that_name_them(folder: RunFolder) -> 
 
 def test_a_finished_run_is_no_network_of_one_shot_compression(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.one_shot_path.write_text("{}")
+    folder.model_path.touch()
     assert folder.is_one_shot
     folder.summary_json_path.write_text("{}")
     assert not folder.is_one_shot

@@ -3,8 +3,8 @@
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
-from strucspars.bench.paper_times import PAPER_HARDWARE, PAPER_IMAGE_SHAPE, PAPER_NETWORK, PAPER_TIMES, PaperTime
 from strucspars.bench.results import BenchReport, BenchRow, Ratio, RowTiming, sitting_words
 from strucspars.bench.runtimes import known_runtime
 from strucspars.cost.text_table import Column, text_table
@@ -50,15 +50,61 @@ TITLES = (
 TEXTS = ("runtime", "network", "images")
 
 
-def report_text(report: BenchReport) -> str:
-    """The report for people: a table for every network, batch size and number of threads, then what to know of them."""
+@dataclass(frozen=True)
+class PublishedTime:
+    """Times that others published of a network; their first row is the dense network.
+
+    Attributes:
+        rate: None for the dense network.
+        gflops: as they count them.
+        ms: average run time.
+        frames_per_second: as printed.
+    """
+
+    rate: float | None
+    gflops: float
+    ms: float
+    frames_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedTimes:
+    """A published table of times, of batch 1 and one thread.
+
+    Attributes:
+        source: what the rows are called.
+        conditions: where it was published, and the hardware.
+    """
+
+    source: str
+    conditions: str
+    network: str
+    image_shape: tuple[int, int, int]
+    rows: tuple[PublishedTime, ...]
+
+    def speedup(self, row: PublishedTime) -> float:
+        """Against the dense network."""
+        return self.rows[0].ms / row.ms
+
+    def operation_ratio(self, row: PublishedTime) -> float:
+        """How many times fewer operations than the dense network."""
+        return self.rows[0].gflops / row.gflops
+
+
+def report_text(report: BenchReport, published: PublishedTimes | None = None) -> str:
+    """The report for people: a table for every network, batch size and number of threads, then explanations.
+
+    Args:
+        report: what was measured.
+        published: times to show beside those of the same network under the same conditions.
+    """
     errors = dict.fromkeys(row.error for row in report.rows if row.error)
     numbers = {error: f"[{number}]" for number, error in enumerate(errors, start=1)}
     sittings = _by_sitting(report.rows)
-    lines = {title: _lines(rows, numbers) for title, rows in sittings.items()}
+    lines = {title: _lines(rows, numbers, published) for title, rows in sittings.items()}
     printed = {title for each in lines.values() for line in each for title, cell in line.items() if cell}
     parts = [_table(title, lines[title], rows) for title, rows in sittings.items()]
-    notes = [*_legend(printed), *_notes(report, numbers)]
+    notes = [*_legend(printed), *_notes(report, numbers, published)]
     parts += ["\n".join(_wrapped(line) for line in part) for part in (notes, _origin(report))]
     return "\n\n".join(part for part in parts if part)
 
@@ -71,10 +117,10 @@ def _by_sitting(rows: Sequence[BenchRow]) -> dict[str, list[BenchRow]]:
     return sittings
 
 
-def _lines(rows: Sequence[BenchRow], notes: Mapping[str, str]) -> list[Line]:
+def _lines(rows: Sequence[BenchRow], notes: Mapping[str, str], published: PublishedTimes | None) -> list[Line]:
     bounds = {_place(row): row for row in rows if row.form == "bound"}
     lines = [_line(row, bounds.get(_place(row)), notes) for row in rows if row.form != "bound"]
-    return lines + _paper_lines(rows[0])
+    return lines + _published_lines(rows[0], published)
 
 
 def _table(title: str, lines: Sequence[Line], rows: Sequence[BenchRow]) -> str:
@@ -116,24 +162,26 @@ def _time_cells(timing: RowTiming) -> dict[str, str]:
     }
 
 
-def _paper_lines(row: BenchRow) -> list[Line]:
-    """The paper's rows, where it has measured the same thing."""
-    is_same = (row.network, row.image_shape) == (PAPER_NETWORK, PAPER_IMAGE_SHAPE) and row.batch == row.threads == 1
-    if not is_same:
+def _published_lines(row: BenchRow, published: PublishedTimes | None) -> list[Line]:
+    """The published rows, where they are of the same network under the same conditions."""
+    if published is None or row.batch != 1 or row.threads != 1:
         return []
-    return [_paper_line(each) for each in PAPER_TIMES]
+    if (row.network, row.image_shape) != (published.network, published.image_shape):
+        return []
+    return [_published_line(each, published) for each in published.rows]
 
 
-def _paper_line(row: PaperTime) -> Line:
+def _published_line(row: PublishedTime, published: PublishedTimes) -> Line:
+    speedup, ratio = published.speedup(row), published.operation_ratio(row)
     return {
-        "runtime": "the paper",
+        "runtime": published.source,
         "network": _rate(row.rate),
         "ms": f"{row.ms:.1f}",
         "fps": f"{row.frames_per_second:.1f}",
-        "speed-up": f"{row.speedup:.2f}",
-        "of best": f"{row.speedup:.2f}",
-        "MACs": f"{row.operation_ratio:.2f}",
-        "eff.": f"{row.speedup / row.operation_ratio:.2f}",
+        "speed-up": f"{speedup:.2f}",
+        "of best": f"{speedup:.2f}",
+        "MACs": f"{ratio:.2f}",
+        "eff.": f"{speedup / ratio:.2f}",
     }
 
 
@@ -160,10 +208,10 @@ def _legend(printed: Set[str]) -> list[str]:
     return [paragraph for paragraph in paragraphs if paragraph]
 
 
-def _notes(report: BenchReport, numbers: Mapping[str, str]) -> list[str]:
+def _notes(report: BenchReport, numbers: Mapping[str, str], published: PublishedTimes | None) -> list[str]:
     lines = [] if report.rows else ["nothing was timed: none of the runtimes is installed"]
-    if any(_paper_lines(row) for row in report.rows):
-        lines.append(f"the paper: Table 4, {PAPER_HARDWARE}.")
+    if published is not None and any(_published_lines(row, published) for row in report.rows):
+        lines.append(f"{published.source}: {published.conditions}.")
     lines += _counted_rates(report.rows)
     lines += list(dict.fromkeys(_other_rate(row) for row in report.rows if _other_rate(row)))
     compared = {row.network for row in report.rows if row.form != "dense"}

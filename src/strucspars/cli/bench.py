@@ -113,13 +113,13 @@ def bench(
     from functools import partial
 
     from strucspars.bench.networks import PAPER_GROUPS
-    from strucspars.bench.paper_times import PAPER_NETWORK
     from strucspars.bench.suite import BenchSettings
     from strucspars.bench.suite import bench as run_bench
     from strucspars.bench.text import report_text
     from strucspars.bench.timing import TimingRules
     from strucspars.cli.networks import refuse_ignored
     from strucspars.io.files import followed, write_text
+    from strucspars.paper.published import PAPER_TIMES
 
     output = Output(as_json=as_json, quiet=quiet)
     settings = _settings(runtimes, batch, threads, widen_groups_below, full=full)
@@ -139,7 +139,7 @@ def bench(
         )
         subjects = [subject(network, _rates(network, rates), settings)]
         kept = tuple(name for name in FULL_NETWORKS_RUNTIMES if name in settings.runtimes)
-        if full and kept and network == PAPER_NETWORK:
+        if full and kept and network == PAPER_TIMES.network:
             others = BenchSettings(runtimes=kept, widen_groups_below=widen_groups_below)
             subjects += [subject(name, tuple(PAPER_GROUPS[name]), others) for name in FULL_NETWORKS]
     rules = TimingRules(seconds=seconds)
@@ -149,7 +149,7 @@ def bench(
         report = run_bench(subjects, command=_command(context), rules=rules, on_progress=on_progress)
     if out is not None:
         write_text(followed(out), report.to_json())
-    output.outcome(report_text(report), report.document())
+    output.outcome(report_text(report, PAPER_TIMES), report.document())
     errors = [row.error for row in report.rows if row.error]
     if errors:
         raise RunFailed(f"{len(errors)} of {len(report.rows)} programs were not timed; the first: {errors[0]}")

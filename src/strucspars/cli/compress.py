@@ -7,7 +7,6 @@ import logging
 import os
 import shlex
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     from strucspars.core.checks import FloatArray
     from strucspars.core.plan import GroupingPlan
-    from strucspars.report.one_shot import OneShotOutcome
     from strucspars.train.recipe import Recipe, SparsifyRecipe
     from strucspars.train.run_folder import RunFolder
 
@@ -134,7 +132,6 @@ def compress(
     from strucspars.models.weights import load_weights_
     from strucspars.nn.groupable import select_layers
     from strucspars.nn.importance import importance_matrix
-    from strucspars.report.one_shot import OneShotOutcome
     from strucspars.sparsify.planning import kept_fraction, one_shot_plan
     from strucspars.train.recipe import SparsifyRecipe
 
@@ -154,26 +151,15 @@ def compress(
     network = build_model(model, num_classes=num_classes, image_shape=shape, must_classify=False)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *shape)
-    begin = time.perf_counter()
     with _silent("strucspars.sparsify.planning"):
         plan = one_shot_plan(network, sparsify.config(), example_inputs=example)
     layers = select_layers(network, sparsify).layers
     lost_norm = 1 - kept_fraction(layers, plan)
-    seconds = time.perf_counter() - begin
     # Before the conversion: the summary shows the kept norm of each layer, the folder its whole importance.
     sizes = summary(network, example, plan=plan, rules=sparsify)
     importance = {} if run is None else {layer.name: importance_matrix(layer.weight) for layer in layers}
     save(convert_(network, plan), out, plan=plan)
     if run is not None:
-        assert sizes.macs is not None, "counted with an example"
-        outcome = OneShotOutcome(
-            classes=num_classes,
-            image_shape=shape,
-            params=sizes.params,
-            macs=sizes.macs,
-            lost_norm=lost_norm,
-            seconds=seconds,
-        )
         one_shot_run = OneShotRun(
             checkpoint=checkpoint,
             model=model,
@@ -181,7 +167,9 @@ def compress(
             sparsify=sparsify,
             importance=importance,
             network=network,
-            outcome=outcome,
+            classes=num_classes,
+            image_shape=shape,
+            lost_norm=lost_norm,
         )
         write_one_shot_run(run, one_shot_run)
     written = {"path": str(out), "run": None if run is None else str(run)}
@@ -200,9 +188,18 @@ def _check_places(out: Path, run: Path | None, *, force: bool) -> None:
             raise ValueError(f"--out {out} lies in the folder that --run makes, {run}; write it elsewhere")
 
 
-def _outcome_text(out: Path, run: Path | None, lost_norm: float, sparsify: SparsifyRecipe) -> str:
-    from strucspars.report.repeat_command import sparsify_overrides
+def sparsify_overrides(sparsify: SparsifyRecipe) -> list[str]:
+    """The overrides of a recipe that ask for this and not for the defaults; the target is always among them."""
+    from dataclasses import asdict
 
+    from strucspars.train.recipe import SparsifyRecipe
+    from strucspars.train.recipe_reading import as_override
+
+    usual = asdict(SparsifyRecipe()) | {"target": None}
+    return [as_override(f"sparsify.{key}", value) for key, value in asdict(sparsify).items() if value != usual[key]]
+
+
+def _outcome_text(out: Path, run: Path | None, lost_norm: float, sparsify: SparsifyRecipe) -> str:
     folder = "" if run is None else f"\n{run}  the run folder; strucspars report {run} shows it"
     return (
         f"{lost_norm:.1%} of the norm of the layers that can be grouped is lost: without training that is the "
@@ -236,7 +233,9 @@ class OneShotRun:
         sparsify: what was asked for.
         importance: S of every layer that may be grouped, by name, in network order.
         network: after conversion.
-        outcome: sizes and what was lost.
+        classes: outputs of the network.
+        image_shape: of the images that MACs were counted with.
+        lost_norm: share of the norm of the layers that can be grouped.
     """
 
     checkpoint: str
@@ -245,7 +244,9 @@ class OneShotRun:
     sparsify: SparsifyRecipe
     importance: Mapping[str, FloatArray]
     network: nn.Module
-    outcome: OneShotOutcome
+    classes: int
+    image_shape: tuple[int, int, int]
+    lost_norm: float
 
 
 def check_new_run_folder(path: Path) -> None:
@@ -297,25 +298,25 @@ def _write(folder: RunFolder, run: OneShotRun, *, name: str) -> None:
     from strucspars.export.storage import save
     from strucspars.io.arrays import save_arrays
     from strucspars.train.recipe_reading import recipe_yaml
+    from strucspars.train.run_folder import ONE_SHOT
 
     folder.importance.mkdir(parents=True)
     folder.write_recipe(HEADING + recipe_yaml(_recipe(run, name)))
     folder.write_json(folder.environment_path, environment())
     folder.save_plan(run.plan)
-    shapes = [{"name": layer, "weight_shape": list(plan.weight_shape)} for layer, plan in run.plan.layers.items()]
-    folder.write_json(folder.path / "layers.json", shapes)
     # Of the end alone: there was no training that it could differ from at the start.
     matrices = {layer: matrix.astype(np.float16) for layer, matrix in run.importance.items()}
     save_arrays(folder.importance / "end.npz", matrices)
     save(run.network, folder.model_path, plan=run.plan)
-    folder.write_json(folder.one_shot_path, run.outcome.to_json())
+    noted = {"classes": run.classes, "image_shape": list(run.image_shape), "lost_norm": run.lost_norm}
+    folder.remember(ONE_SHOT, noted)
 
 
 def _recipe(run: OneShotRun, name: str) -> Recipe:
     """What was asked for; the data stand for the images that operations were counted with."""
     from strucspars.train.recipe import DataRecipe, ModelRecipe, Recipe
 
-    _, height, width = run.outcome.image_shape
+    _, height, width = run.image_shape
     return Recipe(
         name=name,
         data=DataRecipe(name="folder", image_size=max(height, width, SMALLEST_IMAGE)),

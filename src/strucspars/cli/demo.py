@@ -91,7 +91,7 @@ def _recipes(
 
 def broken_promises(dense: RunSummary, compressed: RunSummary) -> list[str]:
     """The promises of the demo that did not come true."""
-    from strucspars.train.outcome_text import percent
+    from strucspars.cost.text_table import percent
 
     broken = []
     removed, target = compressed.removed_before_search, compressed.target
@@ -118,8 +118,7 @@ def demo_text(
     dense: RunSummary, compressed: RunSummary, dense_path: Path, path: Path, exported: ExportReport, recipe: Recipe
 ) -> str:
     """The comparison, where everything lies, and what to try next."""
-    from strucspars.cost.text_table import Column, text_table
-    from strucspars.train.outcome_text import duration, percent
+    from strucspars.cost.text_table import Column, duration, percent, text_table
 
     networks = (dense, compressed)
     stages = (recipe.stage1.epochs, recipe.stage2.epochs)

@@ -75,8 +75,8 @@ def evaluate(
 
 def accuracy_text(model_path: Path, data: str, accuracy: Accuracy, recorded_top1: float | None) -> str:
     """The accuracy now, beside the one in the run's summary; None if it has none (one-shot compression)."""
-    from strucspars.report.one_shot import ONE_SHOT_STATE
-    from strucspars.train.outcome_text import percent
+    from strucspars.cost.text_table import percent
+    from strucspars.train.run_folder import ONE_SHOT_STATE
 
     if recorded_top1 is None:
         recorded = ONE_SHOT_STATE

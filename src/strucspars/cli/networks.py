@@ -14,10 +14,9 @@ from strucspars.io.files import check_readable
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function
 from strucspars.models.weights import load_weights_
 from strucspars.prune.narrowing import load_slimmed
-from strucspars.report.one_shot import read_one_shot
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import DataRecipe, Kind, Recipe
-from strucspars.train.run_folder import RunFolder
+from strucspars.train.run_folder import ONE_SHOT, RunFolder
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
 # To build a network just for its shapes. Not two classes: many networks have a single output for those.
@@ -52,8 +51,10 @@ def data_image_shape(data: DataRecipe) -> ImageShape:
 
 def saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
     """The shape of the images that the network in a run folder is made for."""
-    one_shot = read_one_shot(folder) if folder.is_one_shot else None
-    return data_image_shape(recipe.data) if one_shot is None else one_shot.image_shape
+    if not folder.is_one_shot:
+        return data_image_shape(recipe.data)
+    channels, height, width = folder.remembered(ONE_SHOT)["image_shape"]
+    return channels, height, width
 
 
 def file_stem(model: str) -> str:

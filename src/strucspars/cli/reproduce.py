@@ -1,24 +1,28 @@
-"""`strucspars reproduce`: a table of the paper, ours beside theirs."""
+"""`strucspars reproduce`: the runs of a table of the paper, and their numbers beside the paper's."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from strucspars.cli.console import Debug, Jobs, Json, Output, Overrides, Quiet, Seeds, examples, from_home, parse_seeds
-from strucspars.cli.paper_comparison import compared
-from strucspars.cli.run import Outcomes, failed_runs, finished_runs, run_all, run_name, run_state
-from strucspars.cli.run_collection import FinishedRun, check_one_protocol, collected
-from strucspars.cli.table_rows import first_stage_source, selected_rows, table_rows, teacher_row
-from strucspars.cost.text_table import Column, text_table
-from strucspars.train.recipe import Recipe
-from strucspars.train.recipe_reading import override_keys, read_recipe
+from strucspars.cli.run import Outcomes, failed_runs, finished_runs, raise_failures, run_all, run_name, run_state
 
-# What `reproduce` decides for every row.
-OWN_KEYS = ("name", "seed", "sparsify.from_run", "finetune.teacher")
+if TYPE_CHECKING:
+    from strucspars.paper.experiments import Experiment
+    from strucspars.train.recipe import Recipe
+
+# What `reproduce` decides for every row, and what to use instead of an override.
+OWN_KEYS = {
+    "name": "or use strucspars run",
+    "seed": "--seeds names the seeds",
+    "sparsify.from_run": "or use strucspars run",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +32,12 @@ class PlannedRow:
     Attributes:
         name: of its recipe.
         recipes: by run folder, one per seed.
-        first: runs that these ones build on, by their first stage or as teachers; they come before.
+        sources: runs whose first stage these take over, by run folder.
     """
 
     name: str
-    recipes: dict[Path, Recipe]
-    first: dict[Path, Recipe]
+    recipes: Mapping[Path, Recipe]
+    sources: Mapping[Path, Recipe]
 
 
 def planned_rows(
@@ -49,9 +53,14 @@ def planned_rows(
         out: folder of the run folders.
 
     Raises:
-        ValueError: a pattern fits no row, or an override is of what every row has of its own.
+        ValueError: a pattern fits no row, or an override is of an option that every row sets itself.
     """
-    _check_overrides(overrides)
+    from strucspars.paper.published import base_row, selected_rows
+    from strucspars.train.recipe_reading import override_keys, read_recipe
+
+    for override in overrides:
+        for key in OWN_KEYS.keys() & set(override_keys(override)):
+            raise ValueError(f"{override!r}: every row has its own {key}; leave it out, {OWN_KEYS[key]}")
 
     def recipes(name: str) -> dict[Path, Recipe]:
         seeded = [read_recipe(name, [*overrides, f"seed={seed}"]) for seed in seeds]
@@ -59,102 +68,99 @@ def planned_rows(
 
     planned = []
     for name in selected_rows(table, patterns):
-        own = recipes(name)
-        first: dict[Path, Recipe] = {}
-        source, teacher = first_stage_source(name), teacher_row(name)
-        if source is not None:
-            sources = recipes(source)
-            own = dict(zip(own, map(_with_first_stage_of, own.values(), sources), strict=True))
-            first |= sources
-        if teacher is not None:
-            teachers = recipes(teacher)
-            own = dict(zip(own, map(_taught_by, own.values(), teachers), strict=True))
-            first |= teachers
-        planned.append(PlannedRow(name=name, recipes=own, first=first))
+        own, base = recipes(name), base_row(name)
+        sources = {} if base is None else recipes(base)
+        if base is not None:
+            own = {
+                path: replace(recipe, sparsify=replace(recipe.sparsify, from_run=str(source)))
+                for (path, recipe), source in zip(own.items(), sources, strict=True)
+            }
+        planned.append(PlannedRow(name=name, recipes=own, sources=sources))
     return planned
 
 
-def _check_overrides(overrides: Sequence[str]) -> None:
-    for override in overrides:
-        own = [key for key in override_keys(override) if key in OWN_KEYS]
-        if own:
-            raise ValueError(f"{override!r}: every row has its own {own[0]}; leave it out{_remedy(own[0])}")
+def reproduce_rows(
+    table: str, planned: Sequence[PlannedRow], *, jobs: int, output: Output, as_markdown: bool
+) -> Outcomes:
+    """Run what is not finished, sources first, and print the table; returns the outcomes."""
+    from strucspars.paper.experiments import FinishedRun, experiments_of
 
-
-def _remedy(key: str) -> str:
-    """Where to say it instead."""
-    return ", --seeds names the seeds" if key == "seed" else ", or use strucspars run"
-
-
-def _with_first_stage_of(recipe: Recipe, folder: Path) -> Recipe:
-    return replace(recipe, sparsify=replace(recipe.sparsify, from_run=str(folder)))
-
-
-def _taught_by(recipe: Recipe, folder: Path) -> Recipe:
-    return replace(recipe, finetune=replace(recipe.finetune, teacher=str(folder)))
-
-
-def check_planned(planned: Sequence[PlannedRow], out: Path) -> None:
-    """Look for finished runs that would make a row a mixture: before the training, not after it.
-
-    Raises:
-        ValueError: runs of one row would follow different protocols.
-    """
-    there = collected(out, [row.name for row in planned]).rows
-    for row in planned:
-        for path, recipe in row.recipes.items():
-            # What lies in its own folder, the run itself refuses.
-            others = {run.path: run.recipe for run in there.get(row.name, ()) if run.path != path}
-            check_one_protocol({**others, path: recipe})
-
-
-def reproduced(planned: Sequence[PlannedRow], *, jobs: int, output: Output) -> Outcomes:
-    """Run what is not finished: first what others build on, these as soon as they can begin."""
     first: dict[Path, Recipe] = {}
     then: dict[Path, Recipe] = {}
     for row in planned:
-        first |= row.first
-        (then if row.first else first).update(row.recipes)
-    return run_all(first | then, jobs=jobs, output=output)
+        first |= row.sources
+        (then if row.sources else first).update(row.recipes)
+    outcomes = run_all(first | then, jobs=jobs, output=output)
+    recipes = first | then
+    runs = [FinishedRun(path, recipes[path], summary) for path, summary in finished_runs(outcomes).items()]
+    paths = [path for row in planned for path in row.recipes]
+    runs.sort(key=lambda run: paths.index(run.path) if run.path in paths else len(paths))
+    wanted = {row.name for row in planned}
+    output.outcome(*table_outcome(table, wanted, experiments_of(runs), failed_runs(outcomes), {}, as_markdown))
+    return outcomes
 
 
-def reproduced_table(
-    table: str, planned: Sequence[PlannedRow], outcomes: Outcomes, out: Path, *, as_markdown: bool
-) -> tuple[str, dict[str, Any]]:
-    """What was run, beside the paper, as a text and as a document."""
-    finished = finished_runs(outcomes)
-    runs = {
-        path: FinishedRun(path, recipe, finished[path])
-        for row in planned
-        for path, recipe in row.recipes.items()
-        if path in finished
-    }
-    rows = {row.name: [runs[path] for path in row.recipes if path in runs] for row in planned}
-    return compared(
-        table, rows, collected(out, table_rows(table)), failed=failed_runs(outcomes), as_markdown=as_markdown
-    )
-
-
-def collected_table(table: str, patterns: Sequence[str], out: Path, *, as_markdown: bool) -> tuple[str, dict[str, Any]]:
-    """What is finished in a folder, beside the paper, as a text and as a document; runs nothing.
+def collect_rows(table: str, patterns: Sequence[str], out: Path, *, as_markdown: bool) -> tuple[str, dict[str, Any]]:
+    """The table of the finished runs in a folder, as a text and as a document; runs nothing.
 
     Raises:
-        ValueError: nothing of that table is finished there, or runs of one row follow different protocols.
+        ValueError: nothing of that table is finished there.
     """
-    collection = collected(out, table_rows(table))
-    rows = {name: collection.comparable(name) for name in selected_rows(table, patterns)}
-    if not any(rows.values()):
+    from strucspars.paper.experiments import collected
+    from strucspars.paper.published import selected_rows, table_rows
+
+    found = collected(out, table_rows(table))
+    wanted = set(selected_rows(table, patterns))
+    if not any(each.recipe.name in wanted for each in found.experiments):
         raise ValueError(
             f"{out} has no finished run of {table} that fits {', '.join(patterns)}; --out names the folder of the run "
             "folders, --list tells how far they are"
         )
-    return compared(
-        table, rows, collection, failed=collection.unreadable, not_counted=collection.misnamed, as_markdown=as_markdown
-    )
+    return table_outcome(table, wanted, found.experiments, found.unreadable, found.not_counted, as_markdown)
 
 
-def listed(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:
+def table_outcome(
+    table: str,
+    wanted: set[str],
+    experiments: Sequence[Experiment],
+    failed: Mapping[Path, str],
+    not_counted: Mapping[Path, str],
+    as_markdown: bool,
+) -> tuple[str, dict[str, Any]]:
+    """A table as a text and as a document.
+
+    Args:
+        table: such as `table1`.
+        wanted: the recipes that are its rows.
+        experiments: all that are finished, also those that rows are only compared with.
+        failed: run folders that should be among them and are not, and why.
+        not_counted: finished runs that repeat another one, and which.
+        as_markdown: for a page instead of a terminal.
+    """
+    from strucspars.paper.comparison import comparison_document
+    from strucspars.report.comparison_tables import TERMINAL_WIDTH, comparison_table
+
+    rows = [each for each in experiments if each.recipe.name in wanted]
+    compared = comparison_table(table, rows, experiments)
+    parts = []
+    if rows and as_markdown:
+        parts += [compared.markdown(), *compared.notes]
+    elif rows:
+        parts.append(compared.text(TERMINAL_WIDTH))
+    for words, reasons in (("not finished", failed), ("not counted", not_counted)):
+        parts.append("\n".join(f"{words}: {path} ({reason})" for path, reason in reasons.items()))
+    return "\n\n".join(filter(None, parts)), {
+        "table": table,
+        "rows": comparison_document(table, rows, experiments),
+        "failed": [{"folder": str(path), "error": reason} for path, reason in failed.items()],
+        "not_counted": [{"folder": str(path), "reason": reason} for path, reason in not_counted.items()],
+    }
+
+
+def list_rows(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:
     """The rows and how far their runs are, as a text and as a document."""
+    from strucspars.cost.text_table import Column, text_table
+
     states = [(row.name, path, run_state(path)) for row in planned for path in row.recipes]
     text = text_table(
         [
@@ -179,22 +185,18 @@ EXAMPLES = examples(
 
 
 class Table(StrEnum):
-    """Tables of the paper that are made of runs, and one of ours."""
+    """Tables of the paper that are made of runs."""
 
     table1 = "table1"
     table2 = "table2"
     table3 = "table3"
     table5 = "table5"
-    variants = "variants"
 
 
 def reproduce(
     table: Annotated[
         Table,
-        typer.Argument(
-            help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage; "
-            "variants: other ways to train networks on CIFAR-10, which the paper does not have."
-        ),
+        typer.Argument(help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage."),
     ],
     overrides: Overrides = None,
     rows: Annotated[
@@ -213,27 +215,17 @@ def reproduce(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the recipes of a table of the paper, or go on with them, and print ours beside the paper's numbers."""
-    from strucspars.cli.reproduce import (
-        check_planned,
-        collected_table,
-        listed,
-        planned_rows,
-        reproduced,
-        reproduced_table,
-    )
-    from strucspars.cli.run import raise_failures
-
+    """Run the recipes of a table of the paper, or resume them, and print their numbers beside the paper's."""
     output = Output(as_json=as_json, quiet=quiet)
     if collect and (overrides or seeds is not None or only_list):
         raise ValueError("--collect shows what is there: leave out overrides, --seeds and --list")
     if only_list and markdown:
         raise ValueError("--markdown is for a table of results: leave out --list")
-    # To see what there is, everything; to run, the usual ones.
+    # To see what there is, all rows; to run, the usual ones.
     usual = ["*"] if only_list or collect else None
     patterns = [pattern.strip() for pattern in rows.split(",")] if rows is not None else usual
     if collect:
-        output.outcome(*collected_table(table.value, patterns or ["*"], out, as_markdown=markdown))
+        output.outcome(*collect_rows(table.value, patterns or ["*"], out, as_markdown=markdown))
         return
     planned = planned_rows(
         table.value,
@@ -243,9 +235,6 @@ def reproduce(
         out=out,
     )
     if only_list:
-        output.outcome(*listed(planned))
+        output.outcome(*list_rows(planned))
         return
-    check_planned(planned, out)
-    outcomes = reproduced(planned, jobs=jobs, output=output)
-    output.outcome(*reproduced_table(table.value, planned, outcomes, out, as_markdown=markdown))
-    raise_failures(outcomes)
+    raise_failures(reproduce_rows(table.value, planned, jobs=jobs, output=output, as_markdown=markdown))

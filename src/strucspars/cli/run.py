@@ -111,6 +111,8 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Train, compress, finetune, evaluate and save, as a recipe says. Goes on where an earlier run was stopped."""
+    from strucspars.paper.experiments import FinishedRun
+    from strucspars.report.comparison_tables import beside_the_paper
     from strucspars.train.outcome_text import outcome_text, outcomes_text
     from strucspars.train.run_folder import RunFolder
 
@@ -127,6 +129,7 @@ def run(
     texts = [outcome_text(summary, recipes[path], RunFolder(path)) for path, summary in finished.items()]
     if len(recipes) > 1 and finished:
         texts = [outcomes_text(finished)]
+    texts += beside_the_paper(FinishedRun(path, recipes[path], summary) for path, summary in finished.items())
     exported: list[dict[str, Any]] = []
     failure: Exception | None = None
     try:
@@ -162,10 +165,9 @@ class RunState:
 
 def run_state(path: Path) -> RunState:
     """How far the run in a folder is; without a folder it has not begun."""
-    from strucspars.report.one_shot import ONE_SHOT_STATE
     from strucspars.train.outcome import read_metrics
     from strucspars.train.recipe import stage_epochs
-    from strucspars.train.run_folder import RunFolder
+    from strucspars.train.run_folder import ONE_SHOT_STATE, RunFolder
 
     folder = RunFolder(path)
     if not folder.recipe_path.is_file():

@@ -146,9 +146,11 @@ def _describe_run(folder: RunFolder, *, named: str | None) -> Described:
         saved_network,
     )
     from strucspars.cli.run import run_state
-    from strucspars.report.one_shot import read_one_shot
+    from strucspars.paper.experiments import FinishedRun
+    from strucspars.report.comparison_tables import beside_the_paper
     from strucspars.train.outcome import read_metrics
     from strucspars.train.outcome_text import outcome_text
+    from strucspars.train.run_folder import ONE_SHOT
 
     state = run_state(folder.path)
     heading = {"folder": str(folder.path), "state": state.words}
@@ -161,22 +163,22 @@ def _describe_run(folder: RunFolder, *, named: str | None) -> Described:
     # Networks of other kinds ignore the rules, which may then name layers that they do not have.
     rules = recipe.sparsify if recipe.kind == "strucspars" else None
     network, layers = _describe_network(saved_network(folder, recipe), saved_image_shape(folder, recipe), rules)
-    one_shot = read_one_shot(folder) if state.is_one_shot else None
-    if one_shot is None:
+    if not state.is_one_shot:
         outcome = finished_summary(folder)
-        text = outcome_text(outcome, recipe, folder)
-        return f"{network}\n\n{text}", {**heading, "summary": outcome.to_json(), "network": layers}
+        compared = beside_the_paper([FinishedRun(folder.path, recipe, outcome)])
+        text = "\n\n".join((network, outcome_text(outcome, recipe, folder), *compared))
+        return text, {**heading, "summary": outcome.to_json(), "network": layers}
+    one_shot = folder.remembered(ONE_SHOT)
     text = (
         f"{folder.path}: {state.words}; strucspars eval with data.root=FOLDER measures it\n"
-        f"{one_shot.lost_norm:.1%} of the norm of the layers that can be grouped is lost"
+        f"{one_shot['lost_norm']:.1%} of the norm of the layers that can be grouped is lost"
     )
-    return f"{network}\n\n{text}", {**heading, "summary": None, "one_shot": one_shot.to_json(), "network": layers}
+    return f"{network}\n\n{text}", {**heading, "summary": None, "one_shot": one_shot, "network": layers}
 
 
 def _progress_table(rows: list[dict[str, Any]]) -> str:
     """The last epoch of every stage so far."""
-    from strucspars.cost.text_table import Column, text_table
-    from strucspars.train.outcome_text import duration, percent
+    from strucspars.cost.text_table import Column, duration, percent, text_table
 
     last = {row["stage"]: row for row in rows}
     seconds = {stage: sum(row["seconds"] for row in rows if row["stage"] == stage) for stage in last}

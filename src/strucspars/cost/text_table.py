@@ -105,3 +105,27 @@ def short_count(count: float) -> str:
         if abs(count) >= 0.9995 * size:
             return f"{count / size:.3g}{unit}"
     return f"{count:.3g}"
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in percent; empty for None.
+
+    >>> percent(0.97333)
+    '97.33%'
+    """
+    return "" if fraction is None else f"{fraction:.2%}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the units that matter.
+
+    >>> duration(0.42), duration(75), duration(3 * 3600 + 120)
+    ('0.4 s', '1 min 15 s', '3 h 2 min')
+    """
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

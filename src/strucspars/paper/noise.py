@@ -1,19 +1,67 @@
-"""When two accuracies differ by more than chance explains."""
+"""Numbers over several runs, and when two accuracies differ by more than chance explains."""
 
 import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scipy.special import stdtrit
 
-from strucspars.paper.measured import Sample
-
-# Of differences that are chance, so many are taken for more.
+# The share of purely random differences that the tests take for real ones.
 SIGNIFICANCE = 0.05
 NOISE = (
-    "Differences are in percent points. Noise: what t-tests at 5 % do not reject, both with the deviations of the two "
-    "sides pooled and with each side's own (the paper's is of ten runs). A single run is no surer than its test "
-    "images: p (1 - p) by their number is the least variance of a difference then."
+    "Differences are in percent points. Noise: not rejected by t-tests at 5 %, with the deviations of the two sides "
+    "pooled and with each side's own (the paper's are of ten runs). Where a side has a single run, the variance is at "
+    "least p (1 - p) divided by the number of test images."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A number over several runs.
+
+    Attributes:
+        deviation: of the sample; None for one run, or where it is unknown.
+        count: number of runs.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A difference of two accuracies, in percent points, and whether chance explains it."""
+
+    points: float
+    is_within_noise: bool
+
+
+def sample_of(values: Sequence[float]) -> Sample | None:
+    """Mean and deviation; None without values.
+
+    >>> sample_of([0.90, 0.92])
+    Sample(mean=0.91, deviation=0.014142135623730963, count=2)
+    """
+    if not values:
+        return None
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Sample(mean=statistics.fmean(values), deviation=deviation, count=len(values))
+
+
+def difference(ours: Sample | None, other: Sample | None, *, test_images: int | None) -> Difference | None:
+    """Our accuracy minus another one, both fractions; None where one is missing."""
+    if ours is None or other is None:
+        return None
+    is_noise = is_within_noise(ours, other, test_images=test_images)
+    return Difference(points=100 * (ours.mean - other.mean), is_within_noise=is_noise)
+
+
+def is_within_noise(one: Sample, other: Sample, *, test_images: int | None) -> bool:
+    """Whether two accuracies differ by no more than `NOISE` explains."""
+    # Equal to the limit counts as within, whatever the rounding.
+    return abs(one.mean - other.mean) <= noise_limit(one, other, test_images=test_images) * (1 + 1e-9)
 
 
 def noise_limit(one: Sample, other: Sample, *, test_images: int | None) -> float:
@@ -22,9 +70,6 @@ def noise_limit(one: Sample, other: Sample, *, test_images: int | None) -> float
     >>> one, other = (Sample(mean=mean, deviation=0.002, count=3) for mean in (0.915, 0.917))
     >>> round(noise_limit(one, other, test_images=10_000), 4)
     0.0045
-    >>> same = Sample(mean=0.5, deviation=None, count=1)
-    >>> round(noise_limit(same, same, test_images=10_000), 4)
-    0.0098
     """
     known = [(sample.deviation, sample.count) for sample in (one, other) if sample.deviation is not None]
     limits = []
@@ -47,20 +92,9 @@ def _t_limit(variance: float, freedom: float) -> float:
 
 
 def _welch_limit(samples: Sequence[tuple[float, int]]) -> float:
-    """Likewise for sides of (deviation, count), each with its own: one that varies little says nothing of the other."""
+    """The same by Welch's test, where each (deviation, count) counts for its own side only."""
     variances = [deviation**2 / count for deviation, count in samples]
     if not any(variances):
         return 0.0
     shares = [variance**2 / (count - 1) for variance, (_, count) in zip(variances, samples, strict=True)]
     return _t_limit(sum(variances), sum(variances) ** 2 / sum(shares))
-
-
-def is_within_noise(one: Sample, other: Sample, *, test_images: int | None) -> bool:
-    """Whether two accuracies differ by no more than `NOISE` explains.
-
-    >>> one, other = (Sample(mean=mean, deviation=0.002, count=3) for mean in (0.915, 0.917))
-    >>> is_within_noise(one, other, test_images=10_000)
-    True
-    """
-    # Rounding must not decide: equal to the limit is within.
-    return abs(one.mean - other.mean) <= noise_limit(one, other, test_images=test_images) * (1 + 1e-9)

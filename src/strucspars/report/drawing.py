@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 from strucspars.cost.text_table import shortened
+from strucspars.report.named_table import FILE_NAME
 
-# Okabe and Ito (2008), without black, which vanishes on dark pages, and yellow, which vanishes on white ones.
+# Okabe and Ito (2008) without black, invisible on dark pages, and yellow, invisible on white ones.
 BLUE = "#0072b2"
 VERMILLION = "#d55e00"
 GREEN = "#009e73"
@@ -29,13 +30,13 @@ ORANGE = "#e69f00"
 SKY = "#56b4e9"
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 
-# Text and axes. Pages replace this very colour by their own, so nothing else may have it.
+# Text and axes. Pages replace this colour by their own, so nothing else may have it.
 INK = "#24292e"
-# Grids and what stands back: faint on white and on black alike.
+# Grids and background marks: faint on white and on black.
 FAINT = "#8c959f"
 PAPER = "#ffffff"
 
-# From dark to light, even for those who see no red or no green.
+# From dark to light, also with colour blindness.
 SEQUENTIAL = "cividis"
 
 STYLE: Mapping[str, Any] = MappingProxyType(
@@ -76,7 +77,7 @@ STYLE: Mapping[str, Any] = MappingProxyType(
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draw in the one style, whatever the user's own settings of matplotlib are."""
+    """Draw in one style, whatever the user's settings of matplotlib are."""
     with matplotlib.style.context(["default", dict(STYLE)]):
         yield
 
@@ -92,7 +93,6 @@ def shades(count: int) -> npt.NDArray[np.uint8]:
     return rounded
 
 
-FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r'(url\(#|href="#)([^")]*)')
 
@@ -105,11 +105,8 @@ class NamedFigure:
         name: for file names: lower-case letters, digits and `-`.
         title: one line.
         caption: what is plotted, and how to read it.
-        alt: what is to be seen, in numbers, for whoever cannot see it.
+        alt: what it shows, in numbers, for those who cannot see it.
         figure: of matplotlib.
-
-    >>> NamedFigure(name="empty", title="Nothing", caption="", alt="nothing", figure=Figure()).svg()[:5]
-    '<?xml'
     """
 
     name: str
@@ -121,7 +118,7 @@ class NamedFigure:
     def __post_init__(self) -> None:
         if not FILE_NAME.fullmatch(self.name):
             raise ValueError(f"a figure's name is made of lower-case letters, digits and '-', got {self.name!r}")
-        # Laid out anew for every file, it would come out a little different each time.
+        # A layout of its own for every file would differ a little each time.
         with _drawing(self.name):
             self.figure.draw_without_rendering()
             self.figure.set_layout_engine("none")
@@ -131,11 +128,7 @@ class NamedFigure:
         return self._svg(transparent=False)
 
     def inline_svg(self) -> str:
-        """The `<svg>` element for a page.
-
-        It has no background, takes the page's text colour (`currentColor`), is as wide as its place, and has no id
-        that could meet one of another figure. Screen readers get `alt`.
-        """
+        """The `<svg>` element for a page, with the page's text colour, no background, and ids of its own."""
         document = self._svg(transparent=True)
         element = _own_ids(document[document.index("<svg") :], self.name).replace(INK, "currentColor")
         opening, rest = element.split(">", 1)
@@ -160,13 +153,13 @@ class NamedFigure:
 @contextmanager
 def _drawing(salt: str) -> Iterator[None]:
     with house_style(), matplotlib.rc_context({"svg.hashsalt": salt}), warnings.catch_warnings():
-        # A layer's name may hold any letter; one that the font lacks is drawn as a box.
+        # A layer's name may hold any letter; those missing in the font are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
 def _own_ids(svg: str, prefix: str) -> str:
-    """The same with the ids that nothing refers to gone, and the others under the figure's name."""
+    """Without ids that nothing refers to; the others get the figure's name in front."""
     wanted = {found for _, found in _REFERENCE.findall(svg)}
     kept = _ID.sub(lambda match: f' id="{prefix}-{match[1]}"' if match[1] in wanted else "", svg)
     return _REFERENCE.sub(lambda match: f"{match[1]}{prefix}-{match[2]}", kept)
@@ -176,7 +169,7 @@ LONGEST_SLUG = 60
 
 
 def drawable(text: str, width: int = 40) -> str:
-    """The text in one line of at most `width` characters, without what XML cannot hold.
+    """The text in one line of at most `width` characters, without characters that XML cannot hold.
 
     >>> drawable("layer1" + chr(27) + ".conv")
     'layer1?.conv'

@@ -1,6 +1,6 @@
-"""The importance matrix of every layer, in the network's channel order and in the learned one."""
+"""The layers of a run as pictures need them: importance, groups, learned orders."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,8 +8,15 @@ import numpy as np
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.core.importance import kept_norm_by_level
-from strucspars.report.reading import RunData
-from strucspars.report.run_parts import StoredMatrix
+from strucspars.cost.text_table import percent
+from strucspars.report.drawing import drawable
+from strucspars.report.reading import RunData, StoredMatrix
+
+# The few largest entries of a layer would leave all others dark.
+BRIGHT_QUANTILE = 0.995
+# Lines closer than this would hide what they divide.
+MOST_BOUNDARIES = 64
+LARGEST_SIDE = 128
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,7 +25,6 @@ class LayerImportance:
 
     Attributes:
         place: in network order, from 0.
-        name: the layer's name.
         weight_shape: of the dense weight, `(C_out, C_in, *kernel)`.
         group_level: of the plan, or of the last epoch.
         largest_level: that the layer may reach.
@@ -56,62 +62,58 @@ class LayerImportance:
         """Share of the norm that the layer's own groups keep; None where not known."""
         return self.kept_norm[self.group_level - 1] if self.group_level <= len(self.kept_norm) else None
 
+    @property
+    def alt(self) -> str:
+        """What is to be seen of the layer, in words and numbers."""
+        outputs, inputs = self.weight_shape[:2]
+        groups = f"{self.num_groups} group{'s' if self.num_groups > 1 else ''} (group level {self.group_level})"
+        words = f"{drawable(self.name, 80)}: {outputs} x {inputs} channels, {groups}."
+        if not self.kept_norm:
+            return words
+        kept = ", ".join(f"level {level} {percent(share)}" for level, share in enumerate(self.kept_norm, start=1))
+        return f"{words} Kept norm: {kept}."
+
 
 def largest_level(run: RunData, weight_shape: tuple[int, ...]) -> int:
     """Largest group level that a layer of the run may reach."""
-    width = 1 if run.recipe is None else run.recipe.sparsify.min_channels_per_group
-    return max_group_level(*weight_shape[:2], min_channels_per_group=width)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Grouping:
-    group_level: int
-    out_perm: IntArray
-    in_perm: IntArray
+    return max_group_level(*weight_shape[:2], min_channels_per_group=run.recipe.sparsify.min_channels_per_group)
 
 
 def layer_importances(run: RunData) -> Iterator[LayerImportance]:
-    """Every layer that may be grouped, in network order; none before the first epoch's end.
+    """Every layer that may be grouped, in network order; none before the end of the first epoch.
 
     One at a time: all matrices of a large network in double precision are gigabytes.
     """
-    matrices: Mapping[str, StoredMatrix] = run.importance.get("end") or run.importance.get("now") or {}
+    matrices = run.importance.get("end") or run.importance.get("now") or {}
     starts = run.importance.get("start") or {}
-    for place, (name, grouping) in enumerate(_groupings(run).items()):
+    for place, (name, (group_level, out_perm, in_perm)) in enumerate(_groupings(run).items()):
         shape = run.weight_shapes[name]
         before = _doubled(matrices.get(name))
-        permuted = None if before is None else before[grouping.out_perm][:, grouping.in_perm]
+        permuted = None if before is None else before[out_perm][:, in_perm]
         yield LayerImportance(
             place=place,
             name=name,
             weight_shape=shape,
-            group_level=grouping.group_level,
+            group_level=group_level,
             largest_level=largest_level(run, shape),
             kept_norm=_kept_norm(run, place, permuted),
-            out_perm=grouping.out_perm,
-            in_perm=grouping.in_perm,
+            out_perm=out_perm,
+            in_perm=in_perm,
             start=_doubled(starts.get(name)),
             before=before,
             permuted=permuted,
         )
 
 
-def _groupings(run: RunData) -> dict[str, _Grouping]:
-    """Levels and orders of the plan, or of the last stored epoch."""
+def _groupings(run: RunData) -> dict[str, tuple[int, IntArray, IntArray]]:
+    """Level and orders of every layer, of the plan or of the last stored epoch."""
     if run.plan is not None:
-        return {
-            name: _Grouping(group_level=layer.group_level, out_perm=layer.out_perm, in_perm=layer.in_perm)
-            for name, layer in run.plan.layers.items()
-        }
+        return {name: (layer.group_level, layer.out_perm, layer.in_perm) for name, layer in run.plan.layers.items()}
     if not run.dynamics:
         return {}
     last = run.dynamics[-1]
-    return {
-        name: _Grouping(
-            group_level=int(last.group_level[place]), out_perm=last.out_perm[place], in_perm=last.in_perm[place]
-        )
-        for place, name in enumerate(run.weight_shapes)
-    }
+    levels = last.group_level.tolist()
+    return dict(zip(run.weight_shapes, zip(levels, last.out_perm, last.in_perm, strict=True), strict=True))
 
 
 def _doubled(matrix: StoredMatrix | None) -> FloatArray | None:
@@ -126,3 +128,40 @@ def _kept_norm(run: RunData, place: int, permuted: FloatArray | None) -> tuple[f
         return ()
     kept = run.dynamics[-1].kept_norm[place]
     return tuple(kept[np.isfinite(kept)].tolist())
+
+
+def brightest(matrix: FloatArray) -> float:
+    """The importance that is drawn in the lightest colour."""
+    means = block_means(matrix)
+    return float(np.quantile(means, BRIGHT_QUANTILE)) or float(means.max())
+
+
+def boundaries(groups: int) -> tuple[float, ...]:
+    """Where one of equal groups ends and the next begins, as fractions of the side; none where they are too many.
+
+    >>> boundaries(4)
+    (0.25, 0.5, 0.75)
+    """
+    return tuple(place / groups for place in range(1, groups)) if groups <= MOST_BOUNDARIES else ()
+
+
+def block_means(matrix: FloatArray, *, largest_side: int = LARGEST_SIDE) -> FloatArray:
+    """Means over blocks of nearly equal size, so many that no side is longer than `largest_side`.
+
+    >>> block_means(np.array([[1.0, 3.0], [5.0, 7.0]]), largest_side=1)
+    array([[4.]])
+    """
+    row_starts, column_starts = (_block_starts(length, largest_side) for length in matrix.shape)
+    sums = np.add.reduceat(np.add.reduceat(matrix, row_starts, axis=0), column_starts, axis=1)
+    heights, widths = (
+        np.diff(starts, append=length) for starts, length in zip((row_starts, column_starts), matrix.shape, strict=True)
+    )
+    means: FloatArray = sums / np.outer(heights, widths)
+    return means
+
+
+def _block_starts(length: int, largest_side: int) -> IntArray:
+    """Where the blocks begin. Equal ones, if there are enough: then block and group boundaries mostly meet."""
+    equal = max(blocks for blocks in range(1, min(length, largest_side) + 1) if length % blocks == 0)
+    blocks = equal if 2 * equal >= min(length, largest_side) else largest_side
+    return np.arange(blocks, dtype=np.int64) * length // blocks

@@ -1,20 +1,23 @@
-"""A table with its cells as plain values, for CSV, LaTeX and a page."""
+"""A table of plain values, written for CSV, LaTeX, a terminal and Markdown; pages write it by a template."""
 
 import csv
 import io
 import math
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from strucspars.cost.text_table import short_count
-from strucspars.paper.measured import Difference, Sample
-from strucspars.report.drawing import FILE_NAME
+from strucspars.cost.text_table import Column, markdown_table, short_count, text_table
+from strucspars.paper.noise import Difference, Sample
 
 PlainCell = str | int | float | None
 Cell = PlainCell | Sample | Difference
-Form = Literal["text", "count", "size", "percent", "points", "number"]
+Unit = Literal["text", "count", "size", "percent", "points", "number"]
 
+NOTE_WIDTH = 120
+FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -31,8 +34,8 @@ _LATEX = {
     "|": r"\textbar{}",
     "±": r"$\pm$",
 }
-_FORMS = {"text": "{}", "count": "{:,.0f}", "percent": "{:.2%}", "points": "{:+.2f}", "number": "{:.3f}"}
-# A spreadsheet takes a text that begins so for a formula.
+_FORMATS = {"text": "{}", "count": "{:,.0f}", "percent": "{:.2%}", "points": "{:+.2f}", "number": "{:.3f}"}
+# Spreadsheets read a text that begins with one of these as a formula.
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -42,42 +45,38 @@ class TableColumn:
 
     Attributes:
         title: its heading.
-        form: `text` as it is; `count` 1,234; `size`, a count in three digits, 1.23K; `percent` of a fraction, 12.34%;
+        unit: `text` as it is; `count` 1,234; `size`, a count in three digits, 1.23K; `percent` of a fraction, 12.34%;
             `points`, a difference in percent points, +0.12; `number`, three digits after the point.
 
-    >>> TableColumn(title="removed", form="percent").written(0.4059)
+    >>> TableColumn(title="removed", unit="percent").written(0.4059)
     '40.59%'
-    >>> TableColumn(title="top-1", form="percent").written(Sample(mean=0.9145, deviation=0.0017, count=3))
-    '91.45 \u00b1 0.17% (3)'
+    >>> TableColumn(title="top-1", unit="percent").written(Sample(mean=0.9145, deviation=0.0017, count=3))
+    '91.45 \u00b1 0.17%'
     """
 
     title: str
-    form: Form = "text"
+    unit: Unit = "text"
 
     @property
     def is_number(self) -> bool:
         """Whether it is aligned to the right and sorted by value."""
-        return self.form != "text"
+        return self.unit != "text"
 
     def written(self, cell: Cell) -> str:
-        """A cell as people read it; nothing for None. A text in a column of numbers stays as it is."""
+        """A cell as people read it; empty for None. A text in a column of numbers stays as it is."""
         if isinstance(cell, Sample):
-            return self._written_sample(cell)
+            mean = self.written(cell.mean)
+            if cell.deviation is None or self.unit == "size":
+                return mean
+            # One percent sign for both saves width; a deviation has no sign.
+            return f"{mean.removesuffix('%')} ± {self.written(cell.deviation).lstrip('+')}"
         if isinstance(cell, Difference):
             return f"{cell.points:+.2f}{', noise' if cell.is_within_noise else ''}"
         if cell is None or isinstance(cell, str):
             return cell or ""
         if not math.isfinite(cell):
             return "no number"
-        return short_count(cell) if self.form == "size" else _FORMS[self.form].format(cell)
-
-    def _written_sample(self, sample: Sample) -> str:
-        """Mean, deviation and number of runs; the mean alone where there is no deviation."""
-        mean = self.written(sample.mean)
-        if sample.deviation is None or not math.isfinite(sample.mean):
-            return mean
-        # One sign for both: the table is narrow.
-        return f"{mean.removesuffix('%')} ± {self.written(sample.deviation)} ({sample.count})"
+        return short_count(cell) if self.unit == "size" else _FORMATS[self.unit].format(cell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +85,13 @@ class NamedTable:
 
     Attributes:
         name: for file names: lower-case letters, digits and `-`.
-        title: one line.
-        columns: their headings and forms.
-        rows: plain values, one per column; None where there is nothing to say.
+        rows: one cell per column; None where there is no value.
         notes: sentences below it.
 
-    >>> columns = (TableColumn(title="layer"), TableColumn(title="params", form="count"))
+    >>> columns = (TableColumn(title="layer"), TableColumn(title="params", unit="count"))
     >>> table = NamedTable(name="layers", title="Layers", columns=columns, rows=(("conv_1", 2304),))
     >>> table.csv()
     'layer,params\\r\\nconv_1,2304\\r\\n'
-    >>> table.written_rows()
-    (('conv_1', '2,304'),)
     """
 
     name: str
@@ -108,22 +103,37 @@ class NamedTable:
     def __post_init__(self) -> None:
         if not FILE_NAME.fullmatch(self.name):
             raise ValueError(f"a table's name is made of lower-case letters, digits and '-', got {self.name!r}")
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"table {self.name!r}: a row of {len(row)} cells for {len(self.columns)} columns")
+
+    def without_empty_columns(self) -> "NamedTable":
+        """The same table without columns that have no value in any row."""
+        kept = [place for place in range(len(self.columns)) if any(row[place] is not None for row in self.rows)]
+        return replace(
+            self,
+            columns=tuple(self.columns[place] for place in kept),
+            rows=tuple(tuple(row[place] for place in kept) for row in self.rows),
+        )
 
     def written_rows(self) -> tuple[tuple[str, ...], ...]:
-        """The cells as people read them; `rows` has what to sort them by."""
+        """The cells as people read them."""
         return tuple(
             tuple(column.written(cell) for column, cell in zip(self.columns, row, strict=True)) for row in self.rows
         )
 
     def sorting_rows(self) -> tuple[tuple[PlainCell, ...], ...]:
-        """What to sort the cells by."""
+        """The values to sort the rows by."""
         return tuple(tuple(_parts(cell)[0] for cell in row) for row in self.rows)
 
+    def text(self, max_width: int = 120) -> str:
+        """For a terminal, the notes below."""
+        notes = (textwrap.fill(note, NOTE_WIDTH) for note in self.notes)
+        return "\n".join((text_table(self._text_columns(), max_width), *notes))
+
+    def markdown(self) -> str:
+        """For a page in Markdown, without the notes."""
+        return markdown_table(self._text_columns())
+
     def csv(self) -> str:
-        """Plain values under their headings, by RFC 4180; fractions stay fractions, deviations stand apart."""
+        """Plain values under their headings, by RFC 4180; fractions stay fractions, deviations get own columns."""
         suffixes = [_part_titles([row[place] for row in self.rows]) for place in range(len(self.columns))]
         titles = [
             f"{column.title}{suffix}" for column, parts in zip(self.columns, suffixes, strict=True) for suffix in parts
@@ -145,6 +155,16 @@ class NamedTable:
         begin, end = f"\\begin{{tabular}}{{{alignment}}}", "\\end{tabular}"
         return "\n".join([*notes, begin, "\\toprule", heading, "\\midrule", *lines, "\\bottomrule", end]) + "\n"
 
+    def _text_columns(self) -> list[Column]:
+        # In a narrow table, a column says to which it belongs by standing beside it.
+        titles = [re.sub("^paper .*", "paper", column.title) for column in self.columns]
+        titles = [re.sub(".* to paper$", "to paper", title) for title in titles]
+        cells = list(zip(*self.written_rows(), strict=True)) or [() for _ in titles]
+        return [
+            Column(title, texts, is_text=not column.is_number)
+            for title, column, texts in zip(titles, self.columns, cells, strict=True)
+        ]
+
 
 def _latex_line(cells: Iterable[str]) -> str:
     return (
@@ -153,7 +173,7 @@ def _latex_line(cells: Iterable[str]) -> str:
 
 
 def _part_titles(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """What comes after the heading, for every plain column that the cells of one column take."""
+    """The endings of the headings of all plain columns that a column's cells take."""
     if any(isinstance(cell, Sample) for cell in cells):
         return "", ", deviation", ", runs"
     if any(isinstance(cell, Difference) for cell in cells):
@@ -162,7 +182,7 @@ def _part_titles(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def _parts(cell: Cell, count: int = 1) -> tuple[PlainCell, ...]:
-    """The cell in plain values, of which the first is that to sort by; so many of them where it is empty."""
+    """The cell as plain values, the first of which is sorted by; `count` of them where it is empty."""
     if isinstance(cell, Sample):
         return cell.mean, cell.deviation, cell.count
     if isinstance(cell, Difference):

@@ -16,38 +16,19 @@ from markupsafe import Markup
 from strucspars._version import __version__
 from strucspars.report.contents import ComparisonContents, RunContents
 from strucspars.report.drawing import NamedFigure
-from strucspars.report.layer_view import LayerView, layer_views
+from strucspars.report.layer_view import LayerView
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
-from strucspars.report.one_shot import ONE_SHOT_STATE
-from strucspars.report.reading import RunData, shared_problems
-from strucspars.report.repeat_command import one_shot_command, repeat_command
+from strucspars.report.reading import RunData
+from strucspars.train.recipe_reading import recipe_yaml
 
 LAYER_TABLE = "layers"
+# Figures of single layers are for print: the page shows every layer.
 ONE_LAYER = "importance-"
-# The layers themselves come right after how many groups they have.
+# Figures above the layers themselves.
 BEFORE_LAYERS = ("dynamics", "cardinality")
-SHORT_TITLES = {
-    "dynamics": "Training",
-    "cardinality": "Groups",
-    "confusion": "Mixing",
-    "churn": "Churn",
-    LAYER_TABLE: "Layer table",
-}
-# What matplotlib puts there says how lines end; the page's own style says the same.
+SHORT_TITLES = {"dynamics": "Training", "cardinality": "Groups", "confusion": "Mixing", "churn": "Churn"}
+# The style sheet that matplotlib writes would apply to the whole page.
 _STYLE_SHEET = re.compile(r"<style\b[^>]*>[^<]*</style>")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """An entry of the navigation.
-
-    Attributes:
-        id: of the element.
-        title: a word or two.
-    """
-
-    id: str
-    title: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +36,6 @@ class RunLink:
     """A run on the overview page.
 
     Attributes:
-        run: what was read.
         title: its name, different from those of the others.
         address: of its own page, relative to the overview.
     """
@@ -73,8 +53,7 @@ def run_page(contents: RunContents, *, overview: str | None = None) -> str:
         overview: address of the page that compares it with others; None if there is none.
     """
     run = contents.run
-    layers = layer_views(contents.layers, contents.levels, is_compressed=run.plan is not None)
-    # The page shows every layer; figures of single ones are for print.
+    layers = contents.layers
     shown = [figure for figure in contents.figures if not figure.name.startswith(ONE_LAYER)]
     before = [figure for figure in shown if figure.name in BEFORE_LAYERS]
     after = [figure for figure in shown if figure.name not in BEFORE_LAYERS]
@@ -95,10 +74,11 @@ def run_page(contents: RunContents, *, overview: str | None = None) -> str:
             "figures_before": before,
             "figures_after": after,
             "layers": layers,
+            # The layer with the most groups is shown first.
+            "chosen": max(layers, key=lambda layer: layer.num_groups).id if layers else "",
             "layer_links": {layer.name: f"#{layer.id}" for layer in layers},
-            "command": _command(run),
-            # The stages that it names never ran here.
-            "recipe_text": "" if run.state == ONE_SHOT_STATE else run.recipe_text,
+            # The stages in the recipe of a one-shot compression did not run.
+            "recipe_text": "" if run.one_shot is not None else recipe_yaml(run.recipe),
             "decisions": list(_facts(run.decisions)),
             "environment": list(_facts(run.environment)),
         },
@@ -113,15 +93,14 @@ def overview_page(contents: ComparisonContents, links: Sequence[RunLink]) -> str
         title=f"{len(links)} runs compared",
         subtitle="all of them finished" if finished == len(links) else f"{finished} of them finished",
         sections=[
-            Section(id="runs", title="Runs"),
+            ("runs", "Runs"),
             *_figure_sections(contents.figures),
-            *(Section(id=f"table-{table.name}", title=table.title) for table in contents.tables),
+            *((f"table-{table.name}", table.title) for table in contents.tables),
         ],
         values={
             "contents": contents,
             "runs_table": runs_table(links),
             "run_links": {link.title: link.address for link in links},
-            "problems": shared_problems({link.title: link.run.problems for link in links}),
         },
     )
 
@@ -135,9 +114,9 @@ def runs_table(links: Sequence[RunLink]) -> NamedTable:
             TableColumn(title="run"),
             TableColumn(title="network"),
             TableColumn(title="data"),
-            TableColumn(title="seed", form="count"),
-            TableColumn(title="removed parameters", form="percent"),
-            TableColumn(title="top-1", form="percent"),
+            TableColumn(title="seed", unit="count"),
+            TableColumn(title="removed parameters", unit="percent"),
+            TableColumn(title="top-1", unit="percent"),
             TableColumn(title="state"),
         ),
         rows=tuple(_run_row(link) for link in links),
@@ -145,46 +124,34 @@ def runs_table(links: Sequence[RunLink]) -> NamedTable:
 
 
 def _run_row(link: RunLink) -> tuple[Cell, ...]:
-    recipe, summary, one_shot = link.run.recipe, link.run.summary, link.run.one_shot
-    removed = summary or one_shot
-    # Without training there were neither images nor anything drawn at random.
-    trained = None if link.run.state == ONE_SHOT_STATE else recipe
+    run = link.run
+    removed = None if run.plan is None else run.plan.removed_param_fraction
     return (
         link.title,
-        None if recipe is None else recipe.model.name,
-        None if trained is None else trained.data.name,
-        None if trained is None else trained.seed,
-        None if removed is None else removed.params.removed_fraction,
-        None if summary is None else summary.finetuned.last_top1,
-        link.run.state,
+        run.recipe.model.name,
+        # One-shot compression reads no images and draws nothing at random.
+        None if run.one_shot is not None else run.recipe.data.name,
+        None if run.one_shot is not None else run.recipe.seed,
+        removed if run.summary is None else run.summary.params.removed_fraction,
+        None if run.summary is None else run.summary.finetuned.last_top1,
+        run.state,
     )
 
 
 def inline_drawing(figure: NamedFigure) -> Markup:
-    """The figure as an element of the page, without a style sheet of its own, which would reach the whole page."""
+    """The figure as an element of the page."""
     return Markup(_STYLE_SHEET.sub("", figure.inline_svg()))
 
 
-def _command(run: RunData) -> str | None:
-    """What repeats the run; None where that is not known."""
-    if run.recipe is None:
-        return None
-    if run.state == ONE_SHOT_STATE:
-        return None if run.one_shot is None else one_shot_command(run.recipe, run.one_shot)
-    return repeat_command(run.recipe, run.path / "recipe.yaml")
-
-
 def _subtitle(run: RunData) -> str:
-    if run.recipe is None:
-        return run.state
     recipe = run.recipe
-    if run.state == ONE_SHOT_STATE:
+    if run.one_shot is not None:
         return f"{recipe.model.name} · {run.state}"
     return f"{recipe.model.name} on {recipe.data.name}, recipe {recipe.name}, seed {recipe.seed} · {run.state}"
 
 
 def _tables_of(figure: NamedFigure, tables: Iterable[NamedTable]) -> list[NamedTable]:
-    """Those that say in numbers what the figure shows: `confusion-1` belongs to `confusion`."""
+    """The tables with a figure's numbers: `confusion-1` belongs to `confusion`."""
     return [table for table in tables if table.name.startswith(f"{figure.name}-")]
 
 
@@ -193,24 +160,25 @@ def _run_sections(
     layers: Sequence[LayerView],
     after: Sequence[NamedFigure],
     layer_tables: Sequence[NamedTable],
-) -> Iterator[Section]:
-    yield Section(id="summary", title="Summary")
+) -> Iterator[tuple[str, str]]:
+    """The entries of the navigation: id of the element, a word or two."""
+    yield "summary", "Summary"
     yield from _figure_sections(before)
     if layers:
-        yield Section(id="layer-view", title="Layers")
+        yield "layer-view", "Layers"
     yield from _figure_sections(after)
     for table in layer_tables:
-        yield Section(id=f"table-{table.name}", title=SHORT_TITLES[table.name])
-    yield Section(id="repeat", title="Repeat")
+        yield f"table-{table.name}", "Layer table"
+    yield "repeat", "Repeat"
 
 
-def _figure_sections(figures: Iterable[NamedFigure]) -> Iterator[Section]:
+def _figure_sections(figures: Iterable[NamedFigure]) -> Iterator[tuple[str, str]]:
     for figure in figures:
-        yield Section(id=f"figure-{figure.name}", title=SHORT_TITLES.get(figure.name, figure.title))
+        yield f"figure-{figure.name}", SHORT_TITLES.get(figure.name, figure.title)
 
 
 def _facts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Plain values by dotted key, without those that say nothing."""
+    """Plain values by dotted key, without empty ones."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _facts(value, f"{prefix}{key}.")
@@ -223,25 +191,19 @@ def _facts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
 
 
 def _rendered(
-    template: str, *, title: str, subtitle: str, sections: Sequence[Section], values: Mapping[str, Any]
+    template: str, *, title: str, subtitle: str, sections: Sequence[tuple[str, str]], values: Mapping[str, Any]
 ) -> str:
-    return (
-        _templates()
-        .get_template(template)
-        .render(
-            {
-                **values,
-                "title": title,
-                "subtitle": subtitle,
-                "sections": sections,
-                "version": __version__,
-                "policy": _policy(),
-                # Ours, and meant as they are.
-                "style": Markup(_own_text("style.css")),
-                "script": Markup(_own_text("script.js")),
-            }
-        )
-    )
+    page = {
+        "title": title,
+        "subtitle": subtitle,
+        "sections": sections,
+        "version": __version__,
+        "policy": _policy(),
+        # Our own files, which need no escaping.
+        "style": Markup(_own_text("style.css")),
+        "script": Markup(_own_text("script.js")),
+    }
+    return _templates().get_template(template).render({**values, **page})
 
 
 @cache
@@ -264,7 +226,7 @@ def _own_text(name: str) -> str:
 
 @cache
 def _policy() -> str:
-    """Only our own script and style count, by their hashes, and nothing is loaded: whatever might slip in is dead.
+    """Allow our own script and style by their hashes, and load nothing: other code in the page cannot run.
 
     Drawn figures have style attributes, which can neither run nor load anything under this policy.
     """

@@ -1,84 +1,51 @@
-"""Reading a run folder for a report: whatever is whole is shown, whatever is not is named."""
+"""Reading a run folder for a report. A run may be in progress; a damaged file is an error that names it."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strucspars.bench.results import BenchReport
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from strucspars.bench.results import BenchReport, report_from_json
+from strucspars.core.checks import FloatArray, IntArray, is_number
+from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
-from strucspars.io.files import RECIPE_BYTES, read_bytes
-from strucspars.report.one_shot import ONE_SHOT_STATE, OneShotOutcome, read_one_shot
-from strucspars.report.run_parts import EpochLayers, PartReader, StoredMatrix
-from strucspars.train.outcome import RunSummary, read_summary, stage_seconds
-from strucspars.train.recipe import COMPRESS, FINETUNE, FIRST_STAGES, TRAIN, Recipe, stage_epochs
-from strucspars.train.run_folder import RunFolder
+from strucspars.io.arrays import load_arrays
+from strucspars.io.files import read_text
+from strucspars.nn.importance import importance_matrix
+from strucspars.train.outcome import RunSummary, read_metrics, read_summary, stage_seconds
+from strucspars.train.recipe import Recipe, stage_epochs
+from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE, RunFolder
 
-Rows = Sequence[Mapping[str, Any]]
-# Stage to its first and last epoch, in order. No lists: a recipe from anywhere may ask for any number of epochs.
-StageEpochs = Mapping[str, tuple[int, int]]
+# S is stored in half precision, which is enough for pictures.
+StoredMatrix = npt.NDArray[np.floating[Any]]
+Shapes = Mapping[str, tuple[int, ...]]
+
+EPOCH_FILE = re.compile(r"sparsify-(\d{4,})\.npz")
 
 
-def expected_epochs(recipe: Recipe) -> StageEpochs:
-    """The first and the last epoch of every stage that a finished run has rows of.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EpochLayers:
+    """All layers after an epoch of the first stage, in network order.
 
-    >>> expected_epochs(Recipe(name="small"))
-    {'sparsify': (1, 100), 'compress': (0, 0), 'finetune': (1, 160)}
-    >>> expected_epochs(Recipe(name="large", kind="dense"))
-    {'train': (1, 160)}
+    Attributes:
+        epoch: from 1.
+        group_level, churn: `(layers,)`.
+        kept_norm: `(layers, levels)`; NaN beyond a layer's last level.
+        out_perm, in_perm: a channel order for every layer.
     """
-    if recipe.kind not in FIRST_STAGES:
-        return {TRAIN: (1, recipe.stage2.epochs)}
-    following = {COMPRESS: (0, 0), FINETUNE: (1, recipe.stage2.epochs)}
-    if recipe.sparsify.from_run is not None or not recipe.stage1.epochs:
-        # The run that has trained the first stage has its rows; or nothing has trained it.
-        return following
-    return {FIRST_STAGES[recipe.kind]: (1, recipe.stage1.epochs), **following}
 
-
-def lacking_rows(recipe: Recipe, rows: Rows, *, is_finished: bool) -> str | None:
-    """A sentence about the rows that should be there and are not; None where all are.
-
-    A run in progress should have those before its last one.
-    """
-    expected = expected_epochs(recipe)
-    there = {
-        stage: {row["epoch"] for row in rows if row["stage"] == stage and first <= row["epoch"] <= last}
-        for stage, (first, last) in expected.items()
-    }
-    if not is_finished:
-        expected = _begun(expected, there)
-    due = sum(last - first + 1 for first, last in expected.values())
-    lacking = due - sum(len(there[stage]) for stage in expected)
-    if not lacking:
-        return None
-    first = _first_lacking(expected, there)
-    return f"metrics.jsonl lacks {lacking} of {due} rows, first {first}: curves and times are shown without them"
-
-
-def _begun(expected: StageEpochs, there: Mapping[str, set[int]]) -> StageEpochs:
-    """What is expected of a run that has come to its last row."""
-    stages = list(expected)
-    last_begun = max((place for place, stage in enumerate(stages) if there[stage]), default=-1)
-    begun = {stage: expected[stage] for stage in stages[: last_begun + 1]}
-    if begun:
-        present = stages[last_begun]
-        begun[present] = (expected[present][0], max(there[present]))
-    return begun
-
-
-def _first_lacking(expected: StageEpochs, there: Mapping[str, set[int]]) -> str:
-    stage, epoch = next(
-        (stage, epoch)
-        for stage, (first, last) in expected.items()
-        for epoch in range(first, last + 1)
-        if epoch not in there[stage]
-    )
-    return f"epoch {epoch} of {stage}" if epoch else "the compression's"
-
-
-__all__ = ["EpochLayers", "RunData", "read_run"]
+    epoch: int
+    group_level: IntArray
+    kept_norm: FloatArray
+    churn: FloatArray
+    out_perm: tuple[IntArray, ...]
+    in_perm: tuple[IntArray, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,171 +53,177 @@ class RunData:
     """What a run folder holds.
 
     Attributes:
-        path: the folder.
         name: of the folder, which tells seeds apart; the recipe has the name of the experiment.
-        recipe: None where it is missing or damaged.
-        recipe_text: the file as it is; empty where it is missing.
-        summary: None if the run is not finished, or the file is damaged.
-        rows: the whole rows of the metrics.
+        summary: None if the run is not finished.
+        rows: of the metrics.
         plan: None before compression, and for other kinds of runs.
-        weight_shapes: layer name to the shape of its weight, of the layers that may be grouped, in network order.
+        weight_shapes: of the layers that may be grouped, by name, in network order.
         dynamics: the stored epochs of the first stage.
-        importance: `start` and `end` to S of every layer, where stored; `now` of a run that is in its first stage.
-        environment: versions and hardware; empty where missing.
-        decisions: what the run decided once; empty where nothing.
-        one_shot: what one-shot compression came to; None for runs that train.
+        importance: `start` and `end` to S of every layer, where stored; `now` of a run in its first stage.
+        environment: versions and hardware.
+        decisions: what the run decided once.
         bench: what `strucspars bench RUN --out RUN/bench.json` measured; None where there is no such file.
-        seconds: of every stage so far.
-        state: `finished`, or how far it has come, such as `in stage sparsify, epoch 12 of 100`.
-        is_finished: whether nothing is left to do: it has a summary file, or is one-shot.
-        problems: a sentence for every part that is damaged, or missing where it should be there.
     """
 
     path: Path
     name: str
-    recipe: Recipe | None
-    recipe_text: str
+    recipe: Recipe
     summary: RunSummary | None
-    rows: tuple[Mapping[str, Any], ...]
+    rows: Sequence[Mapping[str, Any]]
     plan: GroupingPlan | None
-    weight_shapes: Mapping[str, tuple[int, ...]]
-    dynamics: tuple[EpochLayers, ...]
+    weight_shapes: Shapes
+    dynamics: Sequence[EpochLayers]
     importance: Mapping[str, Mapping[str, StoredMatrix]]
     environment: Mapping[str, Any]
     decisions: Mapping[str, Any]
-    one_shot: OneShotOutcome | None
     bench: BenchReport | None
-    seconds: Mapping[str, float]
-    state: str
-    is_finished: bool
-    problems: tuple[str, ...]
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Of every stage so far."""
+        return stage_seconds(self.rows)
+
+    @property
+    def one_shot(self) -> Mapping[str, Any] | None:
+        """What `strucspars compress` noted; None for a run that trains."""
+        return self.decisions.get(ONE_SHOT)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.summary is not None or self.one_shot is not None
+
+    @property
+    def state(self) -> str:
+        """How far the run has come, in words."""
+        if self.summary is not None:
+            return "finished"
+        if self.one_shot is not None:
+            return ONE_SHOT_STATE
+        if not self.rows:
+            return "before the end of its first epoch"
+        stage, epoch = self.rows[-1]["stage"], self.rows[-1]["epoch"]
+        if stage == "compress":
+            return "compressed, not finetuned yet"
+        return f"in stage {stage}, epoch {epoch} of {stage_epochs(self.recipe, stage)}"
 
 
 def read_run(path: str | os.PathLike[str]) -> RunData:
-    """Everything that a run folder has to say. Nothing in it is executed, and nothing is written.
+    """Read a run folder. Nothing in it is executed, and nothing is written.
 
     Raises:
-        ValueError: the folder is no run folder, or is not there.
+        ValueError: the folder is not there, is no run folder, or a file in it is damaged.
+        OSError: a file in it cannot be read.
     """
     folder = RunFolder(path)
-    _check_run(folder)
-    reader = PartReader(folder)
-    recipe_text = reader.part(lambda: _text(folder.recipe_path)) or ""
-    recipe = _recipe(reader)
-    rows = reader.rows()
-    plan = reader.part(folder.load_plan)
-    shapes = reader.weight_shapes(plan)
+    if not folder.path.is_dir():
+        raise ValueError(f"there is no folder {folder.path}; give the folder of a run")
+    if not folder.recipe_path.exists():
+        raise ValueError(
+            f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give a folder that "
+            "`strucspars run` made"
+        )
+    recipe, plan = folder.load_recipe(), folder.load_plan()
+    rows = [
+        {key: value for key, value in row.items() if key == "stage" or is_number(value)} for row in read_metrics(folder)
+    ]
+    shapes = _weight_shapes(folder, plan)
+    # A killed run may have stored more epochs than its metrics tell of.
     last_epoch = max((row["epoch"] for row in rows if row["stage"] == "sparsify"), default=0)
-    data = RunData(
+    return RunData(
         path=folder.path,
         name=folder.path.resolve().name,
         recipe=recipe,
-        recipe_text=recipe_text,
-        summary=reader.part(lambda: read_summary(folder)),
+        summary=read_summary(folder),
         rows=rows,
         plan=plan,
         weight_shapes=shapes,
-        dynamics=reader.dynamics(shapes, last_epoch=last_epoch),
-        importance=reader.importance(shapes, norm="l1" if recipe is None else recipe.sparsify.importance),
-        environment=reader.json_object(folder.environment_path),
-        decisions=reader.json_object(folder.decisions_path) if folder.decisions_path.exists() else {},
-        one_shot=reader.part(lambda: read_one_shot(folder)),
-        bench=reader.bench(),
-        seconds=stage_seconds(rows),
-        state=_state(folder, rows, recipe),
-        is_finished=folder.summary_json_path.exists() or folder.one_shot_path.exists(),
-        problems=(),
+        dynamics=_dynamics(folder.dynamics, shapes, last_epoch),
+        importance=_importance(folder, recipe, shapes),
+        environment=_json_object(folder, folder.environment_path),
+        decisions=_json_object(folder, folder.decisions_path),
+        bench=_bench(folder.path / "bench.json"),
     )
-    return replace(data, problems=(*reader.problems, *_missing(data, reader.problems)))
 
 
-def _check_run(folder: RunFolder) -> None:
-    if not folder.path.is_dir():
-        raise ValueError(f"there is no folder {folder.path}; give the folder of a run")
-    marks = (folder.recipe_path, folder.metrics_path, folder.summary_json_path)
-    if not any(mark.exists() for mark in marks):
-        raise ValueError(
-            f"{folder.path} is not a run folder: it has none of {', '.join(mark.name for mark in marks)}; "
-            "give a folder that `strucspars run` made"
+def _bench(path: Path) -> BenchReport | None:
+    return report_from_json(read_text(path), str(path)) if path.exists() else None
+
+
+def _json_object(folder: RunFolder, path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    value = folder.read_json(path) if path.exists() else {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _weight_shapes(folder: RunFolder, plan: GroupingPlan | None) -> Shapes:
+    """From the plan; before the compression from `layers.json`."""
+    if plan is not None:
+        return {name: layer.weight_shape for name, layer in plan.layers.items()}
+    path = folder.path / "layers.json"
+    entries = folder.read_json(path) if path.exists() else []
+    try:
+        return {str(entry["name"]): tuple(map(int, entry["weight_shape"])) for entry in entries}
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: it must list names and weight shapes of layers") from error
+
+
+def _dynamics(folder: Path, shapes: Shapes, last_epoch: int) -> list[EpochLayers]:
+    files = {int(match[1]): path for path in folder.glob("*") if (match := EPOCH_FILE.fullmatch(path.name))}
+    return [_epoch_layers(files[epoch], epoch, list(shapes.values())) for epoch in sorted(files) if epoch <= last_epoch]
+
+
+def _epoch_layers(path: Path, epoch: int, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:
+    arrays = load_arrays(path)
+    try:
+        for name in ("group_level", "kept_norm", "churn"):
+            if len(arrays[name]) != len(shapes):
+                raise ValueError(f"{name} of {len(arrays[name])} layers")
+        return EpochLayers(
+            epoch=epoch,
+            group_level=arrays["group_level"].astype(np.int64),
+            kept_norm=arrays["kept_norm"].astype(np.float64),
+            churn=arrays["churn"].astype(np.float64),
+            out_perm=_orders(arrays["out_perm"], [shape[0] for shape in shapes]),
+            in_perm=_orders(arrays["in_perm"], [shape[1] for shape in shapes]),
         )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: it does not fit the run's {len(shapes)} layers ({error})") from error
 
 
-def _text(path: Path) -> str:
-    return read_bytes(path, limit=RECIPE_BYTES).decode(errors="replace") if path.exists() else ""
+def _orders(orders: npt.NDArray[Any], widths: Sequence[int]) -> tuple[IntArray, ...]:
+    """The orders of all layers, which are stored one after the other."""
+    if orders.shape != (sum(widths),):
+        raise ValueError(f"orders of {len(orders)} channels instead of {sum(widths)}")
+    pieces = np.split(orders, np.cumsum(widths)[:-1])
+    return tuple(checked_permutation(piece, len(piece), name="the order") for piece in pieces)
 
 
-def _recipe(reader: PartReader) -> Recipe | None:
-    path = reader.folder.recipe_path
-    if not path.exists():
-        reader.note(f"{path.name} is missing")
-        return None
-    return reader.part(reader.folder.load_recipe)
+def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[str, Mapping[str, StoredMatrix]]:
+    """S of every layer by moment, where stored; of a run in its first stage also that of its last checkpoint."""
+    stored: dict[str, Mapping[str, StoredMatrix]] = {}
+    for moment in ("start", "end"):
+        path = folder.importance / f"{moment}.npz"
+        if path.exists():
+            stored[moment] = load_arrays(path)
+            for name, matrix in stored[moment].items():
+                if name not in shapes or matrix.shape != shapes[name][:2] or not np.isfinite(matrix).all():
+                    raise ValueError(f"{path} is damaged: its matrix of layer {name!r} does not fit the run's layers")
+    if list(stored) == ["start"]:
+        stored["now"] = _checkpoint_matrices(folder, recipe, shapes)
+    return {moment: matrices for moment, matrices in stored.items() if matrices}
 
 
-def _state(folder: RunFolder, rows: Rows, recipe: Recipe | None) -> str:
-    if folder.summary_json_path.exists():
-        return "finished"
-    if folder.one_shot_path.exists():
-        return ONE_SHOT_STATE
-    if not rows:
-        return "before its first epoch's end"
-    stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
-    if stage == "compress":
-        return "compressed, not finetuned yet"
-    epochs = "" if recipe is None else f" of {stage_epochs(recipe, stage)}"
-    return f"in stage {stage}, epoch {epoch}{epochs}"
-
-
-def _missing(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
-    """What should be there by now, and is not; what is named as damaged already is not named again."""
-    stages = {row["stage"] for row in run.rows}
-    is_one_shot = run.state == ONE_SHOT_STATE
-    if not is_one_shot:
-        yield from _missing_rows(run, damaged)
-    if run.recipe is None or run.recipe.kind != "strucspars":
-        return
-    if (is_one_shot or "compress" in stages) and run.plan is None and not any("plan.json" in line for line in damaged):
-        yield "plan.json is missing: there are no groups to show"
-    epochs = {row["epoch"] for row in run.rows if row["stage"] == "sparsify"}
-    absent = len(epochs - {layers.epoch for layers in run.dynamics})
-    if absent:
-        yield f"dynamics/ lacks {absent} of {len(epochs)} epochs: levels and churn are shown without them"
-    for moment, is_due in (
-        ("start", bool(epochs)),
-        ("end", is_one_shot or (bool(epochs) and "compress" in stages)),
-    ):
-        if is_due and moment not in run.importance:
-            yield f"importance/{moment}.npz is missing: there are no matrices of that moment"
-
-
-def _missing_rows(run: RunData, damaged: Sequence[str]) -> Iterator[str]:
-    if run.is_finished and not run.rows:
-        yield "metrics.jsonl is missing or empty: there are no curves"
-    elif run.recipe is not None and not any("metrics.jsonl" in line for line in damaged):
-        lacking = lacking_rows(run.recipe, run.rows, is_finished=run.is_finished)
-        if lacking is not None:
-            yield lacking
-
-
-NAMED_RUNS = 2
-
-
-def shared_problems(problems: Mapping[str, Sequence[str]]) -> list[str]:
-    """A line for every problem, with the runs that have it; those of many runs are counted.
-
-    Args:
-        problems: of every run, by what to call it.
-
-    >>> shared_problems({"first": ["plan.json is damaged"], "second": [], "third": ["plan.json is damaged"]})
-    ['first, third: plan.json is damaged']
-    """
-    runs: dict[str, list[str]] = {}
-    for run, sentences in problems.items():
-        for sentence in sentences:
-            runs.setdefault(sentence, []).append(run)
-    return [f"{_named(names)}: {sentence}" for sentence, names in runs.items()]
-
-
-def _named(runs: Sequence[str]) -> str:
-    more = len(runs) - NAMED_RUNS
-    return ", ".join(runs[:NAMED_RUNS]) + (f" and {more} more" if more > 0 else "")
+def _checkpoint_matrices(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[str, StoredMatrix]:
+    """S of the weights in the last checkpoint, if that is one of the first stage."""
+    checkpoint = folder.load_checkpoint()
+    if checkpoint is None or checkpoint.get("stage") != "sparsify":
+        return {}
+    weights = {name: checkpoint["model"].get(f"{name}.weight") for name in shapes}
+    return {
+        name: importance_matrix(weight, "l2" if recipe.sparsify.importance == "l2" else "l1").astype(np.float32)
+        for name, weight in weights.items()
+        if isinstance(weight, torch.Tensor) and tuple(weight.shape) == shapes[name]
+    }

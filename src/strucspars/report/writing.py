@@ -125,6 +125,5 @@ def _write_files(folder: Path, figures: Sequence[NamedFigure], tables: Sequence[
 
 def _write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Names may hold what UTF-8 does not: halves of characters, out of a damaged file or a foreign file system. Line
-    # ends stay as they are on every system: CSV has its own.
+    # Names of folders may not be valid UTF-8. Bytes, because CSV has line ends of its own on every system.
     path.write_bytes(text.encode("utf-8", errors="replace"))

@@ -322,3 +322,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+def as_override(key: str, value: Any) -> str:
+    """The override that sets an option to a value, on one line.
+
+    >>> as_override("sparsify.layer_types", ("Conv2d", "Linear"))
+    'sparsify.layer_types=[Conv2d, Linear]'
+    """
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, width=10**6, allow_unicode=False)
+    shown = text.removesuffix("\n").removesuffix("\n...")
+    return f"{key}={shown}"

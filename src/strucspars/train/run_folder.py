@@ -27,6 +27,10 @@ from strucspars.train.metrics import append_row, keep_rows, read_rows
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import read_recipe
 
+# The decision of one-shot compression: classes and image shape of the network, and the lost norm.
+ONE_SHOT = "one_shot"
+ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"
+
 
 @final
 class RunFolder:
@@ -57,7 +61,6 @@ class RunFolder:
         self.decisions_path = self.path / "decisions.json"
         self.summary_json_path = self.path / "summary.json"
         self.summary_text_path = self.path / "summary.txt"
-        self.one_shot_path = self.path / "one_shot.json"
         self.model_path = self.path / "model.safetensors"
         self.checkpoints = self.path / "checkpoints"
         self.dynamics = self.path / "dynamics"
@@ -120,8 +123,7 @@ class RunFolder:
     @property
     def is_begun(self) -> bool:
         """Whether there is something to go on from, or an outcome that must not be lost."""
-        outcomes = (self.summary_json_path, self.one_shot_path)
-        return any(path.exists() for path in outcomes) or any(self.checkpoints.glob("*.pt"))
+        return self.summary_json_path.exists() or self.is_one_shot or any(self.checkpoints.glob("*.pt"))
 
     @property
     def is_finished(self) -> bool:
@@ -130,8 +132,8 @@ class RunFolder:
 
     @property
     def is_one_shot(self) -> bool:
-        """Whether the network that lies here was compressed as it was: there was no run, and none can go on."""
-        return self.one_shot_path.exists() and not self.summary_json_path.exists()
+        """Whether `strucspars compress` made the network here: a run has metrics long before it has a network."""
+        return self.model_path.exists() and not (self.metrics_path.exists() or self.summary_json_path.exists())
 
     def write_recipe(self, text: str) -> None:
         """Store the resolved recipe."""
@@ -236,8 +238,8 @@ class RunFolder:
         """Refuse a folder of somebody else. A run that was killed before its recipe was there is no such thing."""
         if self.is_one_shot:
             raise ValueError(
-                f"{self.path} holds a network of one-shot compression ({self.one_shot_path.name}), which a run would "
-                "overwrite; choose another folder with --out"
+                f"{self.path} holds a network of one-shot compression, which a run would overwrite; "
+                "choose another folder with --out"
             )
         if self.recipe_path.exists() or not self.path.exists():
             return

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.report.figures.confusion import (
+from strucspars.report.confusion import (
     Confusion,
     chosen_confusions,
     confusion_figure,

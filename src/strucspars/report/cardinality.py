@@ -15,7 +15,7 @@ from strucspars.report.drawing import FAINT, PALETTE, NamedFigure, drawable, hou
 from strucspars.report.layers import largest_level
 from strucspars.report.reading import RunData
 
-# Beyond, names on the axis would lie on each other; the layer table has them all.
+# More names would overlap on the axis; the layer table has them all.
 MOST_NAMES = 60
 
 

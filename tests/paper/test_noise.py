@@ -7,8 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
-from strucspars.paper.measured import Sample, sample_of
-from strucspars.paper.noise import is_within_noise, noise_limit
+from strucspars.paper.noise import Sample, is_within_noise, noise_limit, sample_of
 
 ACCURACIES = st.lists(st.floats(0.1, 0.99), min_size=2, max_size=12)
 

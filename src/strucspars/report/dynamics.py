@@ -1,4 +1,4 @@
-"""Training dynamics through all stages: loss, accuracy, lambda, removed fraction, group levels (Fig. 4)."""
+"""Training dynamics through all stages (Fig. 4), and how the channel orders settled."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from strucspars.core.checks import FloatArray
 from strucspars.core.hierarchy import num_groups
+from strucspars.cost.text_table import percent
 from strucspars.report.drawing import BLUE, FAINT, GREEN, INK, PURPLE, SEQUENTIAL, VERMILLION, NamedFigure, house_style
-from strucspars.report.figures.epoch_columns import epoch_columns
 from strucspars.report.reading import EpochLayers, RunData
-from strucspars.train.outcome_text import percent
 
 CURVES = ("train_loss", "test_loss", "train_top1", "test_top1", "lambda", "removed_fraction")
 
@@ -86,7 +85,7 @@ def dynamics_of(run: RunData) -> Dynamics:
 
 
 def _target(run: RunData) -> tuple[float | None, str]:
-    if run.recipe is None or run.recipe.kind == "dense":
+    if run.recipe.kind == "dense":
         return None, "params"
     if run.recipe.kind == "slimming":
         return run.recipe.slimming.target, "params"
@@ -112,7 +111,7 @@ def _level_shares(stored: Sequence[EpochLayers]) -> FloatArray:
 
 
 def dynamics_figure(data: Dynamics) -> NamedFigure:
-    """Draw the curves under each other, the compression marked in all of them."""
+    """Draw the curves below each other, with the compression marked in all of them."""
     panels = [panel for panel, is_there in _panels(data) if is_there]
     with house_style():
         figure = Figure(figsize=(7.2, 0.6 + 1.55 * len(panels)), layout="constrained")
@@ -122,7 +121,7 @@ def dynamics_figure(data: Dynamics) -> NamedFigure:
             _mark_compression(axis, data, with_words=place == 0)
         figure.align_ylabels(list(axes))
         axes[-1].set_xlabel(f"epoch ({', then '.join(span.stage for span in data.stages)})")
-        # Where nothing was trained before, the marks of the compression would be cut in two by the edge.
+        # Without a first stage, the edge would cut the marks of the compression in two.
         margin = 0.03 * data.epochs if data.compressed_after == 0 else 0
         axes[-1].set_xlim(0.5 - margin, data.epochs + 0.5)
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -160,7 +159,7 @@ def _panels(data: Dynamics) -> list[tuple[Any, bool]]:
 
 
 def _plot(axis: Axes, data: Dynamics, curve: str, *, colour: str, label: str) -> None:
-    """A line per stage: what lies between two stages was never measured."""
+    """A line per stage: nothing is measured between two stages."""
     for place, span in enumerate(data.stages):
         epochs = np.arange(span.first, span.last + 1)
         values = data.curves[curve][span.first - 1 : span.last]
@@ -172,7 +171,7 @@ def _draw_loss(axis: Axes, data: Dynamics) -> None:
     _plot(axis, data, "train_loss", colour=BLUE, label="train")
     _plot(axis, data, "test_loss", colour=VERMILLION, label="test")
     axis.set_ylabel("loss")
-    # The first steps may be huge, and would press all the rest to the floor.
+    # Losses of the first steps may be huge and would flatten the rest.
     finite = np.concatenate([data.curves[name][np.isfinite(data.curves[name])] for name in ("train_loss", "test_loss")])
     axis.set_ylim(0, 1.1 * float(np.quantile(finite, 0.98)) or 1.0)
     axis.legend(loc="upper right", ncols=2)
@@ -228,7 +227,7 @@ def _draw_levels(axis: Axes, data: Dynamics) -> None:
     count = len(data.level_shares)
     colours = matplotlib.colormaps[SEQUENTIAL](np.linspace(0.12, 1.0, max(count, 2)))[:count]
     edges, by_level = epoch_columns(data.level_epochs, data.level_shares)
-    # From the top down, each from the floor up: stacked edge to edge, slits of the background would shine through.
+    # Each from the bottom up, the highest first: stacked edge to edge, the background would show between them.
     for place in reversed(range(count)):
         shares = by_level[: place + 1].sum(axis=0)
         groups = num_groups(place + 1)
@@ -238,7 +237,7 @@ def _draw_levels(axis: Axes, data: Dynamics) -> None:
     axis.set_ylim(0, 1)
     axis.grid(visible=False)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    # Above: of a run in its first stage the bars fill all the panel.
+    # Above the panel, which bars of a run in its first stage fill.
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2, handlelength=1.2, reverse=True)
 
 
@@ -278,4 +277,107 @@ def _alt(data: Dynamics) -> str:
         removed = data.curves["removed_fraction"][np.isfinite(data.curves["removed_fraction"])][-1]
         target = "" if data.target is None else f", the target is {percent(data.target)}"
         sentences.append(f"The removed fraction of {data.budget} comes to {percent(removed)}{target}.")
+    return " ".join(sentences)
+
+
+def epoch_columns(epochs: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Edges and values of columns from the first to the last epoch; NaN where one in between is missing.
+
+    Args:
+        epochs: whole numbers, ascending, at least one.
+        values: `(rows, len(epochs))`.
+
+    >>> edges, columns = epoch_columns(np.array([1.0, 3.0]), np.array([[5.0, 7.0]]))
+    >>> edges.tolist(), columns.tolist()
+    ([0.5, 1.5, 2.5, 3.5], [[5.0, nan, 7.0]])
+    """
+    places = (epochs - epochs[0]).astype(np.int64)
+    columns = np.full((len(values), int(places[-1]) + 1), np.nan)
+    columns[:, places] = values
+    return epochs[0] - 0.5 + np.arange(columns.shape[1] + 1), columns
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Churn:
+    """What is plotted.
+
+    Attributes:
+        epochs: of the first stage, `(epochs,)`.
+        mean: over the layers, `(epochs,)`.
+        layer_epochs: those epochs whose layers were stored.
+        by_layer: `(layers, len(layer_epochs))`; no layers where nothing was stored.
+    """
+
+    epochs: FloatArray
+    mean: FloatArray
+    layer_epochs: FloatArray
+    by_layer: FloatArray
+
+
+def churn_of(run: RunData) -> Churn:
+    """The churn in the metrics, and that of every layer where it was stored."""
+    rows = [row for row in run.rows if row["stage"] == "sparsify" and "mean_churn" in row]
+    layers = [layers.churn for layers in run.dynamics]
+    return Churn(
+        epochs=np.array([row["epoch"] for row in rows], dtype=np.float64),
+        mean=np.array([row["mean_churn"] for row in rows], dtype=np.float64),
+        layer_epochs=np.array([layers.epoch for layers in run.dynamics], dtype=np.float64),
+        by_layer=np.stack(layers, axis=1) if layers else np.zeros((0, 0)),
+    )
+
+
+def churn_figure(data: Churn) -> NamedFigure:
+    """Draw the mean over all layers, and below it every layer as a row of colours."""
+    has_layers = data.by_layer.size > 0
+    with house_style():
+        figure = Figure(figsize=(7.2, 4.2 if has_layers else 2.0), layout="constrained")
+        axes = figure.subplots(2 if has_layers else 1, 1, sharex=True, squeeze=False)[:, 0]
+        axes[0].plot(data.epochs, data.mean, color=BLUE, marker="." if len(data.epochs) < 3 else "")
+        axes[0].set_ylabel("mean churn")
+        axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+        axes[0].set_ylim(bottom=0)
+        if has_layers:
+            _draw_layer_churn(figure, axes[1], data)
+        axes[-1].set_xlabel("epoch (sparsify)")
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[-1].set_xlim(0.5, float(data.epochs.max(initial=1.0)) + 0.5)
+    return NamedFigure(
+        name="churn",
+        title="How the channel orders settled",
+        caption=(
+            "Churn: share of a layer's channels that an epoch's new orders move to another group of the next level. "
+            "Above the mean over all layers, below every layer, the first at the top."
+        ),
+        alt=_churn_alt(data),
+        figure=figure,
+    )
+
+
+def _draw_layer_churn(figure: Figure, axis: Axes, data: Churn) -> None:
+    edges, by_layer = epoch_columns(data.layer_epochs, data.by_layer)
+    rows = np.arange(len(data.by_layer) + 1) + 0.5
+    brightest = max(float(np.nanquantile(data.by_layer, 0.99)), 0.01)
+    # As an image: a path for every cell would be megabytes of SVG.
+    mesh = axis.pcolormesh(edges, rows, by_layer, cmap=SEQUENTIAL, vmin=0, vmax=brightest, rasterized=True)
+    axis.invert_yaxis()
+    axis.set_ylabel("layer, in\nnetwork order")
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(visible=False)
+    bar = figure.colorbar(mesh, ax=axis, pad=0.01, aspect=12, extend="max")
+    bar.set_label("churn")
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+
+
+def _churn_alt(data: Churn) -> str:
+    if not len(data.epochs):
+        return "No epoch with a churn is finished yet."
+    quarter = max(1, len(data.mean) // 4)
+    sentences = [
+        f"Mean churn of the layers over {len(data.epochs)} epochs: {percent(float(data.mean[:quarter].mean()))} in the "
+        f"first quarter, {percent(float(data.mean[-quarter:].mean()))} in the last, "
+        f"{percent(float(data.mean.max()))} at most."
+    ]
+    if data.by_layer.size:
+        still = int((data.by_layer[:, -1] == 0).sum())
+        sentences.append(f"In the last stored epoch {still} of {len(data.by_layer)} layers did not change at all.")
     return " ".join(sentences)

@@ -14,7 +14,7 @@ from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.drawing import SEQUENTIAL, NamedFigure, drawable, house_style
 
-# Numbers in more cells would not be readable.
+# Numbers in smaller cells would not be readable.
 MOST_WRITTEN_GROUPS = 8
 MOST_PAIRS = 4
 
@@ -49,8 +49,8 @@ class Confusion:
 def confusions_of(plan: GroupingPlan) -> tuple[Confusion, ...]:
     """Confusion matrices of all adjacent pairs of layers with more than one group each, in network order.
 
-    A plan knows no graph. Adjacent are two layers that follow each other inside one block (a module) of the network,
-    if the first has as many outputs as the second has inputs.
+    A plan has no graph: two layers count as adjacent if they follow each other in one block (a module) of the network
+    and the first has as many outputs as the second has inputs.
     """
     uniform = reordered_plan(plan, "shufflenet").layers
     return tuple(

@@ -8,7 +8,7 @@ from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.collections import QuadMesh
 
 from strucspars.core.checks import FloatArray
-from strucspars.report.figures.churn import Churn, churn_figure, churn_of
+from strucspars.report.dynamics import Churn, churn_figure, churn_of
 from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"conv1": (8, 4, 1, 1), "conv2": (8, 8, 3, 3)}

@@ -7,8 +7,8 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.collections import LineCollection
 
+from strucspars.report.cardinality import Cardinality, cardinality_figure, cardinality_of
 from strucspars.report.drawing import PALETTE
-from strucspars.report.figures.cardinality import Cardinality, cardinality_figure, cardinality_of
 from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"first": (8, 4, 3, 3), "odd": (9, 8, 1, 1), "fc": (16, 16)}
@@ -38,7 +38,6 @@ def test_before_there_is_a_plan_groups_are_those_of_the_last_epoch(run: RunData)
 
 
 def test_a_minimum_width_of_groups_lowers_what_is_possible(run: RunData) -> None:
-    assert run.recipe is not None
     sparsify = replace(run.recipe.sparsify, min_channels_per_group=4)
     assert cardinality_of(replace(run, recipe=replace(run.recipe, sparsify=sparsify))).largest.tolist() == [1, 1, 4]
 

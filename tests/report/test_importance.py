@@ -1,5 +1,6 @@
 """Importance matrices of layers, permuted and not."""
 
+import base64
 import io
 from dataclasses import replace
 
@@ -14,16 +15,9 @@ from strucspars.core.hierarchy import connection_mask, group_penalty
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.drawing import BLUE, VERMILLION
-from strucspars.report.figures.importance import (
-    boundaries,
-    chosen_layers,
-    importance_figure,
-    layer_alt,
-    layer_pictures,
-    level_pictures,
-)
-from strucspars.report.layers import layer_importances
-from strucspars.report.matrix_image import matrix_image
+from strucspars.report.importance import chosen_layers, importance_figure
+from strucspars.report.layer_view import layer_views, matrix_address
+from strucspars.report.layers import LayerImportance, boundaries, brightest, layer_importances
 from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"a.conv1": (64, 32, 1, 1), "a.conv2": (32, 64, 3, 3), "odd": (9, 15, 1, 1), "wide": (256, 512, 1, 1)}
@@ -37,8 +31,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return read_run(path)
 
 
-def pixels(png: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    return np.asarray(Image.open(io.BytesIO(png)))
+Pixels = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
+
+
+def pixels(address: str) -> Pixels:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(address.partition("base64,")[2]))))
+
+
+def pictures(run: RunData, name: str) -> dict[str, Pixels]:
+    """The pictures of a layer by title."""
+    (view,) = (view for view in layer_views(run) if view.name == name)
+    return {picture.title: pixels(picture.address) for picture in view.pictures}
+
+
+def layer_of(run: RunData, name: str) -> LayerImportance:
+    return next(layer for layer in layer_importances(run) if layer.name == name)
 
 
 def test_permuted_matrices_have_the_plans_orders(run: RunData) -> None:
@@ -54,29 +61,22 @@ def test_permuted_matrices_have_the_plans_orders(run: RunData) -> None:
 
 
 def test_pixels_inside_the_groups_are_lighter_than_those_outside(run: RunData) -> None:
-    pictures = [layer for layer in layer_pictures(run) if layer.num_groups > 1]
-    assert pictures
-    for layer in pictures:
-        assert layer.permuted is not None
-        image = pixels(layer.permuted.png).astype(float)
-        groups = layer.num_groups
+    grouped = [layer for layer in layer_importances(run) if layer.num_groups > 1]
+    assert grouped
+    for layer in grouped:
+        image, groups = pictures(run, layer.name)["S' in the learned orders"].astype(float), layer.num_groups
         inside = np.equal.outer(
             np.arange(image.shape[0]) * groups // image.shape[0], np.arange(image.shape[1]) * groups // image.shape[1]
         )
         assert image[inside].mean() > 4 * image[~inside].mean()
 
 
-def test_pictures_are_small_and_know_the_shape_of_the_layer(run: RunData) -> None:
-    wide = layer_pictures(run)[-1]
-    assert wide.permuted is not None
-    assert (wide.permuted.rows, wide.permuted.columns) == (256, 512)
-    assert (wide.permuted.height, wide.permuted.width) == (128, 128)
-    assert all(
-        len(image.png) < 14_000
-        for layer in layer_pictures(run)
-        for image in (layer.start, layer.before, layer.permuted)
-        if image is not None
-    )
+def test_pictures_are_small_and_have_frames_in_the_shape_of_the_layer(run: RunData) -> None:
+    views = layer_views(run)
+    (permuted,) = (picture for picture in views[-1].pictures if picture.title.startswith("S'"))
+    assert (permuted.width, permuted.height) == (100, 50)
+    assert pixels(permuted.address).shape == (128, 128)
+    assert max(len(picture.address) for view in views for picture in view.pictures) < 20_000
 
 
 def test_boundaries_divide_a_side_equally() -> None:
@@ -88,7 +88,7 @@ def test_boundaries_divide_a_side_equally() -> None:
 
 def test_without_matrices_kept_norms_come_from_the_last_epoch(run: RunData) -> None:
     bare = replace(run, importance={})
-    for place, layer in enumerate(layer_pictures(bare)):
+    for place, layer in enumerate(layer_importances(bare)):
         assert layer.before is None
         assert layer.permuted is None
         kept = run.dynamics[-1].kept_norm[place]
@@ -98,30 +98,29 @@ def test_without_matrices_kept_norms_come_from_the_last_epoch(run: RunData) -> N
 def test_kept_norms_are_those_of_the_last_epoch_and_not_of_an_earlier_one(run: RunData) -> None:
     first = replace(run.dynamics[0], kept_norm=run.dynamics[0].kept_norm / 2)
     bare = replace(run, importance={}, dynamics=(first, *run.dynamics[1:]))
-    assert [layer.kept_norm[0] for layer in layer_pictures(bare)] == [1.0] * len(SHAPES)
+    assert [layer.kept_norm[0] for layer in layer_importances(bare)] == [1.0] * len(SHAPES)
 
 
 def test_half_precision_is_only_how_matrices_are_stored(run: RunData) -> None:
     # Sums of such numbers are beyond what half precision holds.
     large = {"wide": np.full((256, 512), 30_000, dtype=np.float16)}
-    wide = layer_pictures(replace(run, importance={"start": large, "end": large}))[-1]
-    assert (wide.brightest, wide.kept_norm[0]) == (30_000.0, 1.0)
+    wide = layer_of(replace(run, importance={"start": large, "end": large}), "wide")
+    assert wide.permuted is not None
+    assert (brightest(wide.permuted), wide.kept_norm[0]) == (30_000.0, 1.0)
 
 
 def test_a_layer_has_one_scale_before_and_after_the_permutation_and_another_at_the_start(run: RunData) -> None:
-    end, start = run.importance["end"]["wide"].copy(), np.full((256, 512), 1e-3, dtype=np.float16)
-    (only,) = (
-        layer
-        for layer in layer_pictures(replace(run, importance={"start": {"wide": start}, "end": {"wide": end}}))
-        if layer.name == "wide"
-    )
-    assert only.start is not None
-    assert only.before is not None
+    start = np.full((256, 512), 1e-3, dtype=np.float16)
+    moments = {"start": {"wide": start}, "end": {"wide": run.importance["end"]["wide"]}}
+    shown = pictures(replace(run, importance=moments), "wide")
     # All alike, so all of the lightest colour of their own scale.
-    assert (pixels(only.start.png) == 31).all()
-    source = next(layer for layer in layer_importances(run) if layer.name == "wide")
+    assert (shown["S before training"] == 31).all()
+    source = layer_of(run, "wide")
     assert source.before is not None
-    assert only.before.png == matrix_image(source.before, brightest=only.brightest).png
+    assert source.permuted is not None
+    light = brightest(source.permuted)
+    np.testing.assert_array_equal(shown["S at compression"], pixels(matrix_address(source.before, light)))
+    np.testing.assert_array_equal(shown["S' in the learned orders"], pixels(matrix_address(source.permuted, light)))
 
 
 def test_a_run_in_its_first_stage_shows_its_present_matrices(run: RunData) -> None:
@@ -131,20 +130,22 @@ def test_a_run_in_its_first_stage_shows_its_present_matrices(run: RunData) -> No
     assert all(layer.permuted is not None and layer.start is not None for layer in layers)
 
 
-def test_levels_are_pictures_of_the_penalty_and_of_the_mask(run: RunData) -> None:
-    levels = level_pictures(layer_pictures(run), decay=0.5)
-    # The widest layer has 256 channels in common: levels 1 to 9, halvings 0 to 8.
-    assert list(levels.penalty) == list(range(9))
-    assert list(levels.mask) == list(range(1, 10))
-    np.testing.assert_array_equal(pixels(levels.mask[2].png), [[31, 0], [0, 31]])
+def test_the_penalty_and_the_mask_are_those_of_the_level_and_the_decay(run: RunData) -> None:
+    order = np.arange(8)
+    plan = GroupingPlan({"conv": LayerPlan(group_level=2, out_perm=order, in_perm=order, weight_shape=(8, 8, 1, 1))})
+    recipe = replace(run.recipe, sparsify=replace(run.recipe.sparsify, decay=0.5))
+    bare = replace(run, recipe=recipe, plan=plan, weight_shapes={"conv": (8, 8, 1, 1)}, importance={}, dynamics=())
+    shown = pictures(bare, "conv")
+    np.testing.assert_array_equal(shown["U_g, what stays"], [[31, 0], [0, 31]])
     np.testing.assert_array_equal(
-        pixels(levels.penalty[2].png), [[0, 16, 31, 31], [16, 0, 31, 31], [31, 31, 0, 16], [31, 31, 16, 0]]
+        shown["R_g, the penalty"], [[0, 16, 31, 31], [16, 0, 31, 31], [31, 31, 0, 16], [31, 31, 16, 0]]
     )
-    assert pixels(levels.penalty[0].png).tolist() == [[0]]
+    recipe = replace(recipe, sparsify=replace(recipe.sparsify, decay=0.25))
+    assert pictures(replace(bare, recipe=recipe), "conv")["R_g, the penalty"][0].tolist() == [0, 8, 31, 31]
 
 
 def test_the_penalty_of_a_layer_has_one_halving_more_than_its_groups_need(run: RunData) -> None:
-    for layer in layer_pictures(run):
+    for layer in layer_importances(run):
         assert layer.halvings == min(layer.group_level, layer.largest_level - 1)
 
 
@@ -217,8 +218,7 @@ def test_the_bars_are_the_kept_norms_and_the_chosen_level_has_the_other_colour(r
 
 
 def test_the_alt_text_has_the_shape_and_what_every_level_keeps(run: RunData) -> None:
-    layer = next(layer for layer in layer_importances(run) if layer.name == "a.conv1")
-    assert layer_alt(replace(layer, group_level=2, kept_norm=(1.0, 0.75))) == (
+    assert replace(layer_of(run, "a.conv1"), group_level=2, kept_norm=(1.0, 0.75)).alt == (
         "a.conv1: 64 x 32 channels, 2 groups (group level 2). Kept norm: level 1 100.00%, level 2 75.00%."
     )
 
@@ -226,14 +226,8 @@ def test_the_alt_text_has_the_shape_and_what_every_level_keeps(run: RunData) -> 
 def test_a_layer_with_few_connections_left_is_not_all_dark(run: RunData) -> None:
     matrix = np.zeros((256, 512), dtype=np.float16)
     matrix[0, 0] = 1e-3
-    wide = layer_pictures(replace(run, importance={"end": {"wide": matrix}}))[-1]
-    assert wide.before is not None
-    assert pixels(wide.before.png).max() == 31
-
-
-def test_the_penalty_has_the_decay_of_the_recipe(run: RunData) -> None:
-    penalty = level_pictures(layer_pictures(run), decay=0.25).penalty[2]
-    np.testing.assert_array_equal(pixels(penalty.png)[0], [0, 8, 31, 31])
+    shown = pictures(replace(run, importance={"end": {"wide": matrix}}), "wide")
+    assert shown["S at compression"].max() == 31
 
 
 def test_a_layer_without_matrix_has_no_figure(run: RunData) -> None:

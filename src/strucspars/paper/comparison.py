@@ -1,0 +1,163 @@
+"""What experiments came to, beside the paper's numbers: the columns of Tables 1, 2, 3 and 5."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from strucspars.paper.experiments import Experiment, gain_over_base
+from strucspars.paper.noise import Difference, Sample, difference
+from strucspars.paper.published import PaperRow
+from strucspars.train.outcome import RunSummary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number that runs and rows of the paper have.
+
+    Attributes:
+        key: its name in JSON, where fractions stand in percent.
+        title: its name in tables.
+        unit: how it is written.
+        ours, papers: where it is found.
+        is_judged: whether the difference from the paper is shown.
+    """
+
+    key: str
+    title: str
+    unit: Literal["size", "percent", "number"]
+    ours: Callable[[RunSummary], float | None]
+    papers: Callable[[PaperRow], Sample | None] = lambda row: None
+    is_judged: bool = False
+
+    @property
+    def scale(self) -> float:
+        """From our unit to that of JSON."""
+        return 100.0 if self.unit == "percent" else 1.0
+
+    def paper(self, experiment: Experiment) -> Sample | None:
+        """The paper's number for an experiment."""
+        return None if experiment.paper is None else self.papers(experiment.paper)
+
+    def difference(self, experiment: Experiment) -> Difference | None:
+        """Ours minus the paper's, in percent points."""
+        ours, paper = experiment.sample(self.ours), self.paper(experiment)
+        return difference(ours, paper, test_images=experiment.test_images)
+
+
+def _single(number: float | None, scale: float = 1.0) -> Sample | None:
+    return None if number is None else Sample(mean=number * scale, deviation=None, count=1)
+
+
+PARAMS = Measure(
+    key="params",
+    title="params",
+    unit="size",
+    ours=lambda run: run.params.after,
+    papers=lambda row: _single(row.params),
+)
+MACS = Measure(key="macs", title="MACs", unit="size", ours=lambda run: run.macs.after)
+FLOPS = Measure(
+    key="paper_flops",
+    title="FLOPs",
+    unit="size",
+    ours=lambda run: run.paper_flops.after,
+    papers=lambda row: _single(row.flops),
+)
+ACCURACY = Measure(
+    key="top1",
+    title="top-1",
+    unit="percent",
+    ours=lambda run: run.finetuned.last_top1,
+    papers=lambda row: row.top1,
+    is_judged=True,
+)
+# The authors' code reports the best epoch, so the paper's accuracies are compared with both.
+BEST = Measure(
+    key="best_top1",
+    title="best epoch",
+    unit="percent",
+    ours=lambda run: run.finetuned.best_top1,
+    papers=lambda row: row.top1,
+    is_judged=True,
+)
+TOP5 = Measure(
+    key="top5",
+    title="top-5",
+    unit="percent",
+    ours=lambda run: run.finetuned.last_top5,
+    papers=lambda row: _single(row.top5_accuracy, 0.01),
+)
+BEFORE = Measure(
+    key="before_compression",
+    title="before",
+    unit="percent",
+    ours=lambda run: run.before_compression_top1,
+    papers=lambda row: _single(row.before_compression, 0.01),
+)
+AFTER = Measure(
+    key="after_compression",
+    title="after",
+    unit="percent",
+    ours=lambda run: run.compressed_top1,
+    papers=lambda row: _single(row.after_compression, 0.01),
+)
+THRESHOLD = Measure(
+    key="min_kept_norm",
+    title="min_kept_norm",
+    unit="number",
+    ours=lambda run: run.min_kept_norm,
+    papers=lambda row: _single(row.min_kept_norm),
+)
+
+_SIZE_AND_ACCURACY = (PARAMS, MACS, FLOPS, ACCURACY, BEST)
+MEASURES: Mapping[str, tuple[Measure, ...]] = {
+    "table1": _SIZE_AND_ACCURACY,
+    "table2": _SIZE_AND_ACCURACY,
+    "table3": (PARAMS, ACCURACY, BEST, TOP5),
+    "table5": (BEFORE, AFTER, ACCURACY, BEST, THRESHOLD),
+}
+
+
+def comparison_document(
+    table: str, experiments: Sequence[Experiment], others: Sequence[Experiment]
+) -> list[dict[str, Any]]:
+    """A table's rows for a program, accuracies in percent.
+
+    Args:
+        table: such as `table1`.
+        experiments: its rows.
+        others: experiments that may be the base of a row.
+    """
+    rows = []
+    for experiment in experiments:
+        row: dict[str, Any] = {"row": experiment.label, "runs": len(experiment.runs)}
+        row |= {measure.key: _measure_document(measure, experiment) for measure in MEASURES[table]}
+        gain = gain_over_base(experiment, others)
+        if gain is not None:
+            row["over_base"] = {"mean": gain.mean, "deviation": gain.deviation, "pairs": gain.count}
+        rows.append(row)
+    return rows
+
+
+def _measure_document(measure: Measure, experiment: Experiment) -> dict[str, Any]:
+    ours, paper = experiment.sample(measure.ours), measure.paper(experiment)
+
+    def mean_and_deviation(sample: Sample | None) -> tuple[float | None, float | None]:
+        if sample is None:
+            return None, None
+        return measure.scale * sample.mean, None if sample.deviation is None else measure.scale * sample.deviation
+
+    document: dict[str, Any] = {}
+    document["mean"], document["deviation"] = mean_and_deviation(ours)
+    document["paper"], document["paper_deviation"] = mean_and_deviation(paper)
+    document["difference"] = measure.scale * (ours.mean - paper.mean) if ours and paper else None
+    if measure.is_judged:
+        judged = measure.difference(experiment)
+        document["verdict"] = None if judged is None else _verdict(judged)
+    return document
+
+
+def _verdict(judged: Difference) -> str:
+    if judged.is_within_noise:
+        return "noise"
+    return "above" if judged.points > 0 else "below"

@@ -1,0 +1,159 @@
+"""Finished runs, grouped into experiments: runs that differ in nothing but their seed."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from strucspars.data.catalogue import TEST_IMAGES
+from strucspars.paper.noise import Sample, sample_of
+from strucspars.paper.published import PaperRow, base_row, published_row
+from strucspars.train.outcome import RunSummary, read_summary
+from strucspars.train.recipe import Recipe
+from strucspars.train.recipe_identity import changes, changes_from_recipe, protocol, without_seed
+from strucspars.train.recipe_reading import recipe_names
+from strucspars.train.run_folder import RunFolder
+
+# Image folders are of unknown size.
+NUM_TEST_IMAGES: Mapping[str, int] = {"digits": TEST_IMAGES, "cifar10": 10_000, "cifar100": 10_000, "imagenet": 50_000}
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that came to its end: its folder, its recipe and its outcome."""
+
+    path: Path
+    recipe: Recipe
+    summary: RunSummary
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Experiment:
+    """Finished runs of one recipe.
+
+    Attributes:
+        label: the recipe's name; with what was changed where several experiments have that name.
+        runs: at least one.
+        changes: where the recipe differs from the packaged one of its name, such as `engine.precision=bf16`.
+    """
+
+    label: str
+    runs: tuple[FinishedRun, ...]
+    changes: tuple[str, ...]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the first run; the others differ in their seed."""
+        return self.runs[0].recipe
+
+    @property
+    def first(self) -> RunSummary:
+        """The outcome of the first run, for what all runs have in common."""
+        return self.runs[0].summary
+
+    @property
+    def paper(self) -> PaperRow | None:
+        """The paper's numbers for this recipe."""
+        return published_row(self.recipe.name)
+
+    @property
+    def test_images(self) -> int | None:
+        """Number of test images; None where unknown."""
+        return NUM_TEST_IMAGES.get(self.first.data)
+
+    def sample(self, number: Callable[[RunSummary], float | None]) -> Sample | None:
+        """A number over the runs; None where no run has it."""
+        return sample_of([value for run in self.runs if (value := number(run.summary)) is not None])
+
+
+def experiments_of(runs: Iterable[FinishedRun]) -> tuple[Experiment, ...]:
+    """Group runs by recipe, whatever their seeds, places and devices, in the order given."""
+    grouped: dict[Recipe, list[FinishedRun]] = {}
+    for run in runs:
+        grouped.setdefault(protocol(run.recipe), []).append(run)
+    first_of_name: dict[str, Recipe] = {}
+    experiments = []
+    for alike in grouped.values():
+        recipe = alike[0].recipe
+        changed = changes(recipe, first_of_name.setdefault(recipe.name, recipe))
+        label = f"{recipe.name} ({', '.join(changed)})" if changed else recipe.name
+        experiments.append(Experiment(label=label, runs=tuple(alike), changes=changes_from_package(recipe)))
+    return tuple(experiments)
+
+
+def changes_from_package(recipe: Recipe) -> tuple[str, ...]:
+    """Where a recipe differs from the packaged one of its name, apart from seed, places and devices.
+
+    >>> from strucspars.train.recipe_reading import read_recipe
+    >>> changes_from_package(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.lr=0.05"]))
+    ('stage2.lr=0.05',)
+    """
+    return changes_from_recipe(recipe) if recipe.name in recipe_names() else ()
+
+
+def dense_counterpart(experiment: Experiment, experiments: Sequence[Experiment]) -> Experiment | None:
+    """The dense experiment with the same network and data; None for a dense one."""
+    if experiment.first.kind == "dense":
+        return None
+    wanted = (experiment.first.model, experiment.first.data)
+    return next((e for e in experiments if e.first.kind == "dense" and (e.first.model, e.first.data) == wanted), None)
+
+
+def base_experiment(experiment: Experiment, experiments: Sequence[Experiment]) -> Experiment | None:
+    """The experiment that this one varies: with learned channel orders, or of the row that its name says."""
+    recipe = experiment.recipe
+    if recipe.finetune.ablation != "finetune":
+        learned = replace(recipe, finetune=replace(recipe.finetune, ablation="finetune"))
+        return next((other for other in experiments if not changes(other.recipe, learned)), None)
+    name = base_row(recipe.name)
+    return next((e for e in experiments if e.recipe.name == name and e.changes == experiment.changes), None)
+
+
+def gain_over_base(experiment: Experiment, experiments: Sequence[Experiment]) -> Sample | None:
+    """Percent points of accuracy over the base, from pairs of runs of the same seed; None without pairs."""
+    base = base_experiment(experiment, experiments)
+    if base is None:
+        return None
+    top1 = {run.recipe.seed: run.summary.finetuned.last_top1 for run in base.runs}
+    pairs = [(run.summary.finetuned.last_top1, top1.get(run.recipe.seed)) for run in experiment.runs]
+    return sample_of([100 * (mine - its) for mine, its in pairs if its is not None])
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The finished runs of some recipes in a folder.
+
+    Attributes:
+        experiments: in the order of the recipes, their runs by seed.
+        unreadable: damaged run folders, and what is wrong with them.
+        not_counted: run folders that repeat another one, and which.
+    """
+
+    experiments: tuple[Experiment, ...]
+    unreadable: Mapping[Path, str]
+    not_counted: Mapping[Path, str]
+
+
+def collected(out: Path, names: Sequence[str]) -> Collection:
+    """The finished runs of the named recipes among the run folders in `out`; other files there are ignored."""
+    runs: dict[tuple[Recipe, int], FinishedRun] = {}
+    unreadable: dict[Path, str] = {}
+    not_counted: dict[Path, str] = {}
+    for path in sorted(out.iterdir()) if out.is_dir() else []:
+        folder = RunFolder(path)
+        if not folder.recipe_path.is_file() or not folder.summary_json_path.is_file():
+            continue
+        try:
+            recipe, summary = folder.load_recipe(), read_summary(folder)
+        except (OSError, ValueError) as error:
+            # Only the folder's name says whether the run belongs here.
+            if without_seed(path.name) in names:
+                unreadable[path] = f"{error}; repair, move or delete it"
+            continue
+        if recipe.name not in names or summary is None:
+            continue
+        run = FinishedRun(path, recipe, summary)
+        counted = runs.setdefault((protocol(recipe), recipe.seed), run)
+        if counted is not run:
+            not_counted[path] = f"{counted.path} is a run of the same recipe and seed"
+    ordered = sorted(runs.values(), key=lambda run: (names.index(run.recipe.name), run.recipe.seed))
+    return Collection(experiments_of(ordered), unreadable, not_counted)
