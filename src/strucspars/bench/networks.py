@@ -1,7 +1,7 @@
-"""What the bench runs: a network dense, compressed, and compressed without any shuffle.
+"""The networks that the bench times: dense, compressed, and compressed without any shuffle.
 
-Speed does not depend on the weights' values, so that nothing has to be trained: weights, statistics of the batch norms
-and channel orders are random. Random orders are the hardest case for folding.
+Speed does not depend on the values of weights, so nothing is trained: weights, statistics of the batch norms and
+channel orders are random. Random orders are the hardest case for folding.
 """
 
 import math
@@ -24,6 +24,14 @@ from strucspars.models.catalogue import build_model
 from strucspars.nn.copying import copied
 from strucspars.nn.groupable import LayerRules, SelectedLayer, select_layers
 from strucspars.nn.layers import channel_orders, is_grouped
+
+ImageShape = tuple[int, int, int]
+BenchForm = Literal["dense", "compressed", "bound"]
+Model = TypeVar("Model", bound=nn.Module)
+
+# A batch norm needs more than one value per channel, also where the image has shrunk to one pixel.
+_IMAGES_FOR_STATISTICS = 2
+_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 # Groups of the 1x1 convolutions, and of the wider ones, by stage.
 StageCounts = tuple[tuple[int, int], ...]
@@ -71,10 +79,6 @@ def group_levels(
             stays below.
         min_channels_per_group: no group narrower than this. A table's counts are lowered to it, and less is removed.
 
-    Raises:
-        ValueError: the rate cannot be reached.
-
-    >>> import torch
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 1))
     >>> group_levels(model, torch.zeros(1, 4, 8, 8), name="own", rate=0.4)
     {'0': 2, '1': 1}
@@ -119,23 +123,14 @@ def _halved_levels(
     return levels
 
 
-ImageShape = tuple[int, int, int]
-BenchForm = Literal["dense", "compressed", "bound"]
-Model = TypeVar("Model", bound=nn.Module)
-
-# A batch norm needs more than one value per channel, also where the image has shrunk to one pixel.
-_IMAGES_FOR_STATISTICS = 2
-_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BenchNetwork:
     """One network to time.
 
     Attributes:
-        rate: fraction of the convolutions' weights that was to go; None for the dense one.
+        rate: fraction of the convolutions' weights to remove; None for the dense one.
         form: `dense`; `compressed`; or `bound`, the compressed one with all channel orders the identity. That is
-            another function, and no network anyone would use: it shows what no gather at all would bring.
+            another function, and no network to use: it shows what removing every gather would bring.
         model: in eval mode.
         removed_conv_fraction: fraction of the convolutions' weights that is gone.
     """
@@ -165,9 +160,6 @@ def random_networks(
         min_channels_per_group: no group narrower than this.
         seed: of weights, statistics and orders.
 
-    Raises:
-        ValueError: there is no such network, or a rate cannot be reached.
-
     >>> networks = random_networks("cifar-resnet8", [0.5], image_shape=(3, 32, 32), num_classes=10)
     >>> [(network.form, network.rate) for network in networks]
     [('dense', None), ('compressed', 0.5), ('bound', 0.5)]
@@ -176,14 +168,16 @@ def random_networks(
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
     example = torch.zeros(1, *image_shape)
-    all_levels = [
-        group_levels(dense, example, name=name, rate=rate, min_channels_per_group=min_channels_per_group)
+    # All rates first, so that one out of reach is an error before the work.
+    plans = [
+        _random_plan(
+            dense,
+            group_levels(dense, example, name=name, rate=rate, min_channels_per_group=min_channels_per_group),
+            seed,
+        )
         for rate in rates
     ]
-    compressed = [
-        with_random_norms(convert_(copied(dense), _random_plan(dense, levels, seed)), image_shape, seed=seed)
-        for levels in all_levels
-    ]
+    compressed = [with_random_norms(convert_(copied(dense), plan), image_shape, seed=seed) for plan in plans]
     networks = [_dense_network(with_random_norms(dense, image_shape, seed=seed))]
     for rate, model in zip(rates, compressed, strict=True):
         networks += _with_bound(model, conv_params(dense), rate=rate)
@@ -209,7 +203,7 @@ def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageS
 
 
 def without_shuffles(model: Model) -> Model:
-    """A copy whose channel orders are all the identity: same sizes, no gathers, another function.
+    """A copy with the identity for all channel orders: same sizes, no gathers, another function.
 
     >>> import strucspars as ss
     >>> layer = ss.ShuffledGroupConv2d(4, 4, 1, groups=2)
@@ -229,8 +223,8 @@ def without_shuffles(model: Model) -> Model:
 def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Model:
     """Give the batch norms of a model random parameters, and statistics near those of random images, in place.
 
-    Statistics from nowhere would let activations grow or vanish over the layers: numbers so small that processors
-    slow down, and rounding errors that hide a real difference.
+    Arbitrary statistics would let activations grow or vanish over the layers: numbers so small that processors slow
+    down, and rounding errors that hide a real difference.
     """
     generator = torch.Generator().manual_seed(seed)
     norms = [
@@ -247,7 +241,7 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
             assert norm.running_var is not None
             norm.running_mean.add_(torch.empty_like(norm.running_mean).normal_(0, 0.1, generator=generator))
             norm.running_var.mul_(torch.empty_like(norm.running_var).uniform_(0.8, 1.25, generator=generator))
-            # A channel that is always zero would be divided by next to nothing.
+            # A channel that is always zero would be divided by almost zero.
             norm.running_var.clamp_(min=1e-2)
     return model
 

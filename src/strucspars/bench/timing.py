@@ -1,4 +1,4 @@
-"""Times that can be compared: every contestant in turn, round after round, so that noise hits all alike."""
+"""Times that can be compared: all programs in turn, round after round, so that noise affects all alike."""
 
 import gc
 import math
@@ -15,7 +15,6 @@ from strucspars.core.checks import checked_at_least, is_number
 
 Key = TypeVar("Key", bound=Hashable)
 Clock = Callable[[], float]
-OnRound = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +22,12 @@ class TimingRules:
     """How long and how often to measure.
 
     Attributes:
-        seconds: for everything together, warm-up included. More only if less than `min_rounds` would fit.
-        visit_seconds: how long to stay with a contestant in a round; at least one call.
-        max_calls: timed calls of one visit at most.
-        warmup_calls: untimed calls of every contestant before the first round.
-        min_rounds: whatever the time; a spread needs some.
-        max_rounds: more would not tell more.
+        seconds: for everything together, warm-up included; exceeded where fewer than `min_rounds` would fit.
+        visit_seconds: how long to stay with a program in a round; at least one call.
+        max_calls: most timed calls of one visit.
+        warmup_calls: untimed calls of every program before the first round.
+        min_rounds: fewest rounds, for a spread.
+        max_rounds: most rounds.
 
     >>> TimingRules(seconds=20).min_rounds
     3
@@ -53,7 +52,7 @@ class TimingRules:
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of every timed call of one contestant, by round.
+    """Seconds of every timed call of one program, by round.
 
     >>> Samples(((1.0, 2.0), (3.0,))).median
     2.0
@@ -79,7 +78,7 @@ class Samples:
 
     @property
     def round_medians(self) -> tuple[float, ...]:
-        """One per round, to be compared with those of others in the same round."""
+        """One per round, to compare with those of other programs in the same round."""
         return tuple(float(np.median(calls)) for calls in self.rounds)
 
     @property
@@ -92,14 +91,14 @@ def interleaved_times(
     rules: TimingRules,
     *,
     clock: Clock = time.perf_counter,
-    on_round: OnRound = lambda rounds, elapsed: None,
+    on_round: Callable[[int, float], None] = lambda rounds, elapsed: None,
 ) -> dict[Key, Samples]:
-    """Time contestants in turn; every second round goes backwards, so that none always follows the same neighbour.
+    """Time programs in turn; every second round goes backwards, so that none always follows the same neighbour.
 
     Args:
-        programs: what to call, by contestant.
+        programs: what to call, by any key.
         rules: how long and how often.
-        clock: seconds from anywhere.
+        clock: returns seconds.
         on_round: called after every round with their number and the seconds since the start.
 
     >>> times = interleaved_times({"nothing": lambda: None}, TimingRules(seconds=0.01, visit_seconds=1e-6))
@@ -123,7 +122,7 @@ def interleaved_times(
 
 
 def _calls_per_visit(program: Callable[[], object], rules: TimingRules, clock: Clock) -> int:
-    """Warm a contestant up, and tell how many of its calls fill a visit."""
+    """Warm a program up; the number of its calls that fill a visit."""
     seconds = 0.0
     for _ in range(rules.warmup_calls):
         started = clock()
@@ -135,7 +134,7 @@ def _calls_per_visit(program: Callable[[], object], rules: TimingRules, clock: C
 
 def _visit(program: Callable[[], object], calls: int, clock: Clock) -> tuple[float, ...]:
     if calls > 1:
-        # The one before left its own data in the caches. Where one call fills a visit, it hardly matters.
+        # The previous program left its data in the caches. Where one call fills a visit, that hardly matters.
         program()
     times = []
     for _ in range(calls):
@@ -158,7 +157,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def paired_ratio(numerator: Samples, denominator: Samples) -> Ratio:
-    """How many times longer one took than the other, within every round: what slows a whole round down cancels.
+    """How many times longer one took than the other, within every round: slow rounds cancel.
 
     >>> paired_ratio(Samples(((4.0,), (8.0,))), Samples(((2.0,), (4.0,))))
     Ratio(median=2.0, low=2.0, high=2.0)
