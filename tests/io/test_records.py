@@ -117,7 +117,7 @@ def test_a_header_must_be_as_expected() -> None:
     document = {"format": "plan", "format_version": 1, "rest": 3}
     assert check_header(document, "a", format="plan", format_version=1) == {"rest": 3}
     for other in ({"format_version": True}, {"format_version": 2}, {"format": None}):
-        with pytest.raises(RecordError, match=f"^a: {next(iter(other))}: must be .* another version"):
+        with pytest.raises(RecordError, match=f"^a: {next(iter(other))}: must be .*; (give a file|upgrade strucspars)"):
             check_header(document | other, "a", format="plan", format_version=1)
     with pytest.raises(RecordError, match=r"^a: must be an object, got 3"):
         check_header(3, "a", format="plan")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strucspars.prune.channel_selection import ChannelSelection
+from strucspars.prune.narrowing import ChannelSelection
 
 
 def selection(**figures: float) -> ChannelSelection:
@@ -67,23 +67,22 @@ def test_a_selection_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
-        ([], "'a': no channel is kept; keep at least one"),
-        ([0, 4], r"'a': kept channels must lie in \[0, 4\), got 4"),
-        ([-1, 2], r"must lie in \[0, 4\), got -1"),
-        ([10**30], r"must lie in \[0, 4\)"),
-        ([0.5], r"must lie in \[0, 4\), got 0.5"),
-        ([True], "got True"),
-        ([2, 1], "'a': kept channels must be ascending and differ"),
-        ([1, 1], "ascending and differ"),
-        ("01", "must be a list of whole numbers"),
-        (3, "must be a list of whole numbers"),
+        ([], "a list of whole numbers, one at least"),
+        ([0.5], "a list of whole numbers"),
+        ([True], "a list of whole numbers"),
+        ([10**30], "a list of whole numbers"),
+        ("01", "a list of whole numbers"),
+        (3, "a list of whole numbers"),
+        ([0, 4], r"'a': kept channels must ascend within \[0, 4\), got \[0, 4\]"),
+        ([-1, 2], r"must ascend within \[0, 4\), got \[-1, 2\]"),
+        ([2, 1], "must ascend within"),
+        ([1, 1], "must ascend within"),
     ],
 )
 def test_bad_channels_are_named(kept: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ChannelSelection({"a": kept}, {"a": 4})
-    text = selection().to_json()
-    document = json.loads(text)
+    document = json.loads(selection().to_json())
     document["norms"]["a"]["kept"] = kept
     with pytest.raises(ValueError, match=message):
         ChannelSelection.from_json(json.dumps(document))
@@ -92,30 +91,29 @@ def test_bad_channels_are_named(kept: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "strucspars-plan"}, "not a channel selection"),
-        ({"format_version": 2}, "format version 2.*upgrade strucspars"),
-        ({"format_version": True}, "no usable 'format_version': True"),
-        ({"more": 1}, "must be an object with .* got .*'more'"),
-        ({"norms": []}, "'norms' must be an object, got list"),
-        ({"norms": {"a": {"kept": [0]}}}, "batch norm 'a' must be an object with"),
-        ({"norms": {"a": [0]}}, "batch norm 'a' must be an object with.*got list"),
+        ({"format": "strucspars-plan"}, "format: must be 'strucspars-channel-selection', got 'strucspars-plan'"),
+        ({"format_version": 2}, "format_version: must be 1, got 2; upgrade strucspars"),
+        ({"format_version": True}, "format_version: must be 1, got True"),
+        ({"format_version": 0}, "format_version: must be 1, got 0"),
+        ({"more": 1}, "more: is not known here"),
+        ({"norms": []}, "norms: must be a mapping, got"),
+        ({"norms": {"a": {"kept": [0]}}}, r"norms\.a\.width: is missing"),
+        ({"norms": {"a": [0]}}, r"norms\.a: must be an object, got \[0\]"),
         ({"norms": {"a": {"kept": [0], "width": 0}}}, "width of 'a' must be a whole number from 1 on, got 0"),
         ({"threshold": -1}, "threshold must be a number from 0 on, got -1"),
-        ({"threshold": float("nan")}, "threshold must be a number from 0 on, got nan"),
-        ({"threshold": float("inf")}, "threshold must be a number from 0 on, got inf"),
-        ({"threshold": "0"}, "threshold must be a number from 0 on, got '0'"),
+        ({"threshold": float("inf")}, "is not valid JSON: Infinity is not a number"),
+        ({"threshold": "0"}, "threshold: must be a finite number or null, got '0'"),
         ({"removed_param_fraction": 2}, r"removed_param_fraction must lie in \[0, 1\], got 2"),
-        ({"removed_mac_fraction": "0"}, "removed_mac_fraction must lie in"),
     ],
 )
 def test_a_foreign_or_damaged_document_is_refused(change: dict[str, Any], message: str) -> None:
     document = json.loads(selection().to_json()) | change
-    with pytest.raises(ValueError, match=message):
-        ChannelSelection.from_json(json.dumps(document))
+    with pytest.raises(ValueError, match=f"^selection.json: {message}"):
+        ChannelSelection.from_json(json.dumps(document), "selection.json")
 
 
 def test_channels_of_narrow_integers_are_checked_as_numbers() -> None:
-    with pytest.raises(ValueError, match="ascending and differ"):
+    with pytest.raises(ValueError, match="must ascend within"):
         ChannelSelection({"a": np.array([2, 1], dtype=np.uint8)}, {"a": 4})
 
 
@@ -128,29 +126,17 @@ def test_text_that_is_no_selection_is_refused(text: Any) -> None:
 def test_kept_and_widths_must_agree() -> None:
     with pytest.raises(ValueError, match=r"must name the same batch norms.*\['b'\]"):
         ChannelSelection({"a": np.array([0])}, {"a": 1, "b": 1})
-    with pytest.raises(ValueError, match="must name the same batch norms"):
-        ChannelSelection({1: np.array([0])}, {"a": 1})  # type: ignore[dict-item]  # the bad value is the point
-    with pytest.raises(ValueError, match="must map names"):
-        ChannelSelection([np.array([0])], {"a": 1})  # type: ignore[arg-type]  # the bad value is the point
-    with pytest.raises(ValueError, match="must map names"):
-        ChannelSelection({"a": np.array([0])}, [1])  # type: ignore[arg-type]  # the bad value is the point
 
 
-def test_a_selection_of_another_network_is_named() -> None:
+@pytest.mark.parametrize(
+    ("widths", "found"),
+    [
+        ({"a": 4, "b": 2, "c": 2}, "'c' has 2 channels, but the selection was made for none"),
+        ({"a": 4}, "'b' has no channels, but the selection was made for 2"),
+        ({"a": 4, "b": 8}, "'b' has 8 channels, but the selection was made for 2"),
+    ],
+)
+def test_a_selection_of_another_network_is_named(widths: dict[str, int], found: str) -> None:
     selection().check_matches({"a": 4, "b": 2})
-    with pytest.raises(ValueError, match=r"lacks \['c'\] and has \[\] besides"):
-        selection().check_matches({"a": 4, "b": 2, "c": 2})
-    with pytest.raises(ValueError, match=r"lacks \[\] and has \['b'\] besides"):
-        selection().check_matches({"a": 4})
-    with pytest.raises(ValueError, match="'b' has 8 channels, but the selection was made for 2"):
-        selection().check_matches({"a": 4, "b": 8})
-    with pytest.raises(ValueError, match="'b' has 1 channels, but the selection was made for 2"):
-        selection().check_matches({"a": 4, "b": 1})
-
-
-@pytest.mark.parametrize("version", [0, -1, 1.0, "1", None])
-def test_a_version_that_never_was_is_refused(version: object) -> None:
-
-    document = json.loads(selection().to_json()) | {"format_version": version}
-    with pytest.raises(ValueError, match="no usable 'format_version'"):
-        ChannelSelection.from_json(json.dumps(document))
+    with pytest.raises(ValueError, match=f"another network: batch norm {found}; build the network"):
+        selection().check_matches(widths)

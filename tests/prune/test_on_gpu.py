@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from strucspars.models.cifar import PreactivationResNet
-from strucspars.prune.slimming import SlimmingPenalty, select_channels, slim_
+from strucspars.prune.narrowing import slim_
+from strucspars.prune.slimming import SlimmingPenalty, select_channels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 

@@ -5,7 +5,6 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from torch import nn
 import strucspars as ss
 from strucspars.export.storage import SELECTION_KEY, VERSION_KEY
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
-from strucspars.prune import narrowing as slimmed_file
-from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
+from strucspars.prune.narrowing import ChannelSelection, load_slimmed, save_slimmed, slim_
+from strucspars.prune.slimming import select_channels
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -150,7 +149,7 @@ def wrong_channels(path: Path) -> None:
         (pickled, "not a readable safetensors file, or damaged"),
         (a_grouped_network, "was not written by save_slimmed"),
         (without_metadata, "was not written by save_slimmed"),
-        (newer, "format version 7.*upgrade"),
+        (newer, "format_version: must be 1, got 7; upgrade strucspars"),
         (a_tensor_less, r"another network: \['fc.bias'\]"),
         (a_tensor_more, r"another network: \['more'\]"),
         (wrong_shape, r"'fc.bias' is torch.float32 \(3,\), the network needs torch.float32 \(10,\)"),
@@ -173,8 +172,8 @@ def test_a_bad_file_is_refused_and_the_network_untouched(
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (PreactivationResNet(20), "another network: it lacks"),
-        (CifarResNet(8), "another network: it lacks"),
+        (PreactivationResNet(20), "another network: batch norm"),
+        (CifarResNet(8), "another network: batch norm"),
         (nn.Linear(2, 2), "PreactivationResNet and CifarResNet only, got Linear"),
         (PreactivationResNet(11, num_classes=100), r"'fc.weight' is .* the network needs"),
         (slimmed()[0], "slim already"),
@@ -197,9 +196,3 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_file_says_which_version_wrote_it(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         assert file.metadata()[VERSION_KEY] == ss.__version__
-
-
-def test_a_file_that_cannot_be_read_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slimmed_file, "safe_open", Mock(side_effect=PermissionError(13, "Permission denied")))
-    with pytest.raises(ValueError, match=f"{path} is not a readable safetensors file, .*Permission denied"):
-        load_slimmed(path, PreactivationResNet(11))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from strucspars.cli.export import export_network
-from strucspars.prune.channel_selection import ChannelSelection
+from strucspars.prune.narrowing import ChannelSelection
 from strucspars.report.reading import read_run
 from strucspars.train.checkpoint import save_checkpoint, save_named
 from strucspars.train.pipeline import run_pipeline
@@ -159,9 +159,9 @@ def test_a_plan_that_is_none_is_refused(
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "selection.json: channel selection is not valid JSON"),
-        (b'"a string"', "selection.json: not a channel selection"),
-        (b"\xff", "selection.json: 'utf-8' codec can't decode"),
+        (b"", "selection.json: is not valid JSON"),
+        (b'"a string"', "selection.json: must be an object, got 'a string'"),
+        (b"\xff", "selection.json is not UTF-8 text"),
         (None, "selection.json is missing, but the finetuning has begun; restore it"),
     ],
 )

@@ -222,16 +222,21 @@ class _SavedNetwork:
     state_versions: Mapping[str, int]
 
 
-def _read(path: Path) -> _SavedNetwork:
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file; a `ValueError` where it is damaged."""
     check_readable(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+            return tensors, file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(
             f"{path} is not a readable safetensors file, or damaged: {error}; restore it from a copy"
         ) from error
+
+
+def _read(path: Path) -> _SavedNetwork:
+    tensors, metadata = read_tensors(path)
     if PLAN_KEY not in metadata:
         raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
     if metadata.get(FORMAT_KEY) != FORMAT:

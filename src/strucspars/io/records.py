@@ -160,12 +160,9 @@ def check_header(document: object, where: str, **expected: str | int) -> dict[st
     for key, value in expected.items():
         found = document.get(key)
         if type(found) is not type(value) or found != value:
-            raise RecordError(
-                where,
-                key,
-                f"must be {value!r}, got {_SHORT.repr(found)}: this is another kind of file, or of another version of "
-                "strucspars",
-            )
+            is_newer = type(found) is int and isinstance(value, int) and found > value
+            remedy = "upgrade strucspars" if is_newer else "give a file of this kind and version"
+            raise RecordError(where, key, f"must be {value!r}, got {_SHORT.repr(found)}; {remedy}")
     return {key: value for key, value in document.items() if key not in expected}
 
 

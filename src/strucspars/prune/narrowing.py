@@ -1,4 +1,4 @@
-"""How a network shrinks when channels of its batch norms go: who else narrows, by how much, and in place.
+"""Which channels of which batch norm stay, and how a network shrinks to them, in place: who narrows, by how much.
 
 The residual stream keeps its width. In a pre-activation bottleneck the second and third norm narrow the convolutions
 around them; the first one, and the last norm of the network, read the stream, so they select channels from it, and only
@@ -6,26 +6,160 @@ the layer behind them narrows. In a post-activation basic block only the norm be
 all others write to the stream.
 """
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from strucspars._version import __version__
-from strucspars.export.storage import SELECTION_KEY, VERSION_KEY, write_tensors
-from strucspars.io.files import check_readable
+from strucspars.core.checks import IntArray, checked_at_least, checked_fraction, is_number
+from strucspars.export.storage import SELECTION_KEY, VERSION_KEY, read_tensors, write_tensors
+from strucspars.io.records import RecordError, as_record, check_header, parse_json
 from strucspars.models.cifar import EXPANSION, BasicBlock, CifarResNet, PreactivationBottleneck, PreactivationResNet
 from strucspars.nn.copying import copied
 from strucspars.nn.layers import like_memory_format, replace_values_
-from strucspars.prune.channel_selection import ChannelSelection
+
+FORMAT = "strucspars-channel-selection"
+FORMAT_VERSION = 1
+FIGURES = ("threshold", "removed_param_fraction", "removed_mac_fraction")
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelSelection:
+    """Which channels a network keeps.
+
+    Attributes:
+        kept: name of a batch norm to the channels that stay, ascending, read-only, at least one; in network order.
+        widths: name of a batch norm to the number of channels it had.
+        threshold: largest absolute scale that was removed; None for channels chosen by hand.
+        removed_param_fraction: fraction of all the network's parameters that goes; None likewise.
+        removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
+
+    >>> selection = ChannelSelection({"bn1": np.array([0, 2]), "bn2": np.array([1])}, {"bn1": 4, "bn2": 2})
+    >>> selection.kept_channels, selection.removed_channel_fraction
+    (3, 0.5)
+    >>> ChannelSelection.from_json(selection.to_json()) == selection
+    True
+    """
+
+    kept: Mapping[str, IntArray]
+    widths: Mapping[str, int]
+    _: KW_ONLY
+    threshold: float | None = None
+    removed_param_fraction: float | None = None
+    removed_mac_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if set(self.kept) != set(self.widths):
+            differing = sorted(set(self.kept) ^ set(self.widths), key=str)
+            raise ValueError(f"kept and widths must name the same batch norms; only one of them has {differing[:3]}")
+        widths = {name: checked_at_least(f"width of {name!r}", self.widths[name], 1) for name in self.kept}
+        kept = {name: _checked_channels(name, channels, widths[name]) for name, channels in self.kept.items()}
+        object.__setattr__(self, "kept", MappingProxyType(kept))
+        object.__setattr__(self, "widths", MappingProxyType(widths))
+        if self.threshold is not None:
+            if not is_number(self.threshold) or not 0 <= self.threshold < math.inf:
+                raise ValueError(f"threshold must be a number from 0 on, got {self.threshold!r}")
+            object.__setattr__(self, "threshold", float(self.threshold))
+        for field in ("removed_param_fraction", "removed_mac_fraction"):
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, checked_fraction(field, value))
+
+    @property
+    def kept_channels(self) -> int:
+        """Number of channels that stay, over all batch norms."""
+        return sum(len(channels) for channels in self.kept.values())
+
+    @property
+    def removed_channel_fraction(self) -> float:
+        """Fraction of the batch norms' channels that goes: what the tables of other papers call the pruning ratio."""
+        channels = sum(self.widths.values())
+        return (channels - self.kept_channels) / max(channels, 1)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ChannelSelection):
+            return NotImplemented
+        return self._plain() == other._plain()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and other processes get the selection as JSON: a read-only mapping cannot be pickled."""
+        return ChannelSelection.from_json, (self.to_json(),)
+
+    def _plain(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        norms = {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
+        return {name: getattr(self, name) for name in FIGURES} | {"norms": norms}
+
+    def digest(self) -> str:
+        """SHA-256 of which channels stay, as hexadecimal text; threshold and fractions do not count."""
+        return hashlib.sha256(json.dumps(self._plain()["norms"], sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The selection as JSON text."""
+        return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **self._plain()})
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "channel selection") -> "ChannelSelection":
+        """Read a selection and check all of it; text that is damaged, foreign or newer is a `ValueError`."""
+        document = check_header(parse_json(text, where), where, format=FORMAT, format_version=FORMAT_VERSION)
+        stored = as_record(_StoredSelection, document, where)
+        figures = {name: getattr(stored, name) for name in FIGURES}
+        kept = {name: norm.kept for name, norm in stored.norms.items()}
+        try:
+            return cls(kept, {name: norm.width for name, norm in stored.norms.items()}, **figures)
+        except ValueError as error:
+            raise RecordError(where, "", str(error)) from error
+
+    def check_matches(self, widths: Mapping[str, int]) -> None:
+        """Raise a `ValueError` unless the network has just these batch norms, with these numbers of channels."""
+        if dict(widths) == dict(self.widths):
+            return
+        differing = sorted(dict(widths).items() ^ dict(self.widths).items())
+        raise ValueError(
+            f"the channel selection is that of another network: batch norm {differing[0][0]!r} has "
+            f"{widths.get(differing[0][0], 'no')} channels, but the selection was made for "
+            f"{self.widths.get(differing[0][0], 'none')}; build the network that it was made for"
+        )
+
+
+@dataclass(frozen=True)
+class _StoredNorm:
+    width: int
+    kept: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredSelection:
+    norms: Mapping[str, _StoredNorm]
+    threshold: float | None
+    removed_param_fraction: float | None
+    removed_mac_fraction: float | None
+
+
+def _checked_channels(name: str, channels: Any, width: int) -> IntArray:
+    """The channels as a read-only array, or a `ValueError` that names the batch norm."""
+    array = np.array(channels)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise ValueError(f"batch norm {name!r}: kept channels must be a list of whole numbers, one at least")
+    if array.min() < 0 or array.max() >= width or (np.diff(array.astype(np.int64)) <= 0).any():
+        raise ValueError(
+            f"batch norm {name!r}: kept channels must ascend within [0, {width}), got {array[:8].tolist()}"
+        )
+    array = array.astype(np.int64)
+    array.setflags(write=False)
+    return array
 
 
 class SelectedBatchNorm2d(nn.BatchNorm2d):
@@ -44,7 +178,7 @@ class SelectedBatchNorm2d(nn.BatchNorm2d):
         self.register_buffer("kept", torch.arange(num_features))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Select, then normalise: the other way round would normalise channels that nobody reads."""
+        """Select, then normalise: the other way round would normalise channels that no layer reads."""
         return super().forward(features.index_select(1, self.kept))
 
 
@@ -69,7 +203,7 @@ def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
     """The batch norms that can narrow, in network order, whether the network is dense or narrow already.
 
     Raises:
-        ValueError: the network is none that we know the channels of.
+        ValueError: the network is of another kind.
     """
     if isinstance(model, PreactivationResNet):
         return tuple(_preactivation_sites(model))
@@ -150,21 +284,6 @@ def weights_before_after(
     return weights
 
 
-def slimmed_params(model: nn.Module, selection: ChannelSelection) -> int:
-    """Parameters that a dense network will have once it is slimmed, without slimming it.
-
-    >>> import numpy as np
-    >>> model, widths = CifarResNet(8), {"layer1.0.bn1": 16, "layer2.0.bn1": 32, "layer3.0.bn1": 64}
-    >>> selection = ChannelSelection({name: np.array([0, 1]) for name in widths}, widths)
-    >>> slimmed_params(model, selection), sum(p.numel() for p in slim_(model, selection).parameters())
-    (4518, 4518)
-    """
-    sites = _matching_sites(model, selection)
-    weights = weights_before_after(model, sites, {name: len(kept) for name, kept in selection.kept.items()})
-    whole = sum(parameter.numel() for parameter in model.parameters())
-    return whole - sum(before - after for before, after in weights.values())
-
-
 @torch.no_grad()
 def slim_(model: Model, selection: ChannelSelection) -> Model:
     """Remove the channels that are not selected, in place: real narrow tensors. Returns the model.
@@ -188,7 +307,9 @@ def slim_(model: Model, selection: ChannelSelection) -> Model:
     >>> sum(p.numel() for p in slim_(model, select_channels(model, target=0.5)).parameters()) <= 219482 / 2
     True
     """
-    for site in _matching_sites(model, selection):
+    sites = dense_sites(model)
+    selection.check_matches({site.norm: site.width for site in sites})
+    for site in sites:
         kept = selection.kept[site.norm]
         if len(kept) < site.width:
             _narrow_site_(model, site, torch.tensor(kept))
@@ -210,12 +331,6 @@ def check_slimmed(model: nn.Module, selection: ChannelSelection) -> None:
                 f"batch norm {site.norm!r} has {norm.num_features} channels, but not the {len(kept)} of the "
                 "selection; give the selection that the network was slimmed with"
             )
-
-
-def _matching_sites(model: nn.Module, selection: ChannelSelection) -> tuple[NormSite, ...]:
-    sites = dense_sites(model)
-    selection.check_matches({site.norm: site.width for site in sites})
-    return sites
 
 
 def _narrow_site_(model: nn.Module, site: NormSite, kept: torch.Tensor) -> None:
@@ -299,7 +414,10 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no slimmed network at {path}")
-    selection, tensors = _read(path)
+    tensors, metadata = read_tensors(path)
+    if SELECTION_KEY not in metadata:
+        raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")
+    selection = ChannelSelection.from_json(metadata[SELECTION_KEY], str(path))
     try:
         # A copy goes first: what does not fit shows there, and the caller's model stays whole.
         trial = slim_(copied(model), selection)
@@ -308,24 +426,6 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
     _check_tensors(path, tensors, trial.state_dict())
     slim_(model, selection).load_state_dict(tensors)
     return model
-
-
-def _read(path: Path) -> tuple[ChannelSelection, dict[str, torch.Tensor]]:
-    check_readable(path)
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            text = (file.metadata() or {}).get(SELECTION_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} is not a readable safetensors file, or damaged: {error}; restore it from a copy"
-        ) from error
-    if text is None:
-        raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")
-    try:
-        return ChannelSelection.from_json(text), tensors
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], needed: Mapping[str, torch.Tensor]) -> None:

@@ -17,28 +17,7 @@ from torch import nn
 
 from strucspars.core.checks import FloatArray, IntArray, checked_target, is_number
 from strucspars.cost.counting import ExampleInputs, count_macs
-from strucspars.prune.channel_selection import ChannelSelection
-from strucspars.prune.narrowing import (
-    NormSite,
-    SelectedBatchNorm2d,
-    dense_sites,
-    load_slimmed,
-    save_slimmed,
-    slim_,
-    slimmed_params,
-    weights_before_after,
-)
-
-__all__ = [
-    "ChannelSelection",
-    "SelectedBatchNorm2d",
-    "SlimmingPenalty",
-    "load_slimmed",
-    "save_slimmed",
-    "select_channels",
-    "slim_",
-    "slimmed_params",
-]
+from strucspars.prune.narrowing import ChannelSelection, NormSite, dense_sites, weights_before_after
 
 
 class SlimmingPenalty:
@@ -58,7 +37,9 @@ class SlimmingPenalty:
     """
 
     def __init__(self, model: nn.Module, strength: float) -> None:
-        self._strength = _checked_strength(strength)
+        if not is_number(strength) or not 0 <= strength < math.inf:
+            raise ValueError(f"slimming strength must be a number from 0 on, such as 5e-4, got {strength!r}")
+        self._strength = float(strength)
         norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
         self._norms = [norm for norm in norms if norm.affine]
         if not self._norms:
@@ -175,9 +156,3 @@ def _removed_mac_fraction(
         before, after = weights.get(name, (1, 1))
         removed += layer.macs * (before - after) / before
     return removed / counted.macs
-
-
-def _checked_strength(strength: float) -> float:
-    if not is_number(strength) or not math.isfinite(strength) or strength < 0:
-        raise ValueError(f"slimming strength must be a number from 0 on, such as 5e-4, got {strength!r}")
-    return float(strength)

@@ -14,9 +14,8 @@ from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, plan_hash, save
 from strucspars.io.arrays import save_arrays
-from strucspars.io.files import write_text
-from strucspars.prune.channel_selection import ChannelSelection
-from strucspars.prune.narrowing import load_slimmed, save_slimmed, slim_
+from strucspars.io.files import read_text, write_text
+from strucspars.prune.narrowing import ChannelSelection, load_slimmed, save_slimmed, slim_
 from strucspars.prune.slimming import select_channels
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import Sparsifier
@@ -253,12 +252,9 @@ class NetworkSlimming:
 
     def recall(self) -> None:
         """Take the selection from the folder."""
-        if not self._path.is_file():
+        if not self._path.exists():
             raise ValueError(f"{self._path} is missing, but the finetuning has begun; restore it")
-        try:
-            self.selection = ChannelSelection.from_json(self._path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{self._path}: {error}") from error
+        self.selection = ChannelSelection.from_json(read_text(self._path), str(self._path))
 
     def decision_digest(self) -> str:
         """Of the channels that stay."""
