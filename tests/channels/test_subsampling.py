@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from strucspars.channels.graph import skipped_positions
+from strucspars.channels.rules import skipped_positions
 
 
 @pytest.mark.parametrize(

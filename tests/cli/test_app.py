@@ -20,7 +20,6 @@ from strucspars.cli.errors import (
     FAILED,
     WRONG_USE,
     Interrupted,
-    OtherProcessFailed,
     RunFailed,
     explained,
     reported,
@@ -135,17 +134,6 @@ def test_wrong_use_leaves_the_standard_output_empty_with_json_too(arguments: tup
 def test_the_page_about_the_command_line_has_every_exit_status() -> None:
     statuses = re.findall(r"^\| (\d[\d n+]*) \|", PAGE.read_text(), re.MULTILINE)
     assert statuses == ["0", str(FAILED), str(WRONG_USE), f"{BY_SIGNAL} + n"]
-
-
-def test_what_another_process_met_is_told_by_the_first_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = OtherProcessFailed("process 3: no such image", WRONG_USE)
-    assert reported(error, []) == WRONG_USE
-    assert capsys.readouterr().err == "error: process 3: no such image\n"
-    monkeypatch.setenv("RANK", "1")
-    assert reported(error, []) == WRONG_USE
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ LAUNCHER = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # Any process's output is in a file of its own: torchrun adds a report of its own to the common one.
 APART = ("--log-dir", "logs", "--redirects", "3")
 PATIENCE_SECONDS = 120
+LOST = r"error: another process of this run has ended; .*the last checkpoint\n"
 FAILING = """
 import os
+import signal
 
 import torch
 from tiny_networks import small
@@ -27,6 +30,8 @@ from torch import nn
 class Failing(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.training and os.environ["RANK"] == "1":
+            if os.environ.get("KILLED"):
+                os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("cats/7.png is no image;\\n  remove it")
         return images
 
@@ -58,7 +63,8 @@ class Outcome:
 
 
 def started(networks: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
-    variables = {"PYTHONPATH": str(networks), "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join((str(networks), os.environ.get("PYTHONPATH", "")))
+    variables = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.Popen(
         [*LAUNCHER, *APART, "-m", "strucspars", *arguments],
         cwd=networks,
@@ -121,6 +127,16 @@ def test_where_one_process_fails_in_the_middle_of_training_none_leaves_a_trace(
     outcome = ended(networks, started(networks, [*arguments, "model.name=failing_networks:failing", "--quiet"]))
     first, second = outcome.ranks
     assert second.err == "error: cats/7.png is no image; remove it\n"
-    # torchrun ends the others as soon as one has failed: then it is silent.
-    assert first.err in ("error: process 1: cats/7.png is no image; remove it\n", "")
+    assert re.fullmatch(LOST, first.err)
     assert "exitcode  : 2" in outcome.report
+
+
+def test_where_one_process_is_killed_the_other_says_so_in_a_sentence(
+    networks: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (networks / "failing_networks.py").write_text(FAILING)
+    monkeypatch.setenv("KILLED", "1")
+    outcome = ended(networks, started(networks, [*arguments, "model.name=failing_networks:failing", "--quiet"]))
+    assert outcome.ranks[1].err == ""
+    assert re.fullmatch(LOST, outcome.ranks[0].err)
+    assert "Signal 9" in outcome.report

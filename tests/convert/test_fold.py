@@ -555,12 +555,13 @@ class ByKeyword(nn.Module):
         return images
 
 
-def test_calls_by_keyword_fold_like_others() -> None:
+def test_calls_by_keyword_keep_their_shuffles_and_norms() -> None:
     model = randomised(ByKeyword(dense(), shuffled(), nn.BatchNorm2d(CHANNELS), nn.ReLU(), dense()))
     folded = ss.fold(model, IMAGES)
     assert torch.allclose(folded(IMAGES), model(IMAGES), atol=1e-4)
     report = ss.fold_report(folded)
-    assert (len(report.gathers), report.num_kept_batch_norms) == (0, 0)
+    assert (len(report.gathers), report.num_kept_batch_norms, report.untraced_reason) == (2, 1, "")
+    assert ss.summary(folded, IMAGES).gathers == report.gathers
 
 
 def test_a_hook_sees_a_call_by_keyword_as_it_was() -> None:

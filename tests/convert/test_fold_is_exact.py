@@ -333,11 +333,13 @@ def test_nothing_else_takes_what_is_given_for_a_tensor_that_became_a_constant(ne
         folded(IMAGES, scale=torch.tensor([2.0]))
 
 
-def test_any_number_of_arguments_may_follow_a_tensor_by_default_that_was_given() -> None:
+def test_a_graph_takes_as_many_arguments_as_it_was_given() -> None:
     model, arguments = OthersAfterTensor().eval(), (IMAGES, torch.tensor([2.0]), SHIFT)
-    folded = ss.fold(model, arguments[:2])
+    folded = ss.fold(model, arguments)
     assert ss.fold_report(folded).untraced_reason == ""
     torch.testing.assert_close(folded(*arguments), model(*arguments).detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        folded(*arguments[:2])
 
 
 def test_any_number_of_arguments_by_position_are_none_of_those_by_keyword() -> None:

@@ -16,14 +16,12 @@ from torch import nn
 
 from strucspars.data.batches import Batch
 from strucspars.train import stage
-from strucspars.train.checkpoint import save_checkpoint
 from strucspars.train.compression import recalibrate_
 from strucspars.train.engine import Engine
 from strucspars.train.observer import Silence
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import EngineRecipe
 from strucspars.train.recipe_reading import read_recipe
-from strucspars.train.run_folder import RunFolder
 from strucspars.train.stage import RunInterrupted
 
 RECIPE = Path(__file__).with_name("small_recipe.yaml")
@@ -53,20 +51,6 @@ def digest(model: nn.Module) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def failures(place: Path, rank: int) -> list[str]:
-    """What every process hears where one of them fails: the first, because of the folder; the second, of its data."""
-    # The folder is finished: another seed must not be taken for it.
-    other = read_recipe(RECIPE, [*RUNS["plain"], "seed=9"])
-    lost = read_recipe(RECIPE, ["data.name=cifar10", "data.root=/nowhere"] if rank == 1 else [])
-    heard = []
-    for recipe, name in ((other, "plain"), (lost, "lost")):
-        try:
-            run_pipeline(recipe, place / name)
-        except (ValueError, OSError) as error:
-            heard.append(str(error))
-    return heard
-
-
 def stopped_midway(place: Path, name: str, rank: int) -> str:
     """Stop in the middle of an epoch, then go on to the end; a copy of the stopped run is left for others."""
     stage.STEPS_BETWEEN_AGREEMENTS = 2
@@ -79,22 +63,6 @@ def stopped_midway(place: Path, name: str, rank: int) -> str:
         run_pipeline(recipe, path)
         return str(stop)
     return "not stopped"
-
-
-def seeds_after_an_update(place: Path, rank: int) -> list[int]:
-    """Of every epoch, where the middle of the first was saved by a version that kept one random state for all."""
-    path = place / "dropout-updated"
-    if rank == 0:
-        shutil.copytree(place / "dropout-left", path)
-        state = RunFolder(path).load_checkpoint()
-        assert state is not None
-        del state["data_epochs_before"]
-        older = {"version": 1, "random_states": state["random_states"][0], "sums": state["sums"].mean(dim=0)}
-        save_checkpoint(RunFolder(path).checkpoints, state | older)
-    small_networks.built.clear()
-    witness = Witness()
-    run_pipeline(read_recipe(RECIPE, RUNS["dropout"]), path, observer=witness)
-    return witness.seeds
 
 
 class SharedBatches:
@@ -135,9 +103,7 @@ def main(place: Path) -> None:
         summary = run_pipeline(recipe, place / name, observer=witness).to_json()
         findings[name] = {"digests": witness.digests, "summary": summary, "stopped": stopped}
         findings[name]["seeds"] = witness.seeds
-    findings["failures"] = failures(place, rank)
     findings["midway"] = {name: stopped_midway(place, name, rank) for name in ("plain", "dropout")}
-    findings["seeds_after_an_update"] = seeds_after_an_update(place, rank)
     findings["recalibrated"] = recalibrated_statistics(rank)
     (place / f"rank{rank}.json").write_text(json.dumps(findings))
     dist.barrier()

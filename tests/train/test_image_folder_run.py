@@ -1,8 +1,11 @@
 """A whole run on a folder of images: who reads them and when it is stopped makes no difference."""
 
+import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
+import signal
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import strucspars as ss
 from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD
 from strucspars.models.catalogue import build_model
 from strucspars.train.engine import Engine
+from strucspars.train.observer import Silence
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import EngineRecipe, Recipe
@@ -149,6 +153,26 @@ def test_a_broken_image_stops_the_run_by_name_and_repaired_it_goes_on(
     run_pipeline(recipe, tmp_path / "run")
     rows = [timeless(row) for row in RunFolder(tmp_path / "run").metrics()]
     assert rows == [timeless(row) for row in RunFolder(whole[2]).metrics()]
+
+
+class Killing(Silence):
+    """Kills a process that reads images when the first epoch is over."""
+
+    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        # Time for the system to tell of it.
+        time.sleep(0.2)
+
+
+def test_a_killed_reader_of_images_ends_the_run_in_a_sentence_and_it_can_go_on(
+    small_recipe: Recipes, images: Path, whole: dict[int, Path], tmp_path: Path, assert_same_outcome: Comparison
+) -> None:
+    recipe = folder_recipe(small_recipe, images, workers=2)
+    words = r"^a process that reads images has died \(killed by signal: Killed\).*; the same command goes on from "
+    with pytest.raises(ChildProcessError, match=words):
+        run_pipeline(recipe, tmp_path / "run", observer=Killing())
+    run_pipeline(recipe, tmp_path / "run")
+    assert_same_outcome(whole[2], tmp_path / "run")
 
 
 def test_a_folder_without_test_images_is_refused_before_anything_is_trained(

@@ -37,12 +37,6 @@ def hard(small_recipe: Recipes, form: str) -> Recipe:
     )
 
 
-def in_version_1(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """As one process wrote it before checkpoints held something of every process."""
-    older = {"version": 1, "random_states": checkpoint["random_states"][0], "sums": checkpoint["sums"][0]}
-    return {key: value for key, value in (checkpoint | older).items() if key != "data_epochs_before"}
-
-
 @pytest.fixture(scope="module")
 def whole(small_recipe: Recipes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of either form that nobody stopped."""
@@ -147,19 +141,6 @@ def test_observers_are_told_where_a_run_goes_on_and_how_it_ends(
         f"run: finished, accuracy {summary.converted_top1:.2%}",
         "run: failed",
     ]
-
-
-def test_a_stop_that_an_older_version_saved_goes_on_to_the_same_end(
-    small_recipe: Recipes, whole: dict[str, Path], tmp_path: Path, assert_same_outcome: Comparison, stop_after: Stops
-) -> None:
-    recipe, folder = hard(small_recipe, "masked"), RunFolder(tmp_path / "run")
-    with pytest.raises(RunInterrupted, match="stopped in epoch 2 of sparsify"):
-        run_pipeline(recipe, folder.path, should_stop=stop_after(QUESTIONS_PER_EPOCH + 4))
-    saved = folder.load_checkpoint()
-    assert saved is not None
-    checkpoints.save_checkpoint(folder.checkpoints, in_version_1(saved))
-    run_pipeline(recipe, folder.path)
-    assert_same_outcome(whole["masked"], folder.path)
 
 
 @pytest.mark.parametrize("fatal_write", [1, 2, 3])

@@ -80,15 +80,6 @@ def test_without_batch_norm_two_processes_train_as_one(
     assert plans[0].layers == plans[1].layers
 
 
-def test_where_one_process_fails_all_do_and_nothing_is_left_of_it(ranks: list[Any], place: Path) -> None:
-    for folder_problem, data_problem in (rank["failures"] for rank in ranks):
-        assert "holds a run with another recipe" in folder_problem
-        assert "/nowhere" in data_problem
-    assert ranks[1]["failures"][0].startswith("process 0: ")
-    assert ranks[0]["failures"][1].startswith("process 1: ")
-    assert not (place / "lost").exists()
-
-
 @pytest.mark.parametrize("name", ["plain", "dropout"])
 def test_processes_that_stop_together_in_the_middle_of_an_epoch_end_as_if_they_had_not(
     ranks: list[Any], place: Path, name: str, assert_same_outcome: Callable[..., None]
@@ -97,14 +88,12 @@ def test_processes_that_stop_together_in_the_middle_of_an_epoch_end_as_if_they_h
     assert_same_outcome(place / name, place / f"{name}-midway")
 
 
-def test_one_process_can_go_on_in_the_middle_of_an_epoch_that_two_began(
+def test_another_number_of_processes_cannot_go_on_in_the_middle_of_an_epoch(
     ranks: list[Any], place: Path, small_recipe: Callable[..., Recipe]
 ) -> None:
     assert ranks[0]["midway"]["plain"].startswith("stopped in")
-    run_pipeline(small_recipe("model.name=small_networks:without_norm"), place / "plain-left")
-    two, one = RunFolder(place / "plain").metrics()[0], RunFolder(place / "plain-left").metrics()[0]
-    for key in ("train_loss", "train_top1", "test_loss"):
-        assert one[key] == pytest.approx(two[key], rel=1e-4), key
+    with pytest.raises(ValueError, match="in the middle of an epoch by 2 processes, and this run has 1; start as many"):
+        run_pipeline(small_recipe("model.name=small_networks:without_norm"), place / "plain-left")
 
 
 def test_statistics_recalibrated_by_two_processes_are_those_of_all_images(ranks: list[Any]) -> None:
@@ -118,11 +107,3 @@ def test_statistics_recalibrated_by_two_processes_are_those_of_all_images(ranks:
 def test_processes_do_not_drop_the_same_neurons(ranks: list[Any]) -> None:
     # Those of the epoch's dropout, of the first stage's first epoch.
     assert ranks[0]["plain"]["seeds"][0] != ranks[1]["plain"]["seeds"][0]
-
-
-def test_processes_do_not_drop_the_same_neurons_where_they_go_on_from_one_random_state(ranks: list[Any]) -> None:
-    updated = [rank["seeds_after_an_update"] for rank in ranks]
-    assert updated[0][0] != updated[1][0]
-    # Nor those of the epoch's first steps again; later epochs are as ever.
-    assert updated[0][0] != ranks[0]["dropout"]["seeds"][0]
-    assert updated[0][1] == ranks[0]["dropout"]["seeds"][1]

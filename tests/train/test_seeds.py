@@ -8,11 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.train.checkpoint import save_checkpoint
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
-from strucspars.train.run_folder import RunFolder
-from strucspars.train.stage import RunInterrupted, derived_seed
+from strucspars.train.stage import derived_seed
 from strucspars.train.steps import TrainingStep
 
 Recipes = Callable[..., Recipe]
@@ -75,21 +73,3 @@ def test_variants_of_one_seed_see_the_same_batches(small_recipe: Recipes, tmp_pa
     seen.clear()
     run_pipeline(small_recipe("kind=dense", "stage2.epochs=4"), tmp_path / "dense")
     assert seen == whole
-
-
-def test_a_stage_that_an_older_version_began_sees_the_batches_that_it_would_have_seen_there(
-    small_recipe: Recipes, tmp_path: Path, seen: list[str], stop_after: Callable[[int], Callable[[], bool]]
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    # Twice: the second checkpoint is of this version again.
-    for questions, version in ((2 * (STEPS + 1) + 3, 1), (1, 2)):
-        with pytest.raises(RunInterrupted, match="stopped in epoch 1 of finetune"):
-            run_pipeline(small_recipe(), folder.path, should_stop=stop_after(questions))
-        saved = folder.load_checkpoint()
-        assert saved is not None
-        if version == 1:
-            older = {"version": 1, "random_states": saved["random_states"][0], "sums": saved["sums"][0]}
-            save_checkpoint(folder.checkpoints, saved | older)
-    run_pipeline(small_recipe(), folder.path)
-    # There each stage saw the same epochs.
-    assert seen[2 * STEPS + 3 :] == seen[3 : 2 * STEPS]

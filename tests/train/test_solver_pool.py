@@ -67,13 +67,36 @@ def test_dead_workers_cost_time_but_not_the_run(caplog: pytest.LogCaptureFixture
     assert helped.plan() == sparsifier(None).plan()
 
 
-def test_workers_leave_signals_to_the_main_process() -> None:
+def test_a_worker_survives_ctrl_c_which_the_main_process_handles() -> None:
     with solver_pool(1) as executor:
         assert executor is not None
         worker = executor.submit(os.getpid).result()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(worker, number)
+        os.kill(worker, signal.SIGINT)
         assert executor.submit(os.getpid).result() == worker
+
+
+DYING_WORKER = """
+import os, signal, time
+from strucspars.train.solver_pool import solver_pool
+if __name__ == "__main__":
+    with solver_pool(2) as pool:
+        idle = 0
+        while not idle:
+            busy = pool.submit(time.sleep, 1)
+            answered = pool.submit(os.getpid).result()
+            idle = 0 if busy.done() else answered
+        # It waits for work, and dies with the lock of the queue.
+        os.kill(idle, signal.SIGKILL)
+        print(type(busy.exception()).__name__, flush=True)
+"""
+
+
+def test_a_pool_whose_worker_is_killed_ends_with_its_other_workers(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(DYING_WORKER)
+    # It would wait for its other worker forever.
+    outcome = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True)
+    assert outcome.stdout == "BrokenProcessPool\n"
 
 
 def test_no_workers_means_no_pool() -> None:

@@ -1,179 +1,226 @@
-"""What operations do to channels. Whatever is not listed here keeps the natural order on both sides."""
+"""What operations do to channels: one table of rules. Operations that are not in it get and give the natural order."""
 
+import math
 import operator
 from collections.abc import Callable
-from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
+from strucspars.channels.classes import Layout
+from strucspars.channels.graph import ChannelGraph, Rule, register_channel_rule
+from strucspars.channels.orders import GroupedLayer, Grouping
+from strucspars.channels.tracing import (
+    SHAPE_METHODS,
+    SPLIT_FUNCTIONS,
+    SPLIT_METHODS,
+    argument,
+    asks_for_shape,
+    source_shape,
+    tensor_bytes,
+    tensor_shape,
+    tensor_shapes,
+)
+from strucspars.core.permutation import inverse
+from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES, channel_orders, channels, groups_of_weight, is_grouped
+
 # In eval mode the synchronised one is like the others.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
-# Entry by entry: any order will do, as long as all operands have the same.
-ELEMENTWISE_MODULES: tuple[type[nn.Module], ...] = (
-    nn.Identity,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.CELU,
-    nn.SELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Mish,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.Softplus,
-    nn.Softsign,
-    nn.Hardtanh,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-)
-ELEMENTWISE_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
-    {
-        *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg),
-        *(operator.iadd, operator.isub, operator.imul, operator.itruediv),
-        *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.abs, torch.exp, torch.clamp, torch.clone),
-        *(torch.relu, torch.relu_, torch.sigmoid, torch.tanh, torch.maximum, torch.minimum),
-        *(functional.relu, functional.relu_, functional.relu6, functional.leaky_relu, functional.elu, functional.celu),
-        *(functional.selu, functional.gelu, functional.silu, functional.mish, functional.sigmoid, functional.tanh),
-        *(functional.softplus, functional.softsign, functional.hardtanh, functional.hardsigmoid),
-        *(functional.hardswish, functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
-    }
-)
-ELEMENTWISE_METHODS = frozenset(
-    name + suffix
-    for name in ("add", "sub", "mul", "div", "neg", "abs", "exp", "clamp", "relu", "sigmoid", "tanh")
-    for suffix in ("", "_")
-) | {"clone", "contiguous", "detach"}
-# By name, so that folding does not import torchvision.
-ELEMENTWISE_NAMES = frozenset({"torchvision.ops.stochastic_depth.stochastic_depth"})
 
-# Position by position or over neighbouring ones; by the number of trailing axes they work on.
-SPATIAL_MODULES: dict[type[nn.Module], int] = {
-    **dict.fromkeys((nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d), 1),
-    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), 2),
-    **dict.fromkeys((nn.ConstantPad1d, nn.ReflectionPad1d, nn.ReplicationPad1d), 1),
-    **dict.fromkeys((nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d), 2),
-    **dict.fromkeys((nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d), 3),
-    **dict.fromkeys((nn.ConstantPad3d, nn.ReplicationPad3d), 3),
-}
-SPATIAL_FUNCTIONS: dict[Callable[..., Any], int] = {
-    **dict.fromkeys((functional.max_pool1d, torch.max_pool1d, functional.avg_pool1d, torch.avg_pool1d), 1),
-    **dict.fromkeys((functional.adaptive_avg_pool1d, functional.adaptive_max_pool1d), 1),
-    **dict.fromkeys((functional.max_pool2d, torch.max_pool2d, functional.avg_pool2d), 2),
-    **dict.fromkeys((functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d), 2),
-    **dict.fromkeys((functional.max_pool3d, torch.max_pool3d, functional.avg_pool3d), 3),
-    **dict.fromkeys((functional.adaptive_avg_pool3d, functional.adaptive_max_pool3d), 3),
-}
-# These work on every axis after the second.
-RESIZING_MODULES = (nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d)
-
-# Over the axes that they are told.
-REDUCING_FUNCTIONS = frozenset({torch.mean, torch.sum, torch.amax, torch.amin})
-REDUCING_METHODS = frozenset({"mean", "sum", "amax", "amin"})
-
-CONCATENATIONS = frozenset({torch.cat, torch.concat, torch.concatenate})
-SPLIT_FUNCTIONS = frozenset({torch.chunk, torch.split})
-SPLIT_METHODS = frozenset({"chunk", "split"})
-PAD_FUNCTIONS = frozenset({functional.pad})
-
-# Questions about a tensor that its order does not answer. Not "type", which with an argument gives another tensor.
-SHAPE_METHODS = frozenset({"size", "dim", "numel", "is_floating_point"})
-SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
+# Layers and norms, whose weights follow the layouts.
 
 
-def has_entry_per_channel(module: nn.Module) -> bool:
-    """Whether a module does the same to every channel but for the entries of its tensors, one per channel."""
-    if type(module) is nn.PReLU:
-        return module.num_parameters > 1
+def _layer(node: fx.Node, graph: ChannelGraph) -> Layout:
+    """A convolution or linear layer: depthwise, dense or grouped."""
+    module = graph.module(node)
+    out_channels, in_channels = channels(module)
+    kernel_axes = 0 if isinstance(module, nn.Linear) else module.get_parameter("weight").dim() - 2
+    axis = len(source_shape(node)) - 1 - kernel_axes
+    inputs = graph.source(node)
+    if inputs is None or inputs.axis != axis:
+        graph.pin_inputs(node)
+        inputs = graph.classes.new(in_channels, axis, pinned=True)
+    groups = groups_of_weight(module)
+    if not is_grouped(module) and groups == in_channels == out_channels > 1:
+        graph.channelwise[node] = inputs
+        return inputs
+    outputs = graph.classes.new(out_channels, axis)
+    if groups == 1 and not is_grouped(module):
+        graph.dense[node] = inputs, outputs
+        return outputs
+    in_places, out_places = np.arange(in_channels), np.arange(out_channels)
+    if is_grouped(module):
+        in_places = inverse(channel_orders(module)["in_perm"].cpu().numpy())
+        out_places = channel_orders(module)["out_inverse"].cpu().numpy()
+    graph.grouped[node] = GroupedLayer(
+        grouping=Grouping(
+            in_groups=in_places // (in_channels // groups),
+            out_groups=out_places // (out_channels // groups),
+            num_groups=groups,
+        ),
+        inputs=inputs,
+        outputs=outputs,
+        in_bytes=_read_bytes(node, module),
+        out_bytes=tensor_bytes(node),
+    )
+    return outputs
+
+
+def skipped_positions(module: nn.Module) -> tuple[int, ...]:
+    """The strides of a 1x1 convolution that reads only some of the positions; empty if a layer reads all of them."""
+    if not isinstance(module, nn.modules.conv._ConvNd):
+        return ()
+    # Which of the two paddings counts depends on the padding mode.
+    is_padded = (module.padding != "valid" and any(module.padding)) or any(module._reversed_padding_repeated_twice)
+    reads_one = all(size == 1 for size in module.kernel_size) and not is_padded
+    return tuple(module.stride) if reads_one and any(step > 1 for step in module.stride) else ()
+
+
+def _read_bytes(node: fx.Node, module: nn.Module) -> int:
+    """How many bytes a gather before the layer has to copy."""
+    (source,) = node.all_input_nodes
+    steps, shape = skipped_positions(module), tensor_shape(source)
+    assert shape is not None
+    size = tensor_bytes(source)
+    for step, positions in zip(steps, shape[len(shape) - len(steps) :], strict=True):
+        size = size // positions * -(-positions // step)
+    return size
+
+
+def channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    """The same for every channel but for the entries of the module's tensors, one per channel."""
+    layout = graph.source(node)
+    if layout is None or layout.axis != 1:
+        return None
+    graph.channelwise[node] = layout
+    return layout
+
+
+def _prelu(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    rule = channelwise if graph.module(node).get_parameter("weight").numel() > 1 else elementwise
+    return rule(node, graph)
+
+
+def _group_norm(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     # One group over all channels has no order in it.
-    return type(module) in BATCH_NORMS or (type(module) is nn.GroupNorm and module.num_groups == 1)
+    return channelwise(node, graph) if graph.module(node).num_groups == 1 else None
 
 
-def is_elementwise_module(module: nn.Module) -> bool:
-    """Whether a module works entry by entry, on all of them alike."""
-    return type(module) in ELEMENTWISE_MODULES or (type(module) is nn.PReLU and module.num_parameters == 1)
+# Operations entry by entry, on one tensor or several.
 
 
-def is_elementwise(function: Any) -> bool:
-    """Whether a function works entry by entry."""
-    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
-    return function in ELEMENTWISE_FUNCTIONS or name in ELEMENTWISE_NAMES
+def elementwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    """Entry by entry: any order will do, as long as all operands have the same."""
+    return _joined(node, graph, len(tensor_shape(node) or ()))
 
 
-def argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any:
-    """An argument by its place, or by one of its names."""
-    if len(node.args) > place:
-        return node.args[place]
-    return next((node.kwargs[name] for name in names if name in node.kwargs), default)
-
-
-def named_axes(node: fx.Node, dimensions: int) -> set[int] | None:
-    """The axes that a call works on, from the front; None for all of them, or where it cannot be said."""
-    axes = argument(node, 1, "dim", "axis")
-    axes = (axes,) if isinstance(axes, int) else axes
-    if not isinstance(axes, list | tuple) or not axes or not all(isinstance(axis, int) for axis in axes):
+def _joined(node: fx.Node, graph: ChannelGraph, dimensions: int) -> Layout | None:
+    """All operands in one order; those that have one entry for all channels, or none, do not matter."""
+    axes = set()
+    for source in node.all_input_nodes:
+        layout = graph.layouts.get(source)
+        if layout is not None and graph.classes.channels(layout) > 1:
+            axes.add(layout.axis + dimensions - len(tensor_shape(source) or ()))
+    if len(axes) != 1:
         return None
-    return {axis % dimensions for axis in axes} if dimensions else None
+    (axis,) = axes
+    joined: Layout | None = None
+    for source in node.all_input_nodes:
+        shape = tensor_shape(source) or ()
+        own_axis = axis - (dimensions - len(shape))
+        if own_axis < 0 or shape[own_axis] == 1:
+            continue
+        layout = graph.layouts.get(source)
+        if layout is None:
+            return None
+        joined = joined or layout
+        graph.classes.join(joined, layout)
+    return None if joined is None else joined.at(axis)
 
 
-def pad_amounts(node: fx.Node, dimensions: int) -> dict[int, tuple[int, int]] | None:
-    """By axis, what a call of `pad` puts before it and after it; None where it cannot be said."""
-    amounts = argument(node, 1, "pad")
-    if not isinstance(amounts, list | tuple) or not all(isinstance(amount, int) for amount in amounts):
+def _concatenation(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    parts = argument(node, 0, "tensors")
+    axis = argument(node, 1, "dim", "axis", default=0)
+    dimensions = len(tensor_shape(node) or ())
+    if not isinstance(parts, list | tuple) or not isinstance(axis, int) or not dimensions:
         return None
-    pairs = zip(amounts[::2], amounts[1::2], strict=True)
-    return {dimensions - 1 - place: (before, after) for place, (before, after) in enumerate(pairs) if before or after}
-
-
-def sliced_axes(node: fx.Node) -> set[int] | None:
-    """The axes of which indexing takes a part; None if it does anything but slicing."""
-    index = node.args[1]
-    index = index if isinstance(index, tuple) else (index,)
-    if not all(isinstance(entry, slice) for entry in index):
+    axis %= dimensions
+    known = [graph.layouts[part] for part in parts if part in graph.layouts]
+    if all(layout.axis != axis for layout in known):
+        return _joined(node, graph, dimensions)
+    if any(layout.axis != axis or layout.repeat != 1 for layout in known):
         return None
-    return {axis for axis, entry in enumerate(index) if entry != slice(None)}
+    classes: list[int] = []
+    for part in parts:
+        layout = graph.layouts.get(part)
+        if layout is None:
+            shape = tensor_shape(part)
+            assert shape is not None
+            layout = graph.classes.new(shape[axis], axis, pinned=True)
+        classes += layout.classes
+    return Layout(tuple(classes), axis)
 
 
-def num_channel_parts(node: fx.Node) -> int | None:
-    """How many parts a call cuts the channels into; None where it does not tell, or does something else.
+# Operations that change the axes of one tensor, or work along some of them.
 
-    Only of axis 1: the length of others, and so the number of their parts, may be another for the next input.
-    """
-    target = node.target
-    is_cut = target in SPLIT_FUNCTIONS if node.op == "call_function" else target in SPLIT_METHODS
-    if not is_cut or argument(node, 2, "dim", default=0) != 1:
+
+def _of_source(rule: Callable[[fx.Node, Layout], Layout | None]) -> Rule:
+    """The rule of an operation on one tensor, from one that takes its layout."""
+
+    def of_source(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+        layout = graph.source(node)
+        return None if layout is None else rule(node, layout)
+
+    return of_source
+
+
+def unordered_positions(num_axes: int) -> Rule:
+    """Pooling, padding and others that work on the last so many axes."""
+    return _of_source(lambda node, layout: layout if layout.axis < len(source_shape(node)) - num_axes else None)
+
+
+def _beside_channels(node: fx.Node, layout: Layout, axes: set[int] | None) -> Layout | None:
+    """Changes of these axes, none of which may be that of the channels; None where the axes are not known."""
+    if axes is None or layout.axis in axes or len(node.all_input_nodes) > 1:
         return None
-    parts = argument(node, 1, "chunks", "split_size_or_sections", "split_size")
-    if isinstance(parts, list | tuple):
-        return len(parts)
-    return parts if isinstance(parts, int) and target in (torch.chunk, "chunk") else None
+    return layout
 
 
-def asks_for_shape(node: fx.Node) -> bool:
-    """Whether a call asks a tensor only what its channel order does not change."""
-    if node.op == "call_method":
-        return node.target in SHAPE_METHODS
-    return node.target is getattr and str(node.args[1]) in SHAPE_ATTRIBUTES
+@_of_source
+def _resized(node: fx.Node, layout: Layout) -> Layout | None:
+    # These work on every axis after the second.
+    return layout if layout.axis <= 1 else None
 
 
-def flattens_by_view(node: fx.Node) -> bool:
-    """Whether a call is `x.view(x.size(0), -1)` or `x.reshape(x.shape[0], -1)`."""
+def _softmax(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    layout = graph.source(node)
+    axis = graph.module(node).dim if node.op == "call_module" else argument(node, 1, "dim")
+    if layout is None or not isinstance(axis, int):
+        return None
+    return _beside_channels(node, layout, {axis % len(source_shape(node))})
+
+
+def _flattened(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    if node.op == "call_module":
+        module = graph.module(node)
+        assert isinstance(module, nn.Flatten)
+        return _as_runs(node, graph.source(node), module.start_dim, module.end_dim)
+    start, end = argument(node, 1, "start_dim", default=0), argument(node, 2, "end_dim", default=-1)
+    return _as_runs(node, graph.source(node), start, end)
+
+
+def _viewed(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    """`x.view(x.size(0), -1)` and `x.reshape(x.shape[0], -1)`."""
     sizes = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], tuple):
         sizes = sizes[0]
     match sizes:
-        case (fx.Node() as first, -1):
-            return _is_batch_size(first)
-    return False
+        case (fx.Node() as first, -1) if _is_batch_size(first):
+            return _as_runs(node, graph.source(node), 1, -1)
+    return None
 
 
 def _is_batch_size(node: fx.Node) -> bool:
@@ -181,3 +228,154 @@ def _is_batch_size(node: fx.Node) -> bool:
         return bool(argument(node, 1, "dim") == 0)
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, fx.Node) and asks_for_shape(source) and bool(node.args[1] == 0)
+
+
+def _as_runs(node: fx.Node, layout: Layout | None, start: int, end: int) -> Layout | None:
+    """All axes after the batch as one: every channel becomes a run of entries."""
+    shape = source_shape(node)
+    is_all = len(shape) > 1 and (start % len(shape), end % len(shape)) == (1, len(shape) - 1)
+    if layout is None or not is_all or layout.axis != 1:
+        return None
+    return Layout(layout.classes, 1, layout.repeat * math.prod(shape[2:]))
+
+
+def _named_axes(node: fx.Node) -> set[int] | None:
+    """The axes that a call works on, from the front; None for all of them, or where it cannot be told."""
+    axes = argument(node, 1, "dim", "axis")
+    axes = (axes,) if isinstance(axes, int) else axes
+    dimensions = len(source_shape(node))
+    if not isinstance(axes, list | tuple) or not axes or not all(isinstance(axis, int) for axis in axes):
+        return None
+    return {axis % dimensions for axis in axes} if dimensions else None
+
+
+@_of_source
+def _reduced(node: fx.Node, layout: Layout) -> Layout | None:
+    axes = _named_axes(node)
+    if axes is None or _beside_channels(node, layout, axes) is None:
+        return None
+    if len(tensor_shape(node) or ()) == len(source_shape(node)):
+        return layout
+    return layout.at(layout.axis - sum(axis < layout.axis for axis in axes))
+
+
+@_of_source
+def _squeezed(node: fx.Node, layout: Layout) -> Layout | None:
+    axes = _named_axes(node)
+    # An axis before the channels goes or stays by its size, which may be another in the next batch.
+    return layout if axes is not None and min(axes) > layout.axis else None
+
+
+@_of_source
+def _unsqueezed(node: fx.Node, layout: Layout) -> Layout | None:
+    axis = argument(node, 1, "dim")
+    if not isinstance(axis, int):
+        return None
+    return layout.at(layout.axis + (axis % (len(source_shape(node)) + 1) <= layout.axis))
+
+
+def _padded(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    """Constants before the channels and after them are channels too, in any order: they are all the same."""
+    layout, amounts = graph.source(node), argument(node, 1, "pad")
+    if layout is None or not isinstance(amounts, list | tuple) or not all(isinstance(each, int) for each in amounts):
+        return None
+    last = len(source_shape(node)) - 1
+    pairs = enumerate(zip(amounts[::2], amounts[1::2], strict=True))
+    by_axis = {last - place: pair for place, pair in pairs if any(pair)}
+    if layout.axis not in by_axis:
+        return _beside_channels(node, layout, set(by_axis))
+    is_constant = argument(node, 2, "mode", default="constant") == "constant"
+    widths = by_axis[layout.axis]
+    if not is_constant or min(widths) < 0 or layout.repeat != 1 or len(node.all_input_nodes) > 1:
+        return None
+    before, after = (graph.classes.new(width, 0).classes if width else () for width in widths)
+    return Layout((*before, *layout.classes, *after), layout.axis)
+
+
+def _split(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | None:
+    """Parts of the channels have orders of their own; parts along another axis have all the channels."""
+    layout, shapes, dimensions = graph.source(node), tensor_shapes(node), len(source_shape(node))
+    axis = argument(node, 2, "dim", default=0)
+    if layout is None or not shapes or not isinstance(axis, int) or len(node.all_input_nodes) > 1:
+        return None
+    if axis % dimensions != layout.axis:
+        return (layout,) * len(shapes)
+    widths = [shape[axis] for shape in shapes]
+    return graph.classes.divide(layout, widths) if layout.repeat == 1 and min(widths) > 0 else None
+
+
+def _item(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    """One of the parts that a tensor was split into, or a slice."""
+    source, index = node.args
+    if isinstance(source, fx.Node) and source in graph.parts:
+        return graph.parts[source][index] if isinstance(index, int) else None
+    entries = index if isinstance(index, tuple) else (index,)
+    layout = graph.source(node)
+    if layout is None or not all(isinstance(entry, slice) for entry in entries):
+        return None
+    return _beside_channels(node, layout, {axis for axis, entry in enumerate(entries) if entry != slice(None)})
+
+
+def _shape_question(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | None:
+    return () if asks_for_shape(node) else None
+
+
+register_channel_rule(_layer, *DENSE_AND_GROUPED_TYPES)
+register_channel_rule(channelwise, *BATCH_NORMS)
+register_channel_rule(_prelu, nn.PReLU)
+register_channel_rule(_group_norm, nn.GroupNorm)
+register_channel_rule(
+    elementwise,
+    *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg),
+    *(operator.iadd, operator.isub, operator.imul, operator.itruediv),
+    *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.abs, torch.exp, torch.clamp, torch.clone),
+    *(torch.relu, torch.relu_, torch.sigmoid, torch.tanh, torch.maximum, torch.minimum),
+    *(functional.relu, functional.relu_, functional.relu6, functional.leaky_relu, functional.elu, functional.celu),
+    *(functional.selu, functional.gelu, functional.silu, functional.mish, functional.sigmoid, functional.tanh),
+    *(functional.softplus, functional.softsign, functional.hardtanh, functional.hardsigmoid),
+    *(functional.hardswish, functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
+    *(f"{name}{end}" for name in ("add", "sub", "mul", "div", "neg", "abs", "exp", "clamp") for end in ("", "_")),
+    *(f"{name}{end}" for name in ("relu", "sigmoid", "tanh") for end in ("", "_")),
+    *("clone", "contiguous", "detach"),
+    # By name: folding does not import torchvision.
+    "torchvision.ops.stochastic_depth.stochastic_depth",
+)
+register_channel_rule(
+    unordered_positions(1),
+    *(nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
+    *(nn.ConstantPad1d, nn.ReflectionPad1d, nn.ReplicationPad1d),
+    *(functional.max_pool1d, torch.max_pool1d, functional.avg_pool1d, torch.avg_pool1d),
+    *(functional.adaptive_avg_pool1d, functional.adaptive_max_pool1d),
+)
+register_channel_rule(
+    unordered_positions(2),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+    *(nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d),
+    *(functional.max_pool2d, torch.max_pool2d, functional.avg_pool2d),
+    *(functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d),
+)
+register_channel_rule(
+    unordered_positions(3),
+    *(nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d, nn.ConstantPad3d, nn.ReplicationPad3d),
+    *(functional.max_pool3d, torch.max_pool3d, functional.avg_pool3d),
+    *(functional.adaptive_avg_pool3d, functional.adaptive_max_pool3d),
+)
+register_channel_rule(_resized, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, functional.interpolate)
+register_channel_rule(
+    _softmax,
+    *(nn.Softmax, nn.LogSoftmax, functional.softmax, functional.log_softmax, torch.softmax, torch.log_softmax),
+    *("softmax", "log_softmax"),
+)
+register_channel_rule(_reduced, torch.mean, torch.sum, torch.amax, torch.amin, "mean", "sum", "amax", "amin")
+register_channel_rule(_flattened, nn.Flatten, torch.flatten, "flatten")
+register_channel_rule(_viewed, "view", "reshape")
+register_channel_rule(_squeezed, torch.squeeze, "squeeze")
+register_channel_rule(_unsqueezed, torch.unsqueeze, "unsqueeze")
+register_channel_rule(_padded, functional.pad)
+register_channel_rule(_concatenation, torch.cat, torch.concat, torch.concatenate)
+register_channel_rule(_split, *SPLIT_FUNCTIONS, *SPLIT_METHODS)
+register_channel_rule(_item, operator.getitem)
+register_channel_rule(_shape_question, getattr, *SHAPE_METHODS)

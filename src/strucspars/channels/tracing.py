@@ -4,24 +4,34 @@ import copy
 import inspect
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.node import Argument, map_aggregate, map_arg
+from torch.fx.node import Argument, map_aggregate
 from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
-from strucspars.channels.rules import num_channel_parts
 from strucspars.nn.batch_norms import is_frozen_batch_norm
 from strucspars.nn.layers import is_grouped
+
+# In the meta of calls: the name of the module that the called one is a copy of.
+ORIGIN_KEY = "strucspars.origin"
+
+# Modules that stay single calls, whatever is inside them: those that channel rules are registered for.
+LEAF_TYPES: set[type[nn.Module]] = set()
+
+SPLIT_FUNCTIONS = frozenset({torch.chunk, torch.split})
+SPLIT_METHODS = frozenset({"chunk", "split"})
+# Questions about a tensor that its order does not answer. Not "type", which with an argument gives another tensor.
+SHAPE_METHODS = frozenset({"size", "dim", "numel", "is_floating_point"})
+SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
 
 
 class FoldedGraph(fx.GraphModule):
     """A graph whose `meta`, where the report is, survives pickling as it survives copying."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What pickle stores: what it would store of any graph, and the meta, which PyTorch leaves out."""
         return _restored, (*super().__reduce__(), type(self).__name__, self.meta)
 
 
@@ -44,170 +54,162 @@ def graph_of_one_call(model: nn.Module, num_inputs: int) -> FoldedGraph:
     return FoldedGraph(root, graph, type(model).__name__)
 
 
-# In the meta of calls: the name of the module that the one called is a copy of.
-ORIGIN_KEY = "strucspars.origin"
+def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
+    """Trace a network and note the shapes that the arguments give. The graph shares the modules of the network.
+
+    The graph has an input for every argument. Tensors inside them are symbols; numbers, flags, texts and None, on which
+    the code may branch, are fixed. Arguments that are not given stay at their defaults.
+
+    Raises any error that stops the tracing: control flow that depends on data, for one.
+    """
+    tracer = _Tracer(arguments)
+    # The root is always opened: a single layer would fall apart into functions.
+    root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
+    graph_module = FoldedGraph(root, tracer.trace(root), type(model).__name__)
+    _separate_calls_(graph_module)
+    _Shapes(graph_module).run(*arguments)
+    return graph_module
 
 
 class _InPlaceProxy(fx.Proxy):
-    """A stand-in for which `x += y` changes x, as it does for tensors; with the usual one it makes another tensor.
-
-    Of parts of the channels it knows the number, so that they can be listed.
-    """
+    """A symbol for which `x += y` changes x, as it does for tensors; PyTorch's makes another tensor."""
 
     def __iadd__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+        return self._changed_by(operator.iadd, other)
 
     def __isub__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.isub, (self, other), {})
+        return self._changed_by(operator.isub, other)
 
     def __imul__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+        return self._changed_by(operator.imul, other)
 
     def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.itruediv, (self, other), {})
+        return self._changed_by(operator.itruediv, other)
+
+    def _changed_by(self, function: Callable[[Any, Any], Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
 
     def __len__(self) -> int:
         # `list(...)` asks for it.
-        num_parts = num_channel_parts(self.node)
+        num_parts = _num_channel_parts(self.node)
         return super().__len__() if num_parts is None else num_parts
 
 
 class _Tracer(fx.Tracer):
-    """Takes our grouped layers for single calls, as it does modules of PyTorch that have none of ours inside."""
+    """Keeps grouped layers as single calls, like PyTorch's own modules without grouped layers inside."""
+
+    def __init__(self, arguments: tuple[Any, ...] | None = None) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        # PyTorch's would make inputs of the defaults too; and its code for fixed arguments, once loaded, keeps all
+        # later networks from being traced (pytorch#130701).
+        if self.arguments is None:
+            # A pickled graph is traced anew.
+            return super().create_args_for_root(root_fn, is_module, concrete_args)
+        parameters = list(inspect.signature(root_fn).parameters.values())[1:]
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [parameter.name for parameter in parameters if parameter.kind in by_position]
+        names += [f"input_{place + 1}" for place in range(len(names), len(self.arguments))]
+        annotations = getattr(root_fn, "__annotations__", {})
+        given = []
+        for name, value in zip(names, self.arguments, strict=False):
+            symbol = self.create_proxy("placeholder", name, (), {}, type_expr=annotations.get(name))
+            given.append(value if value is None or isinstance(value, bool | int | float | str) else symbol)
+        return root_fn, [self.root, *given]
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if is_grouped(m) or is_frozen_batch_norm(m):
+        if is_grouped(m) or is_frozen_batch_norm(m) or type(m) in LEAF_TYPES:
             return True
         return not any(map(is_grouped, m.modules())) and super().is_leaf_module(m, module_qualified_name)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """As PyTorch does, and parts of the channels whose number the call tells, as in `list(x.chunk(2, 1))`.
+        """As in PyTorch, and over parts of the channels where the call tells their number, as in `list(x.chunk(2, 1))`.
 
         A chunk may give fewer parts: then the last ones are missing in the first run of the graph.
         """
-        num_parts = num_channel_parts(obj.node)
+        num_parts = _num_channel_parts(obj.node)
         if num_parts is None:
             return super().iter(obj)
         places = range(num_parts)
         return iter([self.create_proxy("call_function", operator.getitem, (obj, place), {}) for place in places])
 
     def create_arg(self, a: Any) -> Argument:
-        """As PyTorch does, but parameters of nobody here, such as an argument's default, are tensors like others."""
-        is_foreign = isinstance(a, nn.Parameter) and all(a is not own for own in self.root.parameters())
-        return super().create_arg(a.detach() if is_foreign else a)
-
-    def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        """As PyTorch does, and for graphs that are loaded too; none of them keeps later networks from being traced.
-
-        The code of a graph registers functions that stay whole, those of PyTorch under names that no trace finds
-        (pytorch#130701): after `wrap("torch.fx._symbolic_trace._assert_is_none")` every one fails, whatever the
-        network. It knows them without that.
-        """
-        graph = super().trace(root, concrete_args)
-        for node in graph.nodes:
-            if str(getattr(node.target, "__module__", "")).startswith("torch."):
-                node.meta.pop("is_wrapped", None)
-        return graph
-
-
-def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
-    """Trace a network and note the shapes that the arguments give. The graph shares the modules of the network.
-
-    Raises whatever stops the tracing: control flow that depends on data, for one.
-    """
-    tracer = _Tracer()
-    # The root is always opened: a single layer would fall apart into functions.
-    root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
-    attributes = set(vars(root))
-    graph = tracer.trace(root, _fixed_arguments(root, arguments))
-    _copy_constants_(root, vars(root).keys() - attributes)
-    num_by_position = _num_by_position(root)
-    _settle_inputs_(graph, num_given=min(len(arguments), num_by_position), num_by_position=num_by_position)
-    graph_module = FoldedGraph(root, graph, type(model).__name__)
-    _separate_calls_(graph_module)
-    _name_no_inputs_(graph_module)
-    _Shapes(graph_module).run(*arguments)
-    return graph_module
+        """As in PyTorch, but tensors from outside the network are copied into the graph."""
+        if isinstance(a, torch.Tensor):
+            own = (*self.root.parameters(), *self.root.buffers(), *self.tensor_attrs)
+            if all(a is not tensor for tensor in own):
+                a = a.detach().clone()
+        return super().create_arg(a)
 
 
 class _Shapes(fx.Interpreter):
-    """Runs a graph and notes what its nodes give. Not PyTorch's ShapeProp, which prints the traceback of any error."""
+    """Runs a graph and notes the shapes of its tensors. Not PyTorch's ShapeProp, which prints tracebacks of errors."""
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
-        n.meta["tensor_meta"] = map_aggregate(result, _shape_of_tensor)
+        n.meta["tensor_meta"] = map_aggregate(
+            result, lambda value: _extract_tensor_metadata(value) if isinstance(value, torch.Tensor) else None
+        )
         return result
 
 
-def _shape_of_tensor(value: Any) -> Any:
-    return _extract_tensor_metadata(value) if isinstance(value, torch.Tensor) else None
-
-
-def _fixed_arguments(model: nn.Module, arguments: tuple[Any, ...]) -> dict[str, Any] | None:
-    """Arguments of `forward` that are no tensors, or have their defaults: its code may branch on them."""
-    fixed = {}
-    for place, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+def _separate_calls_(graph_module: fx.GraphModule) -> None:
+    """Give every call a module that no other call, and no direct use of its parameters, shares."""
+    nodes = list(graph_module.graph.nodes)
+    calls = Counter(id(graph_module.get_submodule(node.target)) for node in nodes if node.op == "call_module")
+    owners = Counter(
+        id(tensor)
+        for module in graph_module.modules()
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    )
+    # A module may have several names.
+    names: dict[int, str] = {}
+    read = {id(attribute(graph_module, node.target)) for node in nodes if node.op == "get_attr"}
+    for node in nodes:
+        if node.op != "call_module":
             continue
-        is_given = place < len(arguments) and parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-        value = arguments[place] if is_given else parameter.default
-        if value is None or isinstance(value, bool | int | float | str):
-            fixed[parameter.name] = value
-    return fixed or None
+        module = graph_module.get_submodule(node.target)
+        tensors = [*module.parameters(), *module.buffers()]
+        if calls[id(module)] > 1 or any(owners[id(tensor)] > 1 or id(tensor) in read for tensor in tensors):
+            node.meta[ORIGIN_KEY] = names.setdefault(id(module), node.target)
+            node.target = free_name(graph_module, node.target)
+            graph_module.add_submodule(node.target, copy.deepcopy(module))
 
 
-def _copy_constants_(root: nn.Module, names: Set[str]) -> None:
-    """Part the tensors that the tracer has found outside of the network, and kept in it, from where they were found."""
-    for name in names:
-        constant = getattr(root, name)
-        if isinstance(constant, torch.Tensor):
-            setattr(root, name, constant.clone())
+def argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any:
+    """An argument of a call, by its position or by one of its names."""
+    if len(node.args) > place:
+        return node.args[place]
+    return next((node.kwargs[name] for name in names if name in node.kwargs), default)
 
 
-def _num_by_position(model: nn.Module) -> int:
-    """How many arguments `forward` takes by position, without those that it takes as `*args`."""
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return sum(parameter.kind in by_position for parameter in parameters)
+def _num_channel_parts(node: fx.Node) -> int | None:
+    """Number of parts that a call cuts the channels into; None where it does not tell, or does something else.
 
-
-def _settle_inputs_(graph: fx.Graph, *, num_given: int, num_by_position: int) -> None:
-    """Leave the inputs that can be given by position as the network takes them; the others become constants.
-
-    The code of a graph is text, which holds no tensors. So a default with tensors in it becomes a constant where the
-    input was not given, and the input goes, with all that would take its place, `*args` too. One that was given has no
-    default then, and neither have those before it. What the network takes by keyword only goes always: the code would
-    take it by position, before `*args`. So does `**kwargs`, which would take the keywords of all that went.
+    Only of axis 1: the length of others, and so the number of their parts, may be another for the next input.
     """
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    tensors = dict.fromkeys(tensor for node in inputs for tensor in node.all_input_nodes)
-    places = [place for place, node in enumerate(inputs[:num_by_position]) if node.all_input_nodes]
-    last_given = max((place for place in places if place < num_given), default=-1)
-    first_left = min((place for place in places if place >= num_given), default=num_by_position)
-    for node in inputs[: last_given + 1]:
-        node.args = ()
-    for node in inputs[first_left:]:
-        if first_left < num_by_position or not _takes_the_rest_by_position(node):
-            _replace_by_default_(node)
-    for tensor in tensors:
-        if not tensor.users:
-            graph.erase_node(tensor)
+    target = node.target
+    is_cut = target in SPLIT_FUNCTIONS if node.op == "call_function" else target in SPLIT_METHODS
+    if not is_cut or argument(node, 2, "dim", default=0) != 1:
+        return None
+    parts = argument(node, 1, "chunks", "split_size_or_sections", "split_size")
+    if isinstance(parts, list | tuple):
+        return len(parts)
+    return parts if isinstance(parts, int) and target in (torch.chunk, "chunk") else None
 
 
-def _takes_the_rest_by_position(node: fx.Node) -> bool:
-    return str(node.target).startswith("*") and not str(node.target).startswith("**")
-
-
-def _replace_by_default_(node: fx.Node) -> None:
-    nothing: tuple[()] | dict[str, Any] = () if _takes_the_rest_by_position(node) else {}
-    default = node.args[0] if node.args else nothing
-    for user in list(node.users):
-        # Not `replace_all_uses_with`, which takes a single tensor only.
-        user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda each: default if each is node else each)
-    node.graph.erase_node(node)
+def asks_for_shape(node: fx.Node) -> bool:
+    """Whether a call asks a tensor only for what its channel order does not change."""
+    if node.op == "call_method":
+        return node.target in SHAPE_METHODS
+    return node.target is getattr and str(node.args[1]) in SHAPE_ATTRIBUTES
 
 
 def tensor_shape(node: fx.Node) -> tuple[int, ...] | None:
@@ -243,58 +245,16 @@ def has_plain_forward(module: nn.Module) -> bool:
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def _separate_calls_(graph_module: fx.GraphModule) -> None:
-    """Give every call a module that no other call, and no direct use of its parameters, looks at."""
-    nodes = list(graph_module.graph.nodes)
-    calls = Counter(id(graph_module.get_submodule(node.target)) for node in nodes if node.op == "call_module")
-    owners = Counter(
-        id(tensor)
-        for module in graph_module.modules()
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    )
-    # A module may have several names.
-    names: dict[int, str] = {}
-    read = {id(attribute(graph_module, node.target)) for node in nodes if node.op == "get_attr"}
-    for node in nodes:
-        if node.op != "call_module":
-            continue
-        module = graph_module.get_submodule(node.target)
-        tensors = [*module.parameters(), *module.buffers()]
-        if calls[id(module)] > 1 or any(owners[id(tensor)] > 1 or id(tensor) in read for tensor in tensors):
-            node.meta[ORIGIN_KEY] = names.setdefault(id(module), node.target)
-            node.target = free_name(graph_module, node.target)
-            graph_module.add_submodule(node.target, copy.deepcopy(module))
-
-
-def _name_no_inputs_(graph_module: fx.GraphModule) -> None:
-    """Write `layer(input=x)` as `layer(x)`, which is what everything else here looks for."""
-    for node in graph_module.graph.nodes:
-        if node.op != "call_module" or node.args or "input" not in node.kwargs:
-            continue
-        module = graph_module.get_submodule(node.target)
-        if has_plain_forward(module) and next(iter(inspect.signature(module.forward).parameters)) == "input":
-            node.args = (node.kwargs["input"],)
-            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "input"}
-
-
 def attribute(graph_module: fx.GraphModule, name: str) -> Any:
-    """What a node reads off the network, by its full name."""
+    """The value that a node reads off the network, by its full name."""
     owner, _, last_name = name.rpartition(".")
     return getattr(graph_module.get_submodule(owner), last_name)
 
 
-def without_unread_attributes(graph_module: FoldedGraph) -> FoldedGraph:
-    """The same graph with no other modules, parameters and buffers than its nodes use.
-
-    What is left of a layer that the graph only reads a tensor of is no layer, but a module that holds the tensor.
-    """
-    return FoldedGraph(graph_module, graph_module.graph, type(graph_module).__name__)
-
-
 def free_name(graph_module: fx.GraphModule, name: str) -> str:
     """The name with the first number that no module, parameter or buffer has yet."""
-    owner, _, attribute = name.rpartition(".")
+    owner, _, last_name = name.rpartition(".")
     module = graph_module.get_submodule(owner)
     # Not dir() alone: it leaves out names that start with a digit, as those in a Sequential do.
     taken = {*dir(module), *module._modules}
-    return next(f"{name}_{number}" for number in range(1, len(taken) + 2) if f"{attribute}_{number}" not in taken)
+    return next(f"{name}_{number}" for number in range(1, len(taken) + 2) if f"{last_name}_{number}" not in taken)

@@ -33,18 +33,6 @@ class RunFailed(Exception):
     """A run did not reach its result; the message says why."""
 
 
-class OtherProcessFailed(Exception):
-    """Another of the processes that torchrun has started failed, and this one cannot go on without it.
-
-    Attributes:
-        exit_status: of that process.
-    """
-
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
-
-
 class Interrupted(Exception):
     """Runs were stopped by a signal, and their state is saved.
 
@@ -78,7 +66,7 @@ def explained(error: BaseException) -> Explanation | None:
     """
     for kinds, exit_status, words in _TABLE:
         if isinstance(error, kinds) if isinstance(kinds, tuple) else _is_named(error, kinds):
-            return Explanation(words(error), getattr(error, "exit_status", exit_status))
+            return Explanation(words(error), exit_status)
     return None
 
 
@@ -96,9 +84,7 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
         raise error
     if "--debug" in arguments:
         traceback.print_exception(error)
-    # Every process prints its own error, which may be the only one; what another has printed is not repeated.
-    if is_first_process() or not isinstance(error, OtherProcessFailed):
-        print(f"error: {explanation.text}", file=sys.stderr)
+    print(f"error: {explanation.text}", file=sys.stderr)
     return explanation.exit_status
 
 
@@ -188,7 +174,7 @@ _TABLE: tuple[tuple[tuple[type[BaseException], ...] | str, int, Callable[[BaseEx
     ("strucspars.train.side_by_side.BaseRunFailed", FAILED, _one_line),
     ((ImportError,), WRONG_USE, _import_words),
     ((ValueError, *_NOT_THERE), WRONG_USE, _one_line),
-    ((OSError, RunFolderBusy, RunFailed, OtherProcessFailed), FAILED, _one_line),
+    ((OSError, RunFolderBusy, RunFailed), FAILED, _one_line),
 )
 
 

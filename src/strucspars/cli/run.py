@@ -221,9 +221,7 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
 
     Raises:
         Interrupted: a signal came, and not everything is finished.
-        OtherProcessFailed: of several processes another one failed.
     """
-    from strucspars.cli.shared_failure import failures_shared
     from strucspars.train.side_by_side import run_side_by_side
     from strucspars.train.solver_pool import solver_pool
 
@@ -234,7 +232,6 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
     for path in recipes:
         _say_where(path, output)
     with (
-        failures_shared(),
         StopRequest() as stop,
         solver_pool(max(map(_solver_workers, recipes.values()))) as executor,
         RunProgress(output.console, quiet=output.is_quiet) as progress,

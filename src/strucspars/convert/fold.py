@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from strucspars.channels.rules import BATCH_NORMS
-from strucspars.channels.tracing import graph_of_one_call, traced, without_unread_attributes
+from strucspars.channels.tracing import FoldedGraph, graph_of_one_call, traced
 from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.convert.conversion import plan_of, unmask_
 from strucspars.convert.fold_norms import batch_norms_as_modules_, fold_batch_norms_, frozen_batch_norms_as_modules_
@@ -164,7 +164,9 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
     gathers = absorb_shuffles_(graph_module)
     merged = merge_calls_(graph_module)
     graph_module.graph.lint()
-    graph_module = without_unread_attributes(graph_module)
+    # The same graph with no other modules, parameters and buffers than its nodes use. A layer of which the graph only
+    # reads a tensor becomes a module that holds the tensor.
+    graph_module = FoldedGraph(graph_module, graph_module.graph, type(graph_module).__name__)
     graph_module.eval()
     return graph_module, FoldReport(
         gathers=tuple(replace(gather, layer=merged.names.get(gather.layer, gather.layer)) for gather in gathers),

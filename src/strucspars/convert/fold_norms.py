@@ -6,8 +6,16 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from strucspars.channels.rules import BATCH_NORMS, argument, asks_for_shape
-from strucspars.channels.tracing import attribute, free_name, has_plain_forward, source_shape, tensor_shape
+from strucspars.channels.rules import BATCH_NORMS
+from strucspars.channels.tracing import (
+    argument,
+    asks_for_shape,
+    attribute,
+    free_name,
+    has_plain_forward,
+    source_shape,
+    tensor_shape,
+)
 from strucspars.nn.batch_norms import after_the_norm, is_frozen_batch_norm
 from strucspars.nn.layers import (
     DENSE_AND_GROUPED_TYPES,

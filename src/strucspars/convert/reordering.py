@@ -1,14 +1,16 @@
 """The graph pass: every layer in the orders chosen for its tensors; what remains is one `index_select` each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
 from torch import fx, nn
+from torch.nn import functional
 
 from strucspars.channels.classes import stored_order
-from strucspars.channels.graph import ChannelGraph, channel_graph, subsample_first_
+from strucspars.channels.graph import ChannelGraph, channel_graph
 from strucspars.channels.orders import Placement, layer_placement
+from strucspars.channels.rules import skipped_positions
 from strucspars.channels.tracing import free_name, tensor_bytes, tensor_shape
 from strucspars.convert.shared_calls import calls_by_origin, orders_for_shared
 from strucspars.core.checks import IntArray
@@ -116,7 +118,7 @@ def _place_(
     dimensions = len(tensor_shape(node) or ())
     reorder_grouped_(graph_module.get_submodule(name), placed)
     if placed.in_gather is not None:
-        subsample_first_(graph_module, node)
+        _subsample_first_(graph_module, node)
         (source,) = node.all_input_nodes
         node.args = (_gathered(graph_module, node, source, node, layer.inputs.axis - dimensions, placed.in_gather),)
         yield _described(name, "input", placed.in_gather, layer.in_bytes)
@@ -145,3 +147,24 @@ def _gathered(
 def _described(layer: str, side: Side, gather: IntArray, nbytes: int) -> RemainingGather:
     runs = int(contiguous_runs(gather))
     return RemainingGather(layer=layer, side=side, channels=len(gather), runs=runs, nbytes=nbytes)
+
+
+POOLING: dict[int, Callable[..., torch.Tensor]] = {
+    1: functional.max_pool1d,
+    2: functional.max_pool2d,
+    3: functional.max_pool3d,
+}
+
+
+def _subsample_first_(graph_module: fx.GraphModule, node: fx.Node) -> None:
+    """Let pooling take the positions that a strided 1x1 convolution reads, so that a gather copies only those."""
+    module = graph_module.get_submodule(str(node.target))
+    steps = skipped_positions(module)
+    if not steps:
+        return
+    (source,) = node.all_input_nodes
+    # Pooling of single positions, not a slice: runtimes pool in the layout that their convolutions use.
+    with graph_module.graph.inserting_before(node):
+        pooled = graph_module.graph.call_function(POOLING[len(steps)], (source,), {"kernel_size": 1, "stride": steps})
+    node.args = (pooled,)
+    cast(nn.Conv2d, module).stride = (1,) * len(steps)

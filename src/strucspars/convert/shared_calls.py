@@ -34,7 +34,8 @@ def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]
     calls find the same orders too.
     """
     orders = _orders(found)
-    shared = [sides for nodes in calls.values() if len(sides := _sides(found, nodes)) > 1]
+    sides_of_calls = ([sides for node in nodes if (sides := found.sides(node))] for nodes in calls.values())
+    shared = [sides for sides in sides_of_calls if len(sides) > 1]
     if not shared:
         return found, orders
     joined = _joined(found, shared)
@@ -51,19 +52,6 @@ def _orders(found: ChannelGraph) -> Orders:
 def _copied_bytes(found: ChannelGraph, orders: Orders) -> tuple[int, int]:
     copied, copied_after, _ = gather_cost(tuple(found.grouped.values()), found.classes, orders)
     return int(copied), int(copied_after)
-
-
-def _sides(found: ChannelGraph, nodes: Iterable[fx.Node]) -> list[tuple[Layout, ...]]:
-    """The layouts on both sides of every call whose weights follow them."""
-    sides: list[tuple[Layout, ...]] = []
-    for node in nodes:
-        if node in found.grouped:
-            sides.append((found.grouped[node].inputs, found.grouped[node].outputs))
-        elif node in found.dense:
-            sides.append(found.dense[node])
-        elif node in found.channelwise:
-            sides.append((found.channelwise[node],))
-    return sides
 
 
 def _joined(found: ChannelGraph, shared: Iterable[list[tuple[Layout, ...]]]) -> ChannelGraph:

@@ -218,7 +218,8 @@ class _GatherSizes(fx.Interpreter):
         result = super().call_module(target, args, kwargs)
         # A layer that kept its shuffles has two.
         if is_grouped(self.module.get_submodule(target)):
-            self.nbytes += [args[0].nbytes, result.nbytes]
+            (inputs,) = (*args, *kwargs.values())
+            self.nbytes += [inputs.nbytes, result.nbytes]
         return result
 
 

@@ -2,9 +2,10 @@
 
 import logging
 import os
+import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeVar, cast
 
@@ -32,8 +33,10 @@ PLACE_AMONG_OTHERS = {"LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
 # In mixed precision Fabric insists on beginning every backward pass, and notes for all threads at once whether it has.
 BACKWARD_LOCK = threading.Lock()
 
+DEAD_READER = re.compile(r"DataLoader worker \(pid.*?\) (?:is )?(killed by signal: \w+|exited unexpectedly)")
+LOST_CONNECTION = re.compile("gloo|NCCL|TCPStore|Connection|Broken pipe")
+
 Model = TypeVar("Model", bound=nn.Module)
-Outcome = TypeVar("Outcome")
 
 
 @contextmanager
@@ -55,6 +58,31 @@ def _without_remarks() -> Iterator[None]:
 def is_one_of_several_processes() -> bool:
     """Whether torchrun has started this process together with others."""
     return int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+@contextmanager
+def lost_processes_explained() -> Iterator[None]:
+    """Raise one clear error where torch reports in its own words that a process of this run has died.
+
+    Raises:
+        ChildProcessError: a process that reads images was killed.
+        ConnectionError: another process that torchrun has started has ended.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reader = DEAD_READER.search(str(error))
+        if reader is not None:
+            raise ChildProcessError(
+                f"a process that reads images has died ({reader[1]}), perhaps for lack of memory; the same command "
+                "goes on from the last checkpoint, and a smaller data.workers needs less memory"
+            ) from error
+        if is_one_of_several_processes() and LOST_CONNECTION.search(str(error)):
+            raise ConnectionError(
+                "another process of this run has ended; its own output says why, unless it was killed; start all of "
+                "them again with the same command to go on from the last checkpoint"
+            ) from error
+        raise
 
 
 def _check_others_are_started(strategy: Strategy, processes: int) -> None:
@@ -174,27 +202,6 @@ class Engine:
     def summed(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all processes."""
         return cast(torch.Tensor, self._fabric.all_reduce(values, reduce_op="sum"))
-
-    def together(self, do: Callable[[], Outcome]) -> Outcome:
-        """Do something that may fail on single processes: where it fails on one, it fails on all.
-
-        Otherwise the others would wait for that one, or meet it again in the middle of its next run.
-        """
-        if self.world_size == 1:
-            return do()
-        failure: Exception | None = None
-        try:
-            outcome = do()
-        except Exception as error:
-            failure = error
-        failures: list[str | None] = [None] * self.world_size
-        torch.distributed.all_gather_object(failures, None if failure is None else str(failure))
-        if failure is not None:
-            raise failure
-        for rank, text in enumerate(failures):
-            if text is not None:
-                raise ValueError(f"process {rank}: {text}")
-        return outcome
 
     def any_true(self, value: bool) -> bool:
         """Whether it is true on any process."""

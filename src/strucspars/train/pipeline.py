@@ -16,7 +16,7 @@ from strucspars.io.files import write_text
 from strucspars.nn.copying import copied
 from strucspars.train.checkpoint import save_named
 from strucspars.train.compression import FORMS, form_milliseconds, recalibrate_
-from strucspars.train.engine import Engine
+from strucspars.train.engine import Engine, lost_processes_explained
 from strucspars.train.evaluation import Accuracy, Evaluation
 from strucspars.train.loss import StageLoss
 from strucspars.train.methods import CompressionMethod
@@ -60,6 +60,7 @@ def run_pipeline(
         ValueError: the recipe, the data or the folder do not fit; the message says how.
         RunFolderBusy: another process works in the folder.
         RunInterrupted: asked to stop.
+        ChildProcessError, ConnectionError: another process of the run has died.
         TrainingDiverged: the loss is no number.
     """
     observer = observer or Silence()
@@ -67,7 +68,8 @@ def run_pipeline(
     observer.run_started(folder.path.name)
     words = "failed"
     try:
-        summary = _run(recipe, folder, observer, should_stop, executor)
+        with lost_processes_explained():
+            summary = _run(recipe, folder, observer, should_stop, executor)
         words = f"finished, accuracy {summary.converted_top1:.2%}"
     except RunInterrupted:
         words = "stopped"
@@ -93,15 +95,16 @@ def _run(
         # The lock file of an earlier process is there to be held from now on; a new one would be the first trace.
         was_locked = folder.was_locked
         finished: RunSummary | None = engine.shared(
-            engine.together(lambda: _opened(recipe, folder, stack, was_locked) if engine.is_first else None)
+            _opened(recipe, folder, stack, was_locked) if engine.is_first else None
         )
         if finished is not None:
             return finished
-        setting = engine.together(lambda: Setting(recipe, engine))
-        checkpoint = engine.shared(engine.together(lambda: _checkpoint(setting, folder) if engine.is_first else None))
+        setting = Setting(recipe, engine)
+        checkpoint = engine.shared(_checkpoint(setting, folder) if engine.is_first else None)
         start = prepared(setting, folder, checkpoint, executor)
         # Nothing was written so far: a start that is refused leaves no trace, and binds the next attempt to nothing.
-        engine.together(lambda: _begin(start, setting, folder, stack, was_locked) if engine.is_first else None)
+        if engine.is_first:
+            _begin(start, setting, folder, stack, was_locked)
         watchers = [observer]
         if engine.is_first:
             log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))

@@ -82,18 +82,17 @@ def prepared(
         build=setting.fresh_model,
         build_other=setting.other_fresh_model,
         example=setting.example,
-        steps_per_epoch=setting.engine.together(lambda: setting.train.steps),
+        steps_per_epoch=setting.train.steps,
         executor=executor,
         is_first=setting.engine.is_first,
         is_resumed=checkpoint is not None,
     )
     compression = COMPRESSION_METHODS[recipe.kind](workshop) if recipe.kind in COMPRESSION_METHODS else None
     _check_stage(checkpoint, setting, folder, compression)
-    last_loss = setting.engine.together(setting.second_stage_loss)
-    model = setting.engine.together(lambda: _model(setting, compression, checkpoint))
+    last_loss = setting.second_stage_loss()
+    model = _model(setting, compression, checkpoint)
     first_rule = None
     if compression is not None and not _is_of(checkpoint, FINETUNE):
-        # Not `together`: processes agree on the channel orders on their way.
         first_rule = compression.first_rule(model)
     start = Preparation(
         checkpoint=checkpoint,
@@ -103,7 +102,7 @@ def prepared(
         model=model,
         first_rule=first_rule,
     )
-    setting.engine.together(lambda: _check_unchanged(start, folder))
+    _check_unchanged(start, folder)
     return start
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from strucspars.train.checkpoint import has_named
-from strucspars.train.engine import is_one_of_several_processes
+from strucspars.train.engine import is_one_of_several_processes, lost_processes_explained
 from strucspars.train.observer import Observer, Several, Silence
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
@@ -80,7 +80,7 @@ def run_side_by_side(
 ) -> dict[Path, RunSummary | Exception]:
     """Run recipes in their folders, at most `jobs` at a time. One that fails does not stop the others.
 
-    In several processes it does, unless all of them have failed of it together: its error is raised.
+    In several processes it does, unless the training diverged: its error is raised.
 
     They begin in the order of `recipes`, but one that builds on earlier ones lets others go first until these have come
     far enough: to the end of the first stage that it takes over, to the very end as its teacher.
@@ -90,12 +90,13 @@ def run_side_by_side(
         `BaseRunFailed` where it could not begin because of another one.
     """
     runs = _Runs(recipes, observer or Silence(), should_stop, executor)
-    if jobs == 1:
-        # In the main thread, which some libraries that a network may use insist on.
-        for path in recipes:
-            runs.run(path)
-    else:
-        _run_in_threads(runs, list(recipes), jobs)
+    with lost_processes_explained():
+        if jobs == 1:
+            # In the main thread, which some libraries that a network may use insist on.
+            for path in recipes:
+                runs.run(path)
+        else:
+            _run_in_threads(runs, list(recipes), jobs)
     return {path: runs.outcomes[path] for path in recipes}
 
 

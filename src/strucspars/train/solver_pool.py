@@ -1,4 +1,4 @@
-"""Worker processes that learn channel orders while the main one is busy with other runs, or saves its breath."""
+"""Worker processes that learn the channel orders."""
 
 import multiprocessing
 import os
@@ -10,22 +10,22 @@ from contextlib import contextmanager
 
 from threadpoolctl import threadpool_limits
 
-# More do not pay: a refresh of the CIFAR networks takes a tenth of a second on one core.
+# A refresh of the CIFAR networks takes a tenth of a second on one core: more workers do not pay.
 MOST_WORKERS = 8
 
 
 def default_workers(*, on_gpu: bool) -> int:
-    """On a GPU the processor is free for it; on a CPU further processes would compete with the training."""
+    """Some beside a GPU; none on a CPU, where they would compete with the training."""
     return min(MOST_WORKERS, max(0, (os.cpu_count() or 1) - 2)) if on_gpu else 0
 
 
 @contextmanager
 def solver_pool(workers: int) -> Iterator[Executor | None]:
-    """Worker processes for a while; None for none."""
+    """A pool of worker processes, closed at the end of the block; None for 0 workers."""
     if workers == 0:
         yield None
         return
-    # Spawned, not forked: a fork would copy threads' locks and the device's state as they happen to be.
+    # Spawned: a fork would copy locks of other threads and the state of the GPU.
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_prepare_worker)
     try:
         yield pool
@@ -35,15 +35,14 @@ def solver_pool(workers: int) -> Iterator[Executor | None]:
 
 def _prepare_worker() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Signals are the main process's to handle: it ends its workers itself.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    # For good, not for a while: a small product gains nothing from further threads.
+    # Ctrl-C reaches the whole process group, and the main process may still need its workers to finish an epoch.
+    # SIGTERM must end a worker: that is how the pool ends the others after one has died.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threadpool_limits(limits=1, user_api="blas")
 
 
 def _end_with_parent() -> None:
-    """A worker whose main process was killed would wait for work forever."""
+    """End this worker when the main process ends: otherwise it waits for work forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -25,84 +25,26 @@ from strucspars.train.run_folder import RunFolder
 from strucspars.train.steps import CAPTURE_LOCK, TrainingStep, epoch_runner, learning_rates
 
 
-@dataclass(frozen=True, eq=False)
-class ProcessStates:
-    """Of all processes, in their order.
-
-    Attributes:
-        random_states: of each process: the CPU's, and the device's.
-        sums: float64 `(processes, 2)`: losses and right answers of the epoch so far.
-    """
-
-    random_states: list[list[torch.Tensor]]
-    sums: torch.Tensor
-
-
-def gathered(engine: Engine, sums: torch.Tensor) -> ProcessStates:
-    """What all processes have at this moment; every one of them must ask."""
-    own = _random_states(), sums.cpu()
-    states: list[Any] = [own]
-    if engine.world_size > 1:
-        states *= engine.world_size
-        torch.distributed.all_gather_object(states, own)
-    return ProcessStates([random_states for random_states, _ in states], torch.stack([sums for _, sums in states]))
-
-
-def own_random_states(saved: Sequence[Sequence[torch.Tensor]], engine: Engine) -> list[torch.Tensor]:
-    """Those of this process; none where another number of processes wrote the checkpoint.
-
-    Then a new process has no state to go on from, and one that takes over another's would drop the same neurons.
-
-    Raises:
-        RuntimeError, TypeError: they are no random states.
-    """
-    if len(saved) != engine.world_size:
-        return []
-    own = list(saved[engine.rank])
-    # Tried out on generators of no consequence: here an error can still be put down to the checkpoint.
-    torch.Generator().set_state(own[0])
-    for state in own[1:] if torch.cuda.is_available() else []:
-        torch.Generator("cuda").set_state(state)
-    return own
-
-
-def set_random_states_(states: Sequence[torch.Tensor]) -> None:
-    """Let the generators of this process go on from there."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1 and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states[1])
-
-
-def own_sums(saved: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """Those of this process; an equal share where another number of processes wrote the checkpoint."""
-    if len(saved) == engine.world_size:
-        return saved[engine.rank]
-    # Batches of fewer processes are larger: that changes the number of right answers in one, but no mean loss.
-    losses, right = saved.unbind(dim=1)
-    return torch.stack([losses.mean(), right.sum() / engine.world_size])
-
-
-def in_present_form(checkpoint: Mapping[str, Any], engine: Engine) -> Mapping[str, Any]:
-    """A checkpoint of version 1 as one of version 2, so that runs begun before an update can be finished.
-
-    Version 1 knew the first process's random state only: that is enough for one process. Its sums were means over the
-    processes. Every stage saw the data from their first epoch on, and goes on like that to its end.
-    """
-    if checkpoint["version"] != 1:
-        return checkpoint
-    return {
-        **checkpoint,
-        "data_epochs_before": 0,
-        "random_states": [checkpoint["random_states"]],
-        "sums": checkpoint["sums"].expand(engine.world_size, -1),
-    }
+def _gathered(engine: Engine, own: Any) -> list[Any]:
+    """The values of all processes, in their order; every process must call this."""
+    if engine.world_size == 1:
+        return [own]
+    values = [None] * engine.world_size
+    torch.distributed.all_gather_object(values, own)
+    return values
 
 
 def _random_states() -> list[torch.Tensor]:
-    """The CPU's random state, and the device's."""
+    """The random state of the CPU, and of the GPU if there is one."""
     with CAPTURE_LOCK:
         states = [torch.get_rng_state()]
         return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
+
+
+def _set_random_states_(states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1 and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[1])
 
 
 def derived_seed(seed: int, purpose: str, number: int = 0) -> int:
@@ -116,7 +58,6 @@ def derived_seed(seed: int, purpose: str, number: int = 0) -> int:
 
 
 CHECKPOINT_VERSION = 2
-READABLE_VERSIONS = (1, CHECKPOINT_VERSION)
 STEPS_BETWEEN_AGREEMENTS = 50
 EPOCHS_BETWEEN_PICTURES = 5
 CHECKPOINT_NUMBERS = ("done_epochs", "done_steps", "metrics_rows")
@@ -181,11 +122,11 @@ class Stage:
         self._context, self._name, self._options, self._model, self._rule = context, name, options, model, rule
         self._step = TrainingStep(context.engine, model, options, loss, rule)
         self._done_epochs, self._done_steps, self._data_epochs_before = 0, 0, data_epochs_before
-        self._random_states: list[torch.Tensor] = []
+        self._random_states: Sequence[torch.Tensor] = []
         self._digests = digests
         if checkpoint is not None:
             try:
-                self._restore_(in_present_form(checkpoint, context.engine))
+                self._restore_(checkpoint)
             except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 # Whatever tensors of a foreign checkpoint do not fit to, it means the same.
                 raise ValueError(
@@ -249,18 +190,15 @@ class Stage:
         with CAPTURE_LOCK:
             if self._done_steps == 0:
                 self._step.sums.zero_()
-            if self._done_steps > 0 and self._random_states:
-                set_random_states_(self._random_states)
-            else:
                 torch.manual_seed(self._dropout_seed(epoch))
+            else:
+                _set_random_states_(self._random_states)
 
     def _dropout_seed(self, epoch: int) -> int:
         """Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own."""
         # Processes that share a batch must not drop the same neurons.
         process = f", process {self._context.engine.rank}" if self._context.engine.rank else ""
-        # The rest of an epoch that other processes began must not repeat what they drew.
-        rest = f", from step {self._done_steps}" if self._done_steps else ""
-        return derived_seed(self._context.seed, f"{self._name} epoch{process}{rest}", epoch)
+        return derived_seed(self._context.seed, f"{self._name} epoch{process}", epoch)
 
     def _finish_epoch(self, epoch: int, rate: float, begin: float) -> None:
         context = self._context
@@ -316,7 +254,7 @@ class Stage:
 
     def _save(self, done_epochs: int) -> None:
         """Write a checkpoint: of an epoch's end, or of the step within the next one that the run has come to."""
-        processes = gathered(self._context.engine, self._step.sums)
+        processes = _gathered(self._context.engine, (self._step.sums.cpu(), _random_states()))
         if self._context.engine.is_first:
             self._context.folder.save_checkpoint(
                 {
@@ -324,15 +262,14 @@ class Stage:
                     "stage": self._name,
                     "done_epochs": done_epochs,
                     "done_steps": self._done_steps,
-                    "data_epochs_before": self._data_epochs_before,
                     "metrics_rows": len(self._context.folder.metrics()),
                     "model": self._model.state_dict(),
                     "momenta": _momenta(self._step),
                     "average": None if self._step.average is None else self._step.average.model.state_dict(),
                     "rule": self._rule.state_dict(),
-                    "sums": processes.sums,
+                    "sums": torch.stack([sums for sums, _ in processes]),
                     "precision": self._context.engine.precision_state(),
-                    "random_states": processes.random_states,
+                    "random_states": [states for _, states in processes],
                     "images": self._context.images,
                     **self._digests,
                 }
@@ -346,19 +283,33 @@ class Stage:
             self._step.average.model.load_state_dict(checkpoint["average"])
         if checkpoint["rule"]:
             self._rule.load_state_dict(checkpoint["rule"])
-        self._step.sums.copy_(own_sums(checkpoint["sums"], self._context.engine))
         self._context.engine.load_precision_state(checkpoint["precision"])
         self._done_epochs, self._done_steps = checkpoint["done_epochs"], checkpoint["done_steps"]
         if self._done_epochs > self._options.epochs or self._done_steps >= self._context.train.steps:
             raise ValueError(f"it has {self._done_epochs} epochs and {self._done_steps} steps of {self._name}")
-        self._data_epochs_before = checked_at_least("data_epochs_before", checkpoint["data_epochs_before"], 0)
-        self._random_states = own_random_states(checkpoint["random_states"], self._context.engine)
+        if self._done_steps:
+            self._restore_process_(checkpoint["sums"], checkpoint["random_states"])
+
+    def _restore_process_(self, sums: torch.Tensor, random_states: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Restore the sums and the random states of this process in the middle of an epoch."""
+        engine = self._context.engine
+        if len(random_states) != engine.world_size:
+            raise ValueError(
+                f"it was saved in the middle of an epoch by {len(random_states)} processes, and this run has "
+                f"{engine.world_size}; start as many, or stop the run at the end of an epoch before changing them"
+            )
+        self._step.sums.copy_(sums[engine.rank])
+        self._random_states = random_states[engine.rank]
+        # Tried on generators of their own, so that an error is still put down to the checkpoint.
+        torch.Generator().set_state(self._random_states[0])
+        for state in self._random_states[1:] if torch.cuda.is_available() else []:
+            torch.Generator("cuda").set_state(state)
 
 
 def check_checkpoint(checkpoint: Mapping[str, Any], where: Path) -> None:
-    """Raise a `ValueError` unless a stage of this version, or of one that it can read, may have written it."""
+    """Raise a `ValueError` unless a stage of this version may have written it."""
     version = checkpoint.get("version")
-    if version not in READABLE_VERSIONS:
+    if version != CHECKPOINT_VERSION:
         raise ValueError(
             f"{where} was written by another version of strucspars ({version!r}, not {CHECKPOINT_VERSION}); "
             "finish the run with that one"

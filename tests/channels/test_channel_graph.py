@@ -1,0 +1,89 @@
+"""The graph of channels by itself, without folding, and rules from outside."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import fx, nn
+
+import strucspars as ss
+from strucspars.channels import ChannelGraph, channel_graph, elementwise, register_channel_rule, traced
+from strucspars.channels import graph as graph_module
+from strucspars.channels.classes import Layout
+from strucspars.channels.tracing import LEAF_TYPES
+
+IMAGES = torch.zeros(1, 3, 4, 4)
+
+
+@pytest.fixture(autouse=True)
+def _same_rules_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    leaves = set(LEAF_TYPES)
+    monkeypatch.setattr(graph_module, "_RULES", dict(graph_module._RULES))
+    yield
+    LEAF_TYPES.intersection_update(leaves)
+
+
+class Block(nn.Module):
+    """Two branches that are added, and a head."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.branch, self.norm = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        self.last, self.head = last, nn.Linear(8, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.stem(images).relu()
+        features = self.last(self.norm(self.branch(features)) + features)
+        scores: torch.Tensor = self.head(features.mean((2, 3)))
+        return scores
+
+
+def shared_orders(model: nn.Module) -> list[list[tuple[str, str]]]:
+    return [list(sides) for sides in channel_graph(traced(model.eval(), (IMAGES,))).shared_orders()]
+
+
+def test_layers_along_a_residual_stream_share_an_order() -> None:
+    sides = [("stem", "output"), ("branch", "input"), ("branch", "output"), ("norm", "input"), ("head", "input")]
+    assert shared_orders(Block(nn.ReLU())) == [sides]
+
+
+class Mirrored(nn.Module):
+    """Channels back to front."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features.flip(1)
+
+
+class Doubled(nn.Module):
+    """Entry by entry, but too clever to be traced."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features * 2 if bool((features == features).all()) else features
+
+
+def test_channels_of_which_the_order_matters_share_none() -> None:
+    assert shared_orders(Block(Mirrored())) == []
+
+
+def test_a_rule_from_outside_leads_through_a_module_of_somebody_else() -> None:
+    model = Block(Doubled())
+    with pytest.raises(fx.proxy.TraceError):
+        traced(model, (IMAGES,))
+    register_channel_rule(elementwise, Doubled)
+    assert shared_orders(model) == shared_orders(Block(nn.ReLU()))
+    folded = ss.fold(ss.convert_(model, ss.one_shot_plan(model, target=0.3)), IMAGES)
+    assert ss.fold_report(folded).untraced_reason == ""
+
+
+def test_a_wrong_rule_from_outside_makes_no_wrong_graph() -> None:
+    def same_order(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+        return graph.source(node)
+
+    register_channel_rule(same_order, Mirrored)
+    layer = ss.ShuffledGroupConv2d(8, 8, 1, groups=2)
+    layer.out_inverse.copy_(torch.randperm(8, generator=torch.Generator().manual_seed(0)))
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), layer, Mirrored(), nn.Conv2d(8, 2, 1)).eval()
+    images = torch.randn(2, 3, 4, 4)
+    folded = ss.fold(model, images)
+    assert "off by" in ss.fold_report(folded).untraced_reason
+    torch.testing.assert_close(folded(images), model(images))
