@@ -1,20 +1,21 @@
 """The program as a whole: help, errors, exit statuses, completion."""
 
 import logging
-import os
 import re
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import timm
 import torch
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from strucspars._version import __version__
-from strucspars.cli.console import from_home
+from strucspars.cli.console import complete_model, from_home
 from strucspars.cli.errors import (
     BY_SIGNAL,
     FAILED,
@@ -25,7 +26,9 @@ from strucspars.cli.errors import (
     reported,
 )
 from strucspars.cli.main import app, main
+from strucspars.models.catalogue import torchvision_names
 from strucspars.train.lock import RunFolderBusy
+from strucspars.train.recipe_options import recipe_sections
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
 COMMANDS = ("demo", "run", "compress", "eval", "summary", "export", "bench", "report", "reproduce")
@@ -225,17 +228,44 @@ def test_only_the_first_of_several_processes_prints(call: Any, monkeypatch: pyte
     assert (said.status, said.out) == (0, "")
 
 
-def test_the_shell_completes_recipes() -> None:
-    environment = {
-        **os.environ,
-        "_STRUCSPARS_COMPLETE": "complete_bash",
-        "COMP_WORDS": "strucspars run cifar10-resnet20-sl",
-        "COMP_CWORD": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "strucspars"], env=environment, capture_output=True, text=True, check=False
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("run cifar10-resnet20-sl", ["cifar10-resnet20-slimming40", "cifar10-resnet20-slimming60"]),
+        ("run demo stage1.lr", ["stage1.lr=", "stage1.lr_warmup="]),
+        ("eval runs/demo engine.de", ["engine.device="]),
+        ("summary resnet1", ["resnet101", "resnet152", "resnet18"]),
+        ("bench wide", ["wide_resnet101_2", "wide_resnet50_2"]),
+        ("compress x.pt --model preact-resnet2", ["preact-resnet20"]),
+    ],
+)
+def test_the_shell_completes(monkeypatch: pytest.MonkeyPatch, words: str, completed: list[str]) -> None:
+    monkeypatch.setenv("COMP_WORDS", f"strucspars {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    outcome = CliRunner(env={"_STRUCSPARS_COMPLETE": "complete_bash"}).invoke(app, prog_name="strucspars")
+    assert outcome.stdout.split() == completed
+
+
+def test_completion_knows_the_networks_and_the_keys_of_recipes() -> None:
+    assert set(torchvision_names()) <= set(complete_model(""))
+    assert complete_model("timm:mobilenetv3_small_") == sorted(
+        f"timm:{name}" for name in timm.list_models("mobilenetv3_small_*")
     )
-    assert done.stdout.split() == ["cifar10-resnet20-slimming40", "cifar10-resnet20-slimming60"]
+    keys = [key for section in recipe_sections() for option in section.options for key in option.keys]
+    told = (files("strucspars") / "recipes" / "_keys.txt").read_text().split()
+    assert told == keys, "write the keys of recipe_sections() to recipes/_keys.txt, one per line"
+
+
+def test_help_and_completion_need_neither_torch_nor_the_training() -> None:
+    program = (
+        "import sys; from strucspars.cli.main import main\n"
+        "for command in ((), *((name,) for name in sys.argv[1:])): main((*command, '--help'))\n"
+        "from strucspars.cli.console import complete_key, complete_model, complete_recipe\n"
+        "for complete in (complete_key, complete_model, complete_recipe): complete('')\n"
+        "print({'numpy', 'scipy', 'torch', 'torchvision', 'yaml'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *COMMANDS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_main_reads_the_arguments_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from strucspars.io.files import followed
-from strucspars.io.records import plain
 
 ImageShape = tuple[int, int, int]
 
@@ -31,9 +30,8 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Keys of a recipe, such as `stage1.epochs=`."""
-    from strucspars.train.recipe_options import recipe_sections
-
-    keys = (key for section in recipe_sections() for option in section.options for key in option.keys)
+    # Of a file: reading them off the dataclasses means importing torch. A test keeps it up to date.
+    keys = (files("strucspars") / "recipes" / "_keys.txt").read_text(encoding="utf-8").split()
     return _beginning((f"{key}=" for key in keys), incomplete)
 
 
@@ -181,6 +179,8 @@ class Output:
 
     def outcome(self, text: str, document: Mapping[str, Any]) -> None:
         """Print the result of the command, as text or as JSON; an empty text prints nothing."""
+        from strucspars.io.records import plain
+
         if self._as_json:
             text = json.dumps(plain(document, "the document"), indent=2, ensure_ascii=False)
         if text and is_first_process():
