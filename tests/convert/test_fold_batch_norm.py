@@ -5,7 +5,7 @@ from torch.nn import functional
 
 import strucspars as ss
 from strucspars.channels.tracing import traced
-from strucspars.convert.fold_norms import batch_norms_as_modules_, fold_batch_norms_, fold_into_layer_
+from strucspars.convert.fold_norms import fold_batch_norms_, fold_into_layer_, other_norms_as_modules_
 from strucspars.nn.layers import ShuffledGroupConv2d, ShuffledGroupLinear
 
 IMAGES = torch.randn(3, 8, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -113,7 +113,7 @@ def test_norms_by_function_become_modules_and_fold() -> None:
     graph_module = traced(model, (IMAGES,))
     with torch.no_grad():
         expected = model(IMAGES)
-        batch_norms_as_modules_(graph_module)
+        other_norms_as_modules_(graph_module)
         graph_module.recompile()
         torch.testing.assert_close(graph_module(IMAGES), expected)
         fold_batch_norms_(graph_module)
@@ -137,7 +137,7 @@ def test_norms_by_function_of_the_batch_stay_functions() -> None:
             return functional.batch_norm(features, None, None, training=True)
 
     graph_module = traced(ByBatch(), (IMAGES,))
-    batch_norms_as_modules_(graph_module)
+    other_norms_as_modules_(graph_module)
     assert not any(node.op == "call_module" for node in graph_module.graph.nodes)
 
 

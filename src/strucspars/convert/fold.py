@@ -2,58 +2,67 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 
-from strucspars.channels.rules import BATCH_NORMS
 from strucspars.channels.tracing import FoldedGraph, graph_of_one_call, traced
 from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.convert.conversion import plan_of, unmask_
-from strucspars.convert.fold_norms import batch_norms_as_modules_, fold_batch_norms_, frozen_batch_norms_as_modules_
-from strucspars.convert.merged_groups import widen_called_groups_, widen_groups_
+from strucspars.convert.fold_norms import fold_batch_norms_, other_norms_as_modules_
+from strucspars.convert.merged_groups import widen_groups_
 from strucspars.convert.reordering import absorb_shuffles_
 from strucspars.convert.shared_calls import merge_calls_
 from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, undisturbed
-from strucspars.cost.gathers import FOLDED_PLAN_KEY, REPORT_KEY, FoldReport, WidenedLayer, is_folded, shuffles_in_pass
-from strucspars.nn.batch_norms import is_frozen_batch_norm
+from strucspars.cost.gathers import (
+    FOLDED_PLAN_KEY,
+    REPORT_KEY,
+    FoldReport,
+    RemainingGather,
+    WidenedLayer,
+    is_folded,
+    shuffles_in_pass,
+)
+from strucspars.nn.batch_norms import is_batch_norm
 from strucspars.nn.copying import copied
 from strucspars.nn.names import unwrap_children_, unwrapped
 
 logger = logging.getLogger(__name__)
 
+Reported = TypeVar("Reported", RemainingGather, WidenedLayer)
+
 
 def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below: int = 1) -> fx.GraphModule:
     """Make the inference graph of a network: batch norms folded, channel shuffles moved into the weights around them.
 
-    Shuffles go through whatever treats channels alike (activations, pooling, batch norm, additions, concatenation,
-    flattening) into dense layers, or meet the shuffle of the next grouped layer; what remains is one `index_select`
-    each. The graph is compared with the model on the example inputs and on random ones, these in double precision if
-    the model can be computed in it, in two calls each. A network that cannot be traced, or keeps something from call to
-    call, keeps its shuffles and batch norms, behind a graph of one call; `fold_report` tells what remains and why.
-    Saved with pickle or `torch.save`, the graph keeps its report.
+    Shuffles pass through operations that treat channels alike (activations, pooling, batch norm, additions,
+    concatenation, flattening) into dense layers, or meet the shuffle of the next grouped layer; each that remains is
+    one `index_select`. The graph is compared with the model on the example inputs and on random ones, these in double
+    precision if the model can be computed in it, in two calls each. A network that cannot be traced, or does not agree
+    with its graph, keeps its shuffles and batch norms, behind a graph of one call; `fold_report` tells what remains and
+    why. Saved with pickle or `torch.save`, the graph keeps its report.
 
     Args:
         model: converted, masked or dense, in either mode; it stays as it is. Wrappers around it or parts of it
-            (`torch.compile`, `DataParallel`, `DistributedDataParallel`, activation checkpointing, Fabric) are taken
-            off, and out of the names. The graph is always in eval mode, has tensors of its own, and takes any batch
-            size if the model's code does. Of a graph that is folded already, a copy comes back.
-        example_inputs: a tensor, or a tuple of the positional arguments of `forward`. What it takes by keyword only
-            stays at its default in the graph. Axes may have other lengths later, where the model's code allows it, but
-            not several channels in place of one: a mask of one channel is the same for all, in whichever order.
+            (`torch.compile`, `DataParallel`, `DistributedDataParallel`, activation checkpointing, Fabric) are removed,
+            from the names too. The graph is always in eval mode, has tensors of its own, and takes any batch size if
+            the model's code does. Of a folded graph, a copy comes back.
+        example_inputs: a tensor, or a tuple of the positional arguments of `forward`. The graph takes as many; further
+            arguments stay at their defaults. Axes may have other lengths later, where the model's code allows it, but
+            not several channels in place of one: a mask of one channel is the same for all, in any order.
         widen_groups_below: layers whose groups are narrower, on either side, run with fewer and wider groups:
             neighbours become one, with zeros between them. More multiply-accumulates, but faster in runtimes that lose
             their speed on narrow groups, as ONNX Runtime does below 16 channels. Depthwise convolutions of the network
             itself stay.
 
     Raises:
-        ValueError: `widen_groups_below` is no whole number from 1 on, or comes too late for a folded graph; or the
-            inputs are of another type, or the network takes them by keyword only.
+        ValueError: `widen_groups_below` is no whole number from 1 on, or is given for a folded graph; or the network
+            cannot be called with the inputs by position.
 
     >>> import torch
     >>> import strucspars as ss
@@ -70,7 +79,12 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     model = unwrapped(model)
     arguments = arguments_of(model, example_inputs)
     if is_folded(model):
-        return _again(model, min_width)
+        if min_width > 1:
+            raise ValueError(
+                f"widen_groups_below={min_width} comes too late for a graph that is folded already; fold the network "
+                "itself"
+            )
+        return copy.deepcopy(model)
     called = _inference_copy(model)
     with undisturbed(called), _no_cached_casts():
         expected = called(*fresh_arguments(arguments))
@@ -79,20 +93,19 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             wrong = _wrong(folded(*fresh_arguments(arguments)), expected)
             wrong = wrong or _wrong_in_another_call(folded, called, arguments)
             wrong = wrong or _wrong_on_random_inputs(model, arguments, min_width)
-        # A tracer runs the model's own code on stand-ins: that can fail in any way at all.
+        # Tracing runs the model's own code on symbols, which can raise any error.
         except Exception as error:
             wrong = _first_line(error)
         if wrong:
             logger.warning("the network could not be traced, so that its shuffles stay: %s", wrong)
-            untraced, widened = _widened_copy(model, arguments, expected, min_width)
-            folded, report = _unfolded(untraced, arguments, wrong, widened)
+            folded, report = _unfolded(model, arguments, expected, min_width, wrong)
     folded.meta[REPORT_KEY], folded.meta[FOLDED_PLAN_KEY] = report, plan_of(model)
     return folded.requires_grad_(False)
 
 
 @contextmanager
 def _no_cached_casts() -> Iterator[None]:
-    """Let autocast cast weights for every call: folding changes them under the parameters that it knows them by."""
+    """Let autocast cast weights for every call: folding changes weights in place, behind its cache."""
     is_enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -101,48 +114,37 @@ def _no_cached_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(is_enabled)
 
 
-def _again(folded: fx.GraphModule, min_width: int) -> fx.GraphModule:
-    if min_width > 1:
-        raise ValueError(
-            f"widen_groups_below={min_width} comes too late for a graph that is folded already; fold the network itself"
-        )
-    return copy.deepcopy(folded)
-
-
 def _wrong(outputs: object, expected: object, *, whole_numbers: bool = False) -> str:
     complaint = compare_outputs(outputs, expected, whole_numbers=whole_numbers).complaint
     return f"the graph is not known to compute the same: {complaint}" if complaint else ""
 
 
-def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
-    """What is wrong with the graph on random inputs: nothing hides behind zeros, nor, in double precision, rounding.
-
-    In the network's own precision where it cannot be computed in double. Empty if nothing is wrong, and where it cannot
-    be computed on random inputs at all.
-    """
-    for in_double in (True, False):
-        called, inputs = _twin(model, in_double=in_double), random_arguments(arguments, in_double=in_double)
-        try:
-            expected = called(*fresh_arguments(inputs))
-        # Code that insists on another precision, or on other values, fails as it likes.
-        except Exception:
-            continue
-        folded, _ = _folded(_twin(model, in_double=in_double), inputs, min_width)
-        wrong = _wrong(folded(*fresh_arguments(inputs)), expected, whole_numbers=in_double)
-        others = random_arguments(arguments, in_double=in_double, seed=1)
-        return wrong or _wrong_in_another_call(folded, called, others)
-    return ""
-
-
-def _twin(model: nn.Module, *, in_double: bool) -> nn.Module:
-    twin = _inference_copy(model)
-    return twin.double() if in_double else twin
-
-
 def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments: tuple[Any, ...]) -> str:
-    """What is wrong with the graph where both were called before: it has no memory of that, the network may have."""
+    """How graph and network differ in their next call: the graph has no memory, the network may have."""
     wrong = _wrong(folded(*fresh_arguments(arguments)), called(*fresh_arguments(arguments)))
     return f"{wrong}, once both were called before: does the network keep something from call to call?" if wrong else ""
+
+
+def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
+    """How graph and network differ on random inputs: nothing hides behind zeros, nor, in double precision, rounding.
+
+    In the network's own precision where it cannot be computed in double. Empty if they agree, and where the network
+    cannot be computed on random inputs at all.
+    """
+    for in_double in (True, False):
+        called, folded_model = _inference_copy(model), _inference_copy(model)
+        if in_double:
+            called, folded_model = called.double(), folded_model.double()
+        inputs, others = (random_arguments(arguments, in_double=in_double, seed=seed) for seed in (0, 1))
+        try:
+            expected = called(*fresh_arguments(inputs))
+        # The network may insist on another precision, or on other values.
+        except Exception:
+            continue
+        folded, _ = _folded(folded_model, inputs, min_width)
+        wrong = _wrong(folded(*fresh_arguments(inputs)), expected, whole_numbers=in_double)
+        return wrong or _wrong_in_another_call(folded, called, others)
+    return ""
 
 
 def _inference_copy(model: nn.Module) -> nn.Module:
@@ -157,10 +159,10 @@ def _inference_copy(model: nn.Module) -> nn.Module:
 def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
     unwrap_children_(model)
     graph_module = traced(model, fresh_arguments(arguments))
-    batch_norms_as_modules_(graph_module)
-    frozen_batch_norms_as_modules_(graph_module)
+    other_norms_as_modules_(graph_module)
     fold_batch_norms_(graph_module)
-    widened = widen_called_groups_(graph_module, widen_groups_below=min_width)
+    called = [str(node.target) for node in graph_module.graph.nodes if node.op == "call_module"]
+    widened = widen_groups_(graph_module, called, widen_groups_below=min_width)
     gathers = absorb_shuffles_(graph_module)
     merged = merge_calls_(graph_module)
     graph_module.graph.lint()
@@ -168,48 +170,42 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
     # reads a tensor becomes a module that holds the tensor.
     graph_module = FoldedGraph(graph_module, graph_module.graph, type(graph_module).__name__)
     graph_module.eval()
+
+    def renamed(layers: tuple[Reported, ...]) -> tuple[Reported, ...]:
+        return tuple(replace(layer, layer=merged.names.get(layer.layer, layer.layer)) for layer in layers)
+
     return graph_module, FoldReport(
-        gathers=tuple(replace(gather, layer=merged.names.get(gather.layer, gather.layer)) for gather in gathers),
+        gathers=renamed(gathers),
         num_kept_batch_norms=_num_batch_norms(graph_module),
         untraced_reason="",
-        widened=_once_each(widened, merged.names),
+        # Once for all calls of a layer.
+        widened=tuple(dict.fromkeys(renamed(widened))),
         repeated_bytes=merged.repeated_bytes(graph_module),
     )
 
 
-def _once_each(widened: tuple[WidenedLayer, ...], names: Mapping[str, str]) -> tuple[WidenedLayer, ...]:
-    renamed = (replace(layer, layer=names.get(layer.layer, layer.layer)) for layer in widened)
-    return tuple(dict.fromkeys(renamed))
-
-
 def _unfolded(
-    model: nn.Module, arguments: tuple[Any, ...], reason: str, widened: tuple[WidenedLayer, ...]
+    model: nn.Module, arguments: tuple[Any, ...], expected: object, min_width: int, reason: str
 ) -> tuple[fx.GraphModule, FoldReport]:
-    # Of a copy: a network that keeps something from call to call must come back as it was.
-    gathers = shuffles_in_pass(copied(model), fresh_arguments(arguments))
-    graph_module = graph_of_one_call(model, len(arguments))
-    graph_module.eval()
-    return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=_num_batch_norms(model), untraced_reason=reason, widened=widened
-    )
-
-
-def _widened_copy(
-    model: nn.Module, arguments: tuple[Any, ...], expected: object, min_width: int
-) -> tuple[nn.Module, tuple[WidenedLayer, ...]]:
-    """A copy with wide groups and its widened layers; one with its own groups if it does not compute the same then."""
+    """The network behind a graph of one call, with wide groups if it computes the same with them."""
     twin = _inference_copy(model)
     try:
         names = [name for name, _ in twin.named_modules()]
         widened = widen_groups_(twin, names, widen_groups_below=min_width)
         wrong = _wrong(copied(twin)(*fresh_arguments(arguments)), expected) if widened else ""
-    # The network's own code may read the weights, whose shapes are others now, and do with them whatever it likes.
+    # The network's own code may read the weights, whose shapes are others now.
     except Exception as error:
         wrong = _first_line(error)
     if wrong:
         logger.warning("the groups stay as narrow as they are, since the network looks at them: %s", wrong)
-        return _inference_copy(model), ()
-    return twin, widened
+        twin, widened = _inference_copy(model), ()
+    # Of a copy: a network that keeps something from call to call must come back as it was.
+    gathers = shuffles_in_pass(copied(twin), fresh_arguments(arguments))
+    graph_module = graph_of_one_call(twin, len(arguments))
+    graph_module.eval()
+    return graph_module, FoldReport(
+        gathers=gathers, num_kept_batch_norms=_num_batch_norms(twin), untraced_reason=reason, widened=widened
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -217,4 +213,4 @@ def _first_line(error: Exception) -> str:
 
 
 def _num_batch_norms(model: nn.Module) -> int:
-    return sum(isinstance(module, BATCH_NORMS) or is_frozen_batch_norm(module) for module in model.modules())
+    return sum(map(is_batch_norm, model.modules()))

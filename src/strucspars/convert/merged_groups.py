@@ -1,4 +1,4 @@
-"""Narrow groups run together as wider ones with zeros between them: tensors, then modules, then a network.
+"""Narrow groups run together as wider ones with zeros between them.
 
 The function stays exactly the same and costs more multiply-accumulates; runtimes that lose their speed on narrow
 groups are faster nevertheless.
@@ -7,13 +7,10 @@ groups are faster nevertheless.
 from collections.abc import Iterable
 from typing import cast
 
-import numpy as np
 import torch
-from torch import fx, nn
+from torch import nn
 
 from strucspars.channels.tracing import has_plain_forward
-from strucspars.convert.reordering import reordered_dense_weight
-from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import WidenedLayer
 from strucspars.cost.layers import BeforeAfter
 from strucspars.nn.groupable import is_plain
@@ -30,8 +27,6 @@ from strucspars.nn.layers import (
 
 def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:
     """The largest number of groups, made of whole ones, whose groups are wide enough; one if none are.
-
-    Where the number is a power of two, as ours are, it is halved until the groups are wide enough.
 
     >>> wide_enough_groups(32, narrower_side=128, widen_groups_below=16)
     8
@@ -63,66 +58,43 @@ def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> 
 
 
 def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
-    """Let a layer run with fewer groups, in place. One of ours that is left with one group becomes a dense layer."""
-    weight = layer.get_parameter("weight").data
+    """Let a layer run with fewer groups, in place. A shuffled layer that is left with one group becomes dense."""
+    weight, groups = layer.get_parameter("weight").data, groups_of_weight(layer)
     if is_grouped(layer):
-        out_inverse = channel_orders(layer)["out_inverse"]
-        by_group = weight[torch.argsort(out_inverse)]
-        weight = merged_weight(like_memory_format(by_group, weight), groups_of_weight(layer), merged_groups)
-        weight = like_memory_format(weight[out_inverse], weight)
+        orders = channel_orders(layer)
+        merged = merged_weight(weight[torch.argsort(orders["out_inverse"])], groups, merged_groups)
+        merged = merged[orders["out_inverse"]]
+        if merged_groups == 1:
+            merged = merged[:, torch.argsort(orders["in_perm"])]
     else:
-        weight = merged_weight(weight, groups_of_weight(layer), merged_groups)
+        merged = merged_weight(weight, groups, merged_groups)
     # A new parameter: another layer may hold the old one.
-    layer.weight = nn.Parameter(weight, requires_grad=False)
+    layer.weight = nn.Parameter(like_memory_format(merged, weight), requires_grad=False)
     cast(nn.Conv2d, layer).groups = merged_groups
     if merged_groups == 1 and is_grouped(layer):
-        _become_dense_(layer)
+        del layer.in_perm, layer.out_inverse
+        forms = forms_of(layer)
+        assert forms is not None
+        layer.__class__ = forms.dense
+        if isinstance(layer, nn.Linear):
+            del layer.groups
 
 
 def widen_groups_(model: nn.Module, names: Iterable[str], *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
     """Let those of the named modules that are grouped layers run with groups wide enough, in place.
 
-    Depthwise convolutions of the network itself stay: runtimes have fast ways of their own for them. So does a layer
-    with hooks, which may look at its weight.
+    Depthwise convolutions of the network itself stay: runtimes have fast kernels for them. So does a layer with hooks,
+    which may look at its weight.
     """
     widened = []
     for name in dict.fromkeys(names):
         layer = model.get_submodule(name)
-        if not _may_be_widened(layer):
+        if type(layer) not in DENSE_AND_GROUPED_TYPES or not has_plain_forward(layer):
             continue
-        groups = groups_of_weight(layer)
+        weight, groups = layer.get_parameter("weight"), groups_of_weight(layer)
+        is_depthwise = not is_grouped(layer) and weight.shape[1] == 1
         merged_groups = wide_enough_groups(groups, min(channels(layer)), widen_groups_below)
-        if merged_groups < groups:
+        if is_plain(weight) and not is_depthwise and merged_groups < groups:
             merge_groups_(layer, merged_groups)
             widened.append(WidenedLayer(layer=name, groups=BeforeAfter(groups, merged_groups)))
     return tuple(widened)
-
-
-def widen_called_groups_(graph_module: fx.GraphModule, *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
-    """The graph pass: `widen_groups_` for the layers that the graph calls, each of which has tensors of its own."""
-    called = [str(node.target) for node in graph_module.graph.nodes if node.op == "call_module"]
-    return widen_groups_(graph_module, called, widen_groups_below=widen_groups_below)
-
-
-def _may_be_widened(layer: nn.Module) -> bool:
-    if (
-        type(layer) not in DENSE_AND_GROUPED_TYPES
-        or not has_plain_forward(layer)
-        or not is_plain(layer.get_parameter("weight"))
-    ):
-        return False
-    is_depthwise = not is_grouped(layer) and layer.get_parameter("weight").shape[1] == 1
-    return not is_depthwise
-
-
-def _become_dense_(layer: nn.Module) -> None:
-    """The columns of the weight, which were in grouped order, go back to the original one."""
-    in_inverse = inverse(channel_orders(layer)["in_perm"].cpu().numpy())
-    weight = layer.get_parameter("weight")
-    weight.data = reordered_dense_weight(weight.data, np.arange(len(weight)), in_inverse)
-    del layer.in_perm, layer.out_inverse
-    forms = forms_of(layer)
-    assert forms is not None
-    layer.__class__ = forms.dense
-    if isinstance(layer, nn.Linear):
-        del layer.groups

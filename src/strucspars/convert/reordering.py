@@ -1,18 +1,18 @@
-"""The graph pass: every layer in the orders chosen for its tensors; what remains is one `index_select` each."""
+"""Weights in the orders chosen for their tensors; an `index_select` for each shuffle that no weight can absorb."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from strucspars.channels.classes import stored_order
-from strucspars.channels.graph import ChannelGraph, channel_graph
-from strucspars.channels.orders import Placement, layer_placement
+from strucspars.channels.classes import OrderClasses, stored_order
+from strucspars.channels.graph import channel_graph
+from strucspars.channels.orders import GroupedLayer, Placement, layer_placement
 from strucspars.channels.rules import skipped_positions
 from strucspars.channels.tracing import free_name, tensor_bytes, tensor_shape
-from strucspars.convert.shared_calls import calls_by_origin, orders_for_shared
+from strucspars.convert.shared_calls import Orders, calls_by_origin, orders_for_shared
 from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import RemainingGather, Side, contiguous_runs, shuffles_of_layer
@@ -22,12 +22,6 @@ from strucspars.nn.layers import (
     is_grouped,
     like_memory_format,
 )
-
-
-def reordered_dense_weight(weight: torch.Tensor, out_order: IntArray, in_order: IntArray) -> torch.Tensor:
-    """The weight `(C_out, C_in, *kernel)` that reads `in_order` and puts out `out_order`."""
-    rows = weight.index_select(0, _indices(out_order, weight))
-    return like_memory_format(rows.index_select(1, _indices(in_order, weight)), weight)
 
 
 def reordered_grouped_weight(
@@ -47,8 +41,9 @@ def reordered_grouped_weight(
 
 def reorder_dense_(module: nn.Module, out_order: IntArray, in_order: IntArray) -> None:
     """Let a layer of one group read and put out other orders, in place."""
-    weight = module.get_parameter("weight")
-    weight.data = reordered_dense_weight(weight.data, out_order, in_order)
+    weight = module.get_parameter("weight").data
+    rows = weight.index_select(0, _indices(out_order, weight))
+    module.get_parameter("weight").data = like_memory_format(rows.index_select(1, _indices(in_order, weight)), weight)
     _select_(module, ("bias",), out_order)
 
 
@@ -87,49 +82,48 @@ def _indices(order: IntArray, like: torch.Tensor) -> torch.Tensor:
 def absorb_shuffles_(graph_module: fx.GraphModule) -> tuple[RemainingGather, ...]:
     """Choose the order of every tensor and move the shuffles into the weights, in place; returns what remains."""
     found, orders = orders_for_shared(channel_graph(graph_module), calls_by_origin(graph_module))
-    _reorder_plain_layers_(graph_module, found, orders)
+    for node, (inputs, outputs) in found.dense.items():
+        out_order, in_order = (stored_order(side, found.classes, orders) for side in (outputs, inputs))
+        reorder_dense_(found.module(node), out_order, in_order)
+    for node, layout in found.channelwise.items():
+        reorder_channelwise_(found.module(node), stored_order(layout, found.classes, orders))
     remaining: list[RemainingGather] = []
     for node in list(graph_module.graph.nodes):
         if node in found.grouped:
-            remaining += _place_(graph_module, node, found, orders)
+            remaining += _place_(graph_module, node, found.grouped[node], found.classes, orders)
         elif node in found.opaque:
-            module = graph_module.get_submodule(str(node.target))
-            in_bytes = tensor_bytes(node.all_input_nodes[0])
-            remaining += shuffles_of_layer(str(node.target), channel_orders(module), in_bytes, tensor_bytes(node))
+            in_bytes, out_bytes = tensor_bytes(node.all_input_nodes[0]), tensor_bytes(node)
+            remaining += shuffles_of_layer(str(node.target), channel_orders(found.module(node)), in_bytes, out_bytes)
     return tuple(remaining)
 
 
-def _reorder_plain_layers_(graph_module: fx.GraphModule, found: ChannelGraph, orders: dict[int, IntArray]) -> None:
-    for node, (inputs, outputs) in found.dense.items():
-        out_order = stored_order(outputs, found.classes, orders)
-        in_order = stored_order(inputs, found.classes, orders)
-        reorder_dense_(graph_module.get_submodule(str(node.target)), out_order, in_order)
-    for node, layout in found.channelwise.items():
-        reorder_channelwise_(graph_module.get_submodule(str(node.target)), stored_order(layout, found.classes, orders))
-
-
 def _place_(
-    graph_module: fx.GraphModule, node: fx.Node, found: ChannelGraph, orders: dict[int, IntArray]
+    graph_module: fx.GraphModule, node: fx.Node, layer: GroupedLayer, classes: OrderClasses, orders: Orders
 ) -> Iterator[RemainingGather]:
     """Reorder a grouped layer, and put a gather before it and after it where the orders do not suit it."""
-    layer, name = found.grouped[node], str(node.target)
-    placed = layer_placement(layer, found.classes, orders)
-    # Axes count from the end, as the layers themselves do: with a batch or without.
+    name = str(node.target)
+    placed = layer_placement(layer, classes, orders)
+    # Axes count from the end, as in the layers themselves: with a batch or without.
     dimensions = len(tensor_shape(node) or ())
     reorder_grouped_(graph_module.get_submodule(name), placed)
     if placed.in_gather is not None:
         _subsample_first_(graph_module, node)
         (source,) = node.all_input_nodes
         node.args = (_gathered(graph_module, node, source, node, layer.inputs.axis - dimensions, placed.in_gather),)
-        yield _described(name, "input", placed.in_gather, layer.in_bytes)
+        yield _remaining(name, "input", placed.in_gather, layer.in_bytes)
     if placed.out_gather is not None:
         users = list(node.users)
         gathered = _gathered(graph_module, node, node, node.next, layer.outputs.axis - dimensions, placed.out_gather)
-        # A layer that stays as it is tells how much it reads.
+        # An opaque layer after it reports the bytes of its input.
         gathered.meta["tensor_meta"] = node.meta["tensor_meta"]
         for user in users:
             user.replace_input_with(node, gathered)
-        yield _described(name, "output", placed.out_gather, layer.out_bytes)
+        yield _remaining(name, "output", placed.out_gather, layer.out_bytes)
+
+
+def _remaining(layer: str, side: Side, gather: IntArray, nbytes: int) -> RemainingGather:
+    runs = int(contiguous_runs(gather))
+    return RemainingGather(layer=layer, side=side, channels=len(gather), runs=runs, nbytes=nbytes)
 
 
 def _gathered(
@@ -144,18 +138,6 @@ def _gathered(
         return graph_module.graph.call_function(torch.index_select, (source, axis, order))
 
 
-def _described(layer: str, side: Side, gather: IntArray, nbytes: int) -> RemainingGather:
-    runs = int(contiguous_runs(gather))
-    return RemainingGather(layer=layer, side=side, channels=len(gather), runs=runs, nbytes=nbytes)
-
-
-POOLING: dict[int, Callable[..., torch.Tensor]] = {
-    1: functional.max_pool1d,
-    2: functional.max_pool2d,
-    3: functional.max_pool3d,
-}
-
-
 def _subsample_first_(graph_module: fx.GraphModule, node: fx.Node) -> None:
     """Let pooling take the positions that a strided 1x1 convolution reads, so that a gather copies only those."""
     module = graph_module.get_submodule(str(node.target))
@@ -164,7 +146,7 @@ def _subsample_first_(graph_module: fx.GraphModule, node: fx.Node) -> None:
         return
     (source,) = node.all_input_nodes
     # Pooling of single positions, not a slice: runtimes pool in the layout that their convolutions use.
+    pool = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}[len(steps)]
     with graph_module.graph.inserting_before(node):
-        pooled = graph_module.graph.call_function(POOLING[len(steps)], (source,), {"kernel_size": 1, "stride": steps})
-    node.args = (pooled,)
+        node.args = (graph_module.graph.call_function(pool, (source,), {"kernel_size": 1, "stride": steps}),)
     cast(nn.Conv2d, module).stride = (1,) * len(steps)
