@@ -11,7 +11,7 @@ from strucspars.core.checks import IntArray
 
 @dataclass(frozen=True)
 class Layout:
-    """How the channels of a tensor are made up.
+    """The channels of a tensor, as entries along one of its axes.
 
     Attributes:
         classes: the order classes along the channel axis, one after the other: several after a concatenation.
@@ -42,13 +42,13 @@ class OrderClasses:
         return Layout((self._new_name(width, pinned=pinned),), axis)
 
     def root(self, name: int) -> int:
-        """The one name of a class that has been joined with others."""
+        """The name that a class shares with those joined to it."""
         while self._parents[name] != name:
             name = self._parents[name]
         return name
 
     def roots(self, layout: Layout) -> tuple[int, ...]:
-        """The classes of a layout, by their one name; of those that have been divided, the parts."""
+        """The classes of a layout, by their shared names; parts in place of those that have been divided."""
         return tuple(part for name in layout.classes for part in self._undivided(name))
 
     def width(self, name: int) -> int:
@@ -73,9 +73,9 @@ class OrderClasses:
             self._pinned[root] = True
 
     def join(self, one: Layout, other: Layout) -> None:
-        """Store both in one order, part by part; where their channels are counted otherwise, both in the natural one.
+        """Store both in one order, or both in the natural one where their channels are counted differently.
 
-        A class ends wherever one of the other layout does: it is divided if it has to be.
+        A class is divided where one of the other layout ends.
         """
         if one.repeat != other.repeat or self.channels(one) != self.channels(other):
             self.pin(one)
@@ -86,19 +86,20 @@ class OrderClasses:
             self.divide(one, self.widths(other))
             self.divide(other, self.widths(one))
         for root, other_root in zip(self.roots(one), self.roots(other), strict=True):
-            self._unite(self.root(root), self.root(other_root))
+            root, other_root = self.root(root), self.root(other_root)
+            self._pinned[root] = self._pinned[root] or self._pinned[other_root]
+            self._parents[other_root] = root
 
     def divide(self, layout: Layout, widths: Sequence[int]) -> tuple[Layout, ...]:
-        """Parts of a layout, of these numbers of channels: no class may be in two of them, so some are divided."""
+        """Parts of a layout, of these numbers of channels; classes that would be in two of them are divided."""
         ends = list(itertools.accumulate(widths))
         for end in ends:
             self._end_class_at(layout, end)
-        root_ends = list(itertools.accumulate(self.widths(layout)))
-        roots, parts = self.roots(layout), []
-        for start, end in itertools.pairwise((0, *ends)):
-            inside = tuple(root for root, its_end in zip(roots, root_ends, strict=True) if start < its_end <= end)
-            parts.append(replace(layout, classes=inside))
-        return tuple(parts)
+        roots = list(zip(self.roots(layout), itertools.accumulate(self.widths(layout)), strict=True))
+        return tuple(
+            replace(layout, classes=tuple(root for root, root_end in roots if start < root_end <= end))
+            for start, end in itertools.pairwise((0, *ends))
+        )
 
     def all_roots(self) -> list[int]:
         """Every class once."""
@@ -118,10 +119,6 @@ class OrderClasses:
         for part in self._parts[root]:
             yield from self._undivided(part)
 
-    def _unite(self, root: int, other_root: int) -> None:
-        self._pinned[root] = self._pinned[root] or self._pinned[other_root]
-        self._parents[other_root] = root
-
     def _end_class_at(self, layout: Layout, channel: int) -> None:
         start = 0
         for root in self.roots(layout):
@@ -137,7 +134,7 @@ class OrderClasses:
 def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArray]) -> IntArray:
     """The order of all entries along the channel axis: `order[position] = natural entry`.
 
-    Where a class has several orders to choose from, `(..., channels)`, there are as many of the layout.
+    Classes may have several alternative orders, `(..., channels)`; the layout has as many then.
     """
     parts = [orders[root] for root in classes.roots(layout)]
     alternatives = np.broadcast_shapes(*(part.shape[:-1] for part in parts))

@@ -39,11 +39,11 @@ class Placement:
 
 
 def group_sequence(groups_in_order: IntArray, *, otherwise: IntArray) -> IntArray:
-    """The groups one after the other, of each order in which the channels of each stand together; otherwise another.
+    """The sequence of the groups in each order that keeps every group together, `otherwise` in the others.
 
     Args:
         groups_in_order: the group of every position, for one order or several, `(..., channels)`.
-        otherwise: sequences for orders in which a group is scattered, `(..., groups)`.
+        otherwise: sequences for orders that scatter a group, `(..., groups)`.
 
     >>> group_sequence(np.array([[1, 1, 0, 0], [1, 0, 1, 0]]), otherwise=np.array([0, 1]))
     array([[1, 0],
@@ -60,8 +60,7 @@ def positions_by_group(
 ) -> tuple[IntArray, IntArray]:
     """The positions that a layer between two orders, or several pairs of them, reads and fills, group after group.
 
-    On both sides the groups have one sequence, and on as many of them as the orders allow the positions are simply
-    0, 1, 2 and so on: no gather.
+    The groups have one sequence on both sides. Where the orders allow it, positions are 0, 1, 2 and so on: no gather.
 
     Args:
         grouping: the layer's groups.
@@ -91,17 +90,17 @@ def placement(
 
 
 def _sorted_positions(groups_in_order: IntArray, sequence: IntArray) -> IntArray:
-    """Positions group after group; within a group in rising order, so that neighbours are copied together."""
+    """Positions group after group; rising within a group, so that neighbours are copied together."""
     groups = np.broadcast_to(groups_in_order, (*sequence.shape[:-1], groups_in_order.shape[-1]))
     # In the smallest type that holds it: a stable sort of short numbers is several times faster.
     rank = np.argsort(sequence, axis=-1).astype(np.min_scalar_type(sequence.shape[-1]))
     return np.argsort(np.take_along_axis(rank, groups, axis=-1), axis=-1, kind="stable")
 
 
-# Bounds the memory of comparing: every candidate has an entry for every value that a layer reads along the channels.
+# Bounds the memory of comparing candidates: each has an entry for every channel that a layer reads.
 CANDIDATES_AT_ONCE = 64
 
-# The second pass lets a class follow the neighbours that were decided after it; a third has not been seen to gain.
+# The second pass lets a class follow neighbours that were decided after it; a third has never gained anything.
 PASSES = 2
 
 Cost = tuple[IntArray, IntArray, IntArray]
@@ -109,7 +108,7 @@ Cost = tuple[IntArray, IntArray, IntArray]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedLayer:
-    """A grouped layer between two tensors: its groups, their layouts, and what a gather of either would copy."""
+    """A grouped layer between two tensors: its groups, the layouts, and how many bytes a gather of each would copy."""
 
     grouping: Grouping
     inputs: Layout
@@ -126,8 +125,7 @@ class GroupedLayer:
 def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
     """An order for every class: natural where it is pinned or where only dense layers meet it.
 
-    Class by class, the widest copies first, the cheapest order is taken that one of its layers, or two of them,
-    would like best.
+    Class by class, the largest copies first, takes the cheapest of the orders that its layers, or two of them, prefer.
     """
     orders = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
     users: dict[int, list[GroupedLayer]] = defaultdict(list)
@@ -159,7 +157,7 @@ def _best_order(
         """Place of the first that costs least."""
         if len(candidates) == 1:
             return 0
-        # Many at once: along a residual stream of many layers, each has wishes, and each is asked about all of them.
+        # Many at once: along a residual stream every layer has wishes, and every layer has a cost for each of them.
         costs = [
             gather_cost(users, classes, {**orders, root: np.stack(candidates[start : start + CANDIDATES_AT_ONCE])})
             for start in range(0, len(candidates), CANDIDATES_AT_ONCE)
@@ -181,7 +179,7 @@ def _best_order(
 def _wishes(
     root: int, users: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]
 ) -> Iterator[IntArray]:
-    """By channel of the class, the group that a layer would like to find it in, in the sequence it would like."""
+    """For each side of a layer that meets the class: the place of every channel's group in the sequence it prefers."""
     for layer in users:
         sides = (
             (layer.inputs, layer.grouping.in_groups, layer.outputs, layer.grouping.out_groups),
@@ -206,8 +204,8 @@ def _sorted_by(*keys: IntArray) -> IntArray:
 def gather_cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> Cost:
     """Bytes that the layers' gathers copy, those after a layer, and the number of runs they copy them in.
 
-    A gather after a layer parts it from its activation, which runtimes would otherwise compute in passing. Where a
-    class has several orders to choose from, `(..., channels)`, each of the three has an entry for every one.
+    A gather after a layer separates it from its activation, which runtimes could fuse otherwise. With alternative
+    orders of a class, `(..., channels)`, each of the three has an entry for every alternative.
     """
     copied = copied_after = runs = np.zeros((), dtype=np.int64)
     for layer in layers:

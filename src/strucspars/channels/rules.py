@@ -90,23 +90,17 @@ def _read_bytes(node: fx.Node, module: nn.Module) -> int:
     return size
 
 
-def channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+def _channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     """The same for every channel but for the entries of the module's tensors, one per channel."""
-    layout = graph.source(node)
-    if layout is None or layout.axis != 1:
+    layout, module = graph.source(node), graph.module(node)
+    if isinstance(module, nn.PReLU) and module.num_parameters == 1:
+        return elementwise(node, graph)
+    # One group over all channels has no order in it.
+    is_over_some = isinstance(module, nn.GroupNorm) and module.num_groups > 1
+    if layout is None or layout.axis != 1 or is_over_some:
         return None
     graph.channelwise[node] = layout
     return layout
-
-
-def _prelu(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    rule = channelwise if graph.module(node).get_parameter("weight").numel() > 1 else elementwise
-    return rule(node, graph)
-
-
-def _group_norm(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    # One group over all channels has no order in it.
-    return channelwise(node, graph) if graph.module(node).num_groups == 1 else None
 
 
 # Operations entry by entry, on one tensor or several.
@@ -197,7 +191,7 @@ def _resized(node: fx.Node, layout: Layout) -> Layout | None:
 
 def _softmax(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     layout = graph.source(node)
-    axis = graph.module(node).dim if node.op == "call_module" else argument(node, 1, "dim")
+    axis = vars(graph.module(node))["dim"] if node.op == "call_module" else argument(node, 1, "dim")
     if layout is None or not isinstance(axis, int):
         return None
     return _beside_channels(node, layout, {axis % len(source_shape(node))})
@@ -205,11 +199,10 @@ def _softmax(node: fx.Node, graph: ChannelGraph) -> Layout | None:
 
 def _flattened(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     if node.op == "call_module":
-        module = graph.module(node)
-        assert isinstance(module, nn.Flatten)
-        return _as_runs(node, graph.source(node), module.start_dim, module.end_dim)
+        settings = vars(graph.module(node))
+        return _as_runs(node, graph, settings["start_dim"], settings["end_dim"])
     start, end = argument(node, 1, "start_dim", default=0), argument(node, 2, "end_dim", default=-1)
-    return _as_runs(node, graph.source(node), start, end)
+    return _as_runs(node, graph, start, end)
 
 
 def _viewed(node: fx.Node, graph: ChannelGraph) -> Layout | None:
@@ -217,22 +210,20 @@ def _viewed(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     sizes = node.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], tuple):
         sizes = sizes[0]
-    match sizes:
-        case (fx.Node() as first, -1) if _is_batch_size(first):
-            return _as_runs(node, graph.source(node), 1, -1)
-    return None
+    if len(sizes) != 2 or not isinstance(sizes[0], fx.Node) or sizes[1] != -1:
+        return None
+    size = sizes[0]
+    if size.op == "call_method" and size.target == "size":
+        is_batch_size = argument(size, 1, "dim") == 0
+    else:
+        source, index = size.args if size.target is operator.getitem else (None, None)
+        is_batch_size = isinstance(source, fx.Node) and asks_for_shape(source) and index == 0
+    return _as_runs(node, graph, 1, -1) if is_batch_size else None
 
 
-def _is_batch_size(node: fx.Node) -> bool:
-    if node.op == "call_method" and node.target == "size":
-        return bool(argument(node, 1, "dim") == 0)
-    source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, fx.Node) and asks_for_shape(source) and bool(node.args[1] == 0)
-
-
-def _as_runs(node: fx.Node, layout: Layout | None, start: int, end: int) -> Layout | None:
+def _as_runs(node: fx.Node, graph: ChannelGraph, start: int, end: int) -> Layout | None:
     """All axes after the batch as one: every channel becomes a run of entries."""
-    shape = source_shape(node)
+    layout, shape = graph.source(node), source_shape(node)
     is_all = len(shape) > 1 and (start % len(shape), end % len(shape)) == (1, len(shape) - 1)
     if layout is None or not is_all or layout.axis != 1:
         return None
@@ -321,9 +312,7 @@ def _shape_question(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | 
 
 
 register_channel_rule(_layer, *DENSE_AND_GROUPED_TYPES)
-register_channel_rule(channelwise, *BATCH_NORMS)
-register_channel_rule(_prelu, nn.PReLU)
-register_channel_rule(_group_norm, nn.GroupNorm)
+register_channel_rule(_channelwise, *BATCH_NORMS, nn.GroupNorm, nn.PReLU)
 register_channel_rule(
     elementwise,
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
@@ -343,26 +332,15 @@ register_channel_rule(
     # By name: folding does not import torchvision.
     "torchvision.ops.stochastic_depth.stochastic_depth",
 )
-register_channel_rule(
-    unordered_positions(1),
-    *(nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
-    *(nn.ConstantPad1d, nn.ReflectionPad1d, nn.ReplicationPad1d),
-    *(functional.max_pool1d, torch.max_pool1d, functional.avg_pool1d, torch.avg_pool1d),
-    *(functional.adaptive_avg_pool1d, functional.adaptive_max_pool1d),
-)
-register_channel_rule(
-    unordered_positions(2),
-    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
-    *(nn.ConstantPad2d, nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d),
-    *(functional.max_pool2d, torch.max_pool2d, functional.avg_pool2d),
-    *(functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d),
-)
-register_channel_rule(
-    unordered_positions(3),
-    *(nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d, nn.ConstantPad3d, nn.ReplicationPad3d),
-    *(functional.max_pool3d, torch.max_pool3d, functional.avg_pool3d),
-    *(functional.adaptive_avg_pool3d, functional.adaptive_max_pool3d),
-)
+_POSITIONAL = ("MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "ConstantPad", "ZeroPad", "ReplicationPad")
+_POOLS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
+for _axes in (1, 2, 3):
+    register_channel_rule(
+        unordered_positions(_axes),
+        *(getattr(nn, f"{name}{_axes}d") for name in (*_POSITIONAL, "ReflectionPad")),
+        *(getattr(functional, f"{name}{_axes}d") for name in _POOLS),
+        getattr(torch, f"max_pool{_axes}d"),
+    )
 register_channel_rule(_resized, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d, functional.interpolate)
 register_channel_rule(
     _softmax,
