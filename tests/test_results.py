@@ -50,8 +50,8 @@ def test_the_page_of_the_solvers_results_is_that_of_its_json() -> None:
     assert (ROOT / "results" / "permutations.md").read_text() == markdown(REPORT)
 
 
-def test_the_readme_shows_the_solvers_measured_numbers() -> None:
-    assert summary_table(REPORT) in (ROOT / "README.md").read_text()
+def test_the_page_of_the_solver_shows_its_measured_numbers() -> None:
+    assert summary_table(REPORT) in (ROOT / "docs" / "solver.md").read_text()
 
 
 def test_the_measured_solver_meets_its_goals() -> None:
@@ -244,14 +244,30 @@ def test_what_was_measured_without_finetuning_belongs_to_the_recorded_runs() -> 
 def test_the_page_of_inference_is_that_of_its_measurements() -> None:
     assert inference_page.PAGE.read_text() == inference_page.page()
     report = report_from_json((inference_page.FOLDER / "resnet50.json").read_text())
-    assert inference_page.goals_table(report) in (ROOT / "README.md").read_text()
+    assert inference_page.speed_table(report) in (ROOT / "README.md").read_text()
+
+
+# Removed fraction to how many times faster than the best dense runtime a compressed network is to be.
+GOALS = {0.35: 1.25, 0.65: 1.85, 0.85: 2.85}
 
 
 def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
     report = report_from_json((inference_page.FOLDER / "resnet50.json").read_text())
     assert not [row.error for row in report.rows if row.error]
     reached = inference_page.best_compressed(report)
-    assert {rate for rate, goal in inference_page.GOALS.items() if reached[rate] >= goal} == set(inference_page.GOALS)
+    assert all(reached[rate] >= goal for rate, goal in GOALS.items())
+
+
+def test_the_readme_is_right_about_the_loss_of_accuracy() -> None:
+    rows = cifar10_page.recorded().rows
+
+    def top1(name: str) -> float:
+        return 100 * mean(run.summary.finetuned.last_top1 for run in rows[name])
+
+    dense = {name: top1(f"cifar10-{name}-dense") for name in ("resnet20", "resnet56", "resnet110")}
+    compressed = {"resnet20": "resnet20-40", "resnet56": "resnet56-60", "resnet110": "resnet110-60"}
+    assert max(round(dense[name] - top1(f"cifar10-{row}"), 1) for name, row in compressed.items()) == 0.5
+    assert all(top1(f"cifar10-{compressed[name]}-distilled") > dense[name] for name in ("resnet20", "resnet56"))
 
 
 METRICS = {
