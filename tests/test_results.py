@@ -259,10 +259,10 @@ def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
 
 
 def test_the_readme_is_right_about_the_loss_of_accuracy() -> None:
-    rows = cifar10_page.recorded().rows
+    experiments = {each.label: each for each in cifar10_page.recorded()}
 
     def top1(name: str) -> float:
-        return 100 * mean(run.summary.finetuned.last_top1 for run in rows[name])
+        return 100 * mean(run.summary.finetuned.last_top1 for run in experiments[name].runs)
 
     dense = {name: top1(f"cifar10-{name}-dense") for name in ("resnet20", "resnet56", "resnet110")}
     compressed = {"resnet20": "resnet20-40", "resnet56": "resnet56-60", "resnet110": "resnet110-60"}
