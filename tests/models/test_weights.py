@@ -1,5 +1,7 @@
 import logging
+import os
 import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -383,3 +385,22 @@ def test_a_network_that_asks_for_the_version_of_its_weights_is_told(tmp_path: Pa
     torch.save(stored.state_dict(), tmp_path / "net.pth")
     load_weights_(model, str(tmp_path / "net.pth"), "mnasnet0_5")
     assert_same_state(model, copied_state(stored))
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.safetensors"])
+def test_a_named_pipe_in_place_of_the_weights_hangs_nothing(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"cannot read .*{name}: it is a named pipe; give a regular file"):
+        load_weights_(small_network(), str(tmp_path / name), "small")
+
+
+def test_a_small_file_that_becomes_a_large_one_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.zeros(2**22), tmp_path / "stored")
+    with (
+        zipfile.ZipFile(tmp_path / "stored") as stored,
+        zipfile.ZipFile(tmp_path / "net.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in stored.namelist():
+            packed.writestr(entry, stored.read(entry))
+    with pytest.raises(ValueError, match=r"net\.pt': the file is damaged.* its entries are packed, and would"):
+        load_weights_(small_network(), str(tmp_path / "net.pt"), "small")

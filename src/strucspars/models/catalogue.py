@@ -78,15 +78,26 @@ def build_model(
     else:
         raise ValueError(f"there is no network {name!r}; {_suggestion(name)}")
     if image_shape is not None:
-        outputs = _outputs(name, model, image_shape)
-        if must_classify:
-            _check_scores(name, outputs, num_classes)
+        check_takes_images(name, model, image_shape, num_classes=num_classes if must_classify else None)
     return model
 
 
-def check_takes_images(name: str, model: nn.Module, image_shape: tuple[int, int, int]) -> None:
-    """Raise a `ValueError` unless a network of this name can be called with images of this shape."""
-    _outputs(name, model, image_shape)
+def check_takes_images(
+    name: str, model: nn.Module, image_shape: tuple[int, int, int], *, num_classes: int | None = None
+) -> None:
+    """Raise a `ValueError` unless a network of this name takes images of this shape, and returns so many scores."""
+    try:
+        with undisturbed(model):
+            scores: object = model(torch.zeros(1, *image_shape))
+    except Exception as error:  # networks complain about sizes in many ways
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"network {name!r} cannot take images of shape {image_shape}: {reason}; choose another shape "
+            "(--image-shape, or data.image_size in a recipe) or another network"
+        ) from error
+    got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+    if num_classes is not None and got != (1, num_classes):
+        raise ValueError(f"network {name!r} must return scores of shape {(1, num_classes)} for one image, got {got}")
 
 
 def torchvision_names() -> list[str]:
@@ -139,7 +150,7 @@ def _model_of_function(name: str, num_classes: int) -> nn.Module:
         raise ValueError(f"network {name!r}: must be callable with num_classes alone: {error}") from error
     try:
         model = function(num_classes=num_classes)
-    except Exception as error:  # it is somebody else's
+    except Exception as error:  # the user's code may raise anything
         raise ValueError(f"network {name!r}: building it fails: {_told(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"network {name!r}: must return a torch.nn.Module, returned a {type(model).__name__}")
@@ -152,7 +163,7 @@ def _imported(name: str) -> object:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"network {name!r}: {error}; is it installed, or its folder in PYTHONPATH?") from error
-    except Exception as error:  # nameless and relative names, and whatever the module does
+    except Exception as error:  # nameless and relative names, and anything that the module raises
         raise ValueError(f"network {name!r}: {module_name!r} cannot be imported: {_told(error)}") from error
     try:
         found: object = getattr(module, attribute)
@@ -164,25 +175,6 @@ def _imported(name: str) -> object:
 
 
 def _told(error: Exception) -> str:
-    """Of code that is not ours: the kind of error says as much as its words."""
+    """An error of the user's code: its kind says as much as its words."""
     words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
     return f"{words}; mend it, or name another (on the command line, --debug shows where it fails)"
-
-
-def _outputs(name: str, model: nn.Module, image_shape: tuple[int, int, int]) -> object:
-    try:
-        with undisturbed(model):
-            outputs: object = model(torch.zeros(1, *image_shape))
-    except Exception as error:  # networks complain about sizes in many ways
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"network {name!r} cannot take images of shape {image_shape}: {reason}; choose another shape "
-            "(--image-shape, or data.image_size in a recipe) or another network"
-        ) from error
-    return outputs
-
-
-def _check_scores(name: str, scores: object, num_classes: int) -> None:
-    if not isinstance(scores, torch.Tensor) or scores.shape != (1, num_classes):
-        got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
-        raise ValueError(f"network {name!r} must return scores of shape {(1, num_classes)} for one image, got {got}")

@@ -1,7 +1,8 @@
-"""The standard CIFAR ResNets of He et al. (2016): the networks that most other papers report on.
+"""ResNets for CIFAR images, both in three stages of 16, 32 and 64 channels.
 
-Depth 6 n + 2, stage widths 16, 32, 64, two 3 x 3 convolutions per block, batch norm after every convolution, and
-shortcuts without parameters. Not the networks of Table 1: those are in `preactivation_resnet.py`.
+`PreactivationResNet`: depth 9 n + 2, bottlenecks that normalise before each convolution (He et al., 2016, identity
+mappings); the networks of Table 1. `CifarResNet`: depth 6 n + 2, basic blocks that normalise after it, shortcuts
+without parameters (He et al., 2016, deep residual learning); the networks that most other papers report on.
 """
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 STAGE_WIDTHS = (16, 32, 64)
+EXPANSION = 4
 
 
 class ZeroPaddedShortcut(nn.Module):
@@ -51,59 +53,6 @@ class BasicBlock(nn.Module):
         return output
 
 
-class CifarResNet(nn.Module):
-    """Three stages of basic blocks.
-
-    Args:
-        depth: 6 n + 2; usual are 20, 32, 44, 56 and 110.
-        num_classes: outputs of the classifier.
-
-    >>> model = CifarResNet(20)
-    >>> sum(parameter.numel() for parameter in model.parameters())
-    269722
-    >>> model(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
-    """
-
-    def __init__(self, depth: int, num_classes: int = 10) -> None:
-        super().__init__()
-        blocks, rest = divmod(depth - 2, 6)
-        if rest or blocks < 1:
-            raise ValueError(f"depth must be 6 n + 2, such as 20, 32, 56 or 110, got {depth}")
-        in_channels = STAGE_WIDTHS[0]
-        self.conv1 = nn.Conv2d(3, in_channels, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(in_channels)
-        self.relu = nn.ReLU(inplace=True)
-        stages = []
-        for width in STAGE_WIDTHS:
-            stage = []
-            for block in range(blocks):
-                stride = 2 if block == 0 and width > STAGE_WIDTHS[0] else 1
-                stage.append(BasicBlock(in_channels, width, stride))
-                in_channels = width
-            stages.append(nn.Sequential(*stage))
-        self.layer1, self.layer2, self.layer3 = stages
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(in_channels, num_classes)
-        self._initialise()
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Class scores `(N, num_classes)` of images `(N, 3, 32, 32)`."""
-        features = self.relu(self.bn1(self.conv1(images)))
-        features = self.layer3(self.layer2(self.layer1(features)))
-        scores: torch.Tensor = self.fc(self.pool(features).flatten(1))
-        return scores
-
-    def _initialise(self) -> None:
-        """He initialisation by fan-out, as is usual for these networks."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-
-EXPANSION = 4
-
-
 class PreactivationBottleneck(nn.Module):
     """1 x 1, 3 x 3, 1 x 1, each after batch norm and ReLU; the input is added to the output."""
 
@@ -130,6 +79,60 @@ class PreactivationBottleneck(nn.Module):
         return output
 
 
+def _stages(block: type[nn.Module], blocks: int, expansion: int) -> list[nn.Sequential]:
+    """Three stages; the first block of the second and the third halves the image."""
+    in_channels, stages = STAGE_WIDTHS[0], []
+    for width in STAGE_WIDTHS:
+        stage = []
+        for place in range(blocks):
+            stage.append(block(in_channels, width, 2 if place == 0 and width > STAGE_WIDTHS[0] else 1))
+            in_channels = expansion * width
+        stages.append(nn.Sequential(*stage))
+    return stages
+
+
+def _initialise_(model: nn.Module) -> None:
+    """He initialisation by fan-out, as is usual for these networks."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class CifarResNet(nn.Module):
+    """Three stages of basic blocks.
+
+    Args:
+        depth: 6 n + 2; usual are 20, 32, 44, 56 and 110.
+        num_classes: outputs of the classifier.
+
+    >>> model = CifarResNet(20)
+    >>> sum(parameter.numel() for parameter in model.parameters())
+    269722
+    >>> model(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, depth: int, num_classes: int = 10) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 2, 6)
+        if rest or blocks < 1:
+            raise ValueError(f"depth must be 6 n + 2, such as 20, 32, 56 or 110, got {depth}")
+        self.conv1 = nn.Conv2d(3, STAGE_WIDTHS[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(STAGE_WIDTHS[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1, self.layer2, self.layer3 = _stages(BasicBlock, blocks, expansion=1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(STAGE_WIDTHS[-1], num_classes)
+        _initialise_(self)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Class scores `(N, num_classes)` of images `(N, 3, 32, 32)`."""
+        features = self.relu(self.bn1(self.conv1(images)))
+        features = self.layer3(self.layer2(self.layer1(features)))
+        scores: torch.Tensor = self.fc(self.pool(features).flatten(1))
+        return scores
+
+
 class PreactivationResNet(nn.Module):
     """Three stages of pre-activation bottlenecks.
 
@@ -147,30 +150,15 @@ class PreactivationResNet(nn.Module):
         if rest or blocks < 1:
             raise ValueError(f"depth must be 9 n + 2, such as 20, 56, 110 or 164, got {depth}")
         self.conv1 = nn.Conv2d(3, STAGE_WIDTHS[0], 3, padding=1, bias=False)
-        in_channels = STAGE_WIDTHS[0]
-        stages = []
-        for width in STAGE_WIDTHS:
-            stage = []
-            for block in range(blocks):
-                stride = 2 if block == 0 and width > STAGE_WIDTHS[0] else 1
-                stage.append(PreactivationBottleneck(in_channels, width, stride))
-                in_channels = EXPANSION * width
-            stages.append(nn.Sequential(*stage))
-        self.layer1, self.layer2, self.layer3 = stages
-        self.bn = nn.BatchNorm2d(in_channels)
+        self.layer1, self.layer2, self.layer3 = _stages(PreactivationBottleneck, blocks, EXPANSION)
+        self.bn = nn.BatchNorm2d(EXPANSION * STAGE_WIDTHS[-1])
         self.relu = nn.ReLU(inplace=True)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(in_channels, num_classes)
-        self._initialise()
+        self.fc = nn.Linear(EXPANSION * STAGE_WIDTHS[-1], num_classes)
+        _initialise_(self)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Class scores `(N, num_classes)` of images `(N, 3, 32, 32)`."""
         features = self.layer3(self.layer2(self.layer1(self.conv1(images))))
         scores: torch.Tensor = self.fc(self.pool(self.relu(self.bn(features))).flatten(1))
         return scores
-
-    def _initialise(self) -> None:
-        """He initialisation by fan-out, as is usual for these networks."""
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 import torchvision
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import nn
 
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.input_transform import InputTransforms
-from strucspars.export.storage import PLAN_KEY, SELECTION_KEY
-from strucspars.io.files import check_readable
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, read_tensors
+from strucspars.io.files import check_not_packed, open_file
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
 from strucspars.nn.names import COMPILED
 
@@ -50,9 +48,8 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     """
     path = Path(source).expanduser()
     if path.suffix in CHECKPOINT_SUFFIXES or path.is_file():
-        state, metadata = _checkpoint_state(path), _metadata(path)
-        _check_not_compressed(metadata, path)
-        transforms = _told_transforms(metadata, path)
+        state, metadata = _checkpoint_state(path)
+        transforms = _checked_metadata(metadata, path)
     else:
         state, transforms = _torchvision_state(source, name), TORCHVISIONS_TRANSFORMS
     where = f"weights {source!r} for network {name!r}"
@@ -74,20 +71,16 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     _load_all_or_nothing_(model, state, where)
 
 
-def _metadata(path: Path) -> dict[str, str]:
-    """What a file tells besides its tensors: only safetensors files can."""
-    if path.suffix != ".safetensors":
-        return {}
-    with safe_open(path, framework="pt") as file:
-        return file.metadata() or {}
+def _checked_metadata(metadata: Mapping[str, str], path: Path) -> InputTransforms:
+    """Whether the network of a file transforms its inputs, as far as it tells: files of `strucspars.save` do.
 
-
-def _check_not_compressed(metadata: Mapping[str, str], path: Path) -> None:
-    """Refuse grouped and slimmed networks: a dense one has no place for their tensors."""
+    Refuses grouped and slimmed networks: a dense one has no place for their tensors.
+    """
     if SELECTION_KEY in metadata:
         raise ValueError(f"weights {str(path)!r}: this network is slimmed already; give dense weights")
     try:
         is_grouped = PLAN_KEY in metadata and len(GroupingPlan.from_json(metadata[PLAN_KEY]).layers) > 0
+        transforms = InputTransforms.from_metadata(metadata)
     except ValueError as error:
         raise ValueError(f"weights {str(path)!r}: {error}") from error
     if is_grouped:
@@ -95,18 +88,11 @@ def _check_not_compressed(metadata: Mapping[str, str], path: Path) -> None:
             f"weights {str(path)!r}: this network is compressed already; give dense weights. To finetune what is here, "
             f"strucspars.load({str(path)!r}, model) gives it to a training loop of your own"
         )
-
-
-def _told_transforms(metadata: Mapping[str, str], path: Path) -> InputTransforms:
-    """Whether the network of a file transforms its inputs, as far as it tells: what `strucspars.save` wrote does."""
-    try:
-        return InputTransforms.from_metadata(metadata)
-    except ValueError as error:
-        raise ValueError(f"weights {str(path)!r}: {error}") from error
+    return transforms
 
 
 def _check_transforms(model: nn.Module, told: InputTransforms, where: str) -> None:
-    """The model is not changed: whoever builds it again by its name would not know."""
+    """The model is not changed: its name alone must build it again."""
     present = InputTransforms.of(model)
     remedy = "name a function of your own that builds the network: package.module:function"
     if not told.by_name:
@@ -147,7 +133,7 @@ def _torchvision_state(source: str, name: str) -> dict[str, Any]:
 
 
 def _as_built(state: Mapping[str, Any], model: nn.Module, where: str) -> dict[str, Any]:
-    """Torchvision's weights, from wherever, under the names of its networks and without auxiliary heads."""
+    """Torchvision's weights under the names of its networks, without auxiliary heads."""
     state = {_present_key(key): value for key, value in state.items()}
     present = model.state_dict()
     surplus = {key for key in state if _is_auxiliary(key) and key not in present}
@@ -166,15 +152,20 @@ def _is_auxiliary(key: str) -> bool:
     return key.startswith(("aux1.", "aux2.", "AuxLogits."))
 
 
-def _checkpoint_state(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The state dict of a file, and what else it tells: only safetensors files can."""
+    if not path.exists() or path.is_dir():
         raise ValueError(f"weights {str(path)!r}: {_no_file(path)}; {GIVE_A_FILE}")
-    check_readable(path)
+    content: Any
+    metadata: dict[str, str] = {}
+    file = open_file(path)
     try:
-        if path.suffix == ".safetensors":
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        with file:
+            if path.suffix == ".safetensors":
+                content, metadata = read_tensors(path)
+            else:
+                check_not_packed(file)
+                content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"weights {str(path)!r}: holds more than tensors{_foreign_class(error)}, or is damaged, and was not "
@@ -195,7 +186,7 @@ def _checkpoint_state(path: Path) -> dict[str, Any]:
             f"weights {str(path)!r}: must hold a state dict of tensors, bare or under one of "
             f"{', '.join(map(repr, STATE_KEYS))}, got {found}; save model.state_dict()"
         )
-    return dict(content)
+    return dict(content), metadata
 
 
 def _foreign_class(error: Exception) -> str:
@@ -232,7 +223,7 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
     )
     shapes = [f"{key} {tuple(state[key].shape)} where {tuple(present[key].shape)} is wanted" for key in differing]
     complaints = {
-        # Networks of before PyTorch 0.4.1 did not count their batches.
+        # Weights older than PyTorch 0.4.1 do not count their batches.
         "the weights lack": [key for key in present if key not in state and not key.endswith("num_batches_tracked")],
         "the network lacks": [key for key in state if key not in present],
         "shapes differ": [] if only_outputs_differ else shapes,
