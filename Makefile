@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/installed
 # The exact versions we test with; hatchling comes first because the package is built in this environment.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint format types imports unit-tests browser bench test-matrix test-recipes clean
+.PHONY: help demo test lint format types imports unit-tests fuzz browser bench test-matrix test-recipes clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -36,6 +36,9 @@ imports: $(INSTALLED) ## import contracts: one direction, no torch in the core
 unit-tests: $(INSTALLED) ## tests, docstring and README examples
 	@sh tools/browser.sh --if-possible
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal
+
+fuzz: $(INSTALLED) ## property tests on new random examples; add what fails as an @example to its test
+	HYPOTHESIS_PROFILE=fuzz OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --dist worksteal -m hypothesis tests
 
 browser: ## Chromium and its driver, for the tests that open reports; needs root and apt
 	sh tools/browser.sh

@@ -1,10 +1,11 @@
+import math
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.testing import assert_array_equal
@@ -56,6 +57,11 @@ def test_the_reported_cost_is_the_papers_metric(method: Method) -> None:
 
 
 @settings(max_examples=60)
+# Denormal numbers: products with the penalty round to other multiples of the smallest one.
+@example(
+    np.array([[0, 0, 5e-324, 1e-323], [0, 2e-323, 0, 0], [3e-323, 0, 0, 5e-324], [0, 0, 5e-324, 1.5e-323]]), "fast"
+)
+@example(np.array([[0, 5e-324], [1.0, 0]]), "paper")
 @given(
     st.tuples(st.integers(1, 12), st.integers(1, 12)).flatmap(
         lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 1.0]) | st.floats(0, 1e6))
@@ -66,9 +72,23 @@ def test_any_matrix_gives_permutations_no_worse_than_the_identity(importance: Fl
     learned = learn_permutations(importance, method)
     assert_array_equal(np.sort(learned.out_perm), np.arange(importance.shape[0]))
     assert_array_equal(np.sort(learned.in_perm), np.arange(importance.shape[1]))
-    identity_cost = float((importance * penalty_matrix(*importance.shape)).sum())
-    assert learned.cost <= identity_cost * (1 + 1e-12)
-    assert learned.cost == pytest.approx(full_cost(importance, learned), rel=1e-9, abs=1e-9 * importance.sum())
+    # In a scale where products of small importances and the penalty keep their digits.
+    exponent = math.frexp(importance.max())[1]
+    scaled, cost = np.ldexp(importance, -exponent), math.ldexp(learned.cost, -exponent)
+    rounding = math.ldexp(5e-324, -exponent)
+    identity_cost = float((scaled * penalty_matrix(*importance.shape)).sum())
+    assert cost <= identity_cost * (1 + 1e-12) + rounding
+    assert cost == pytest.approx(full_cost(scaled, learned), rel=1e-9, abs=1e-9 * scaled.sum() + rounding)
+
+
+def test_denormal_importances_are_ordered_like_any_others_in_their_scale() -> None:
+    whole = np.random.default_rng(0).integers(0, 100, (8, 8)).astype(float)
+    learned, expected = learn_permutations(5e-324 * whole), learn_permutations(whole)
+    assert_array_equal(learned.out_perm, expected.out_perm)
+    assert_array_equal(learned.in_perm, expected.in_perm)
+    # Beside large importances they count as zero.
+    mixed = np.where(np.eye(8, dtype=bool), 1.0, 5e-324 * whole)
+    assert learn_permutations(mixed).cost == learn_permutations(np.eye(8)).cost == 0
 
 
 def test_the_fast_solver_comes_near_the_global_optimum_of_small_layers() -> None:

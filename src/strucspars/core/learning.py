@@ -1,5 +1,7 @@
 """Learning connectivity: minimise S' (x) R over the orders of output and input channels (Sec. 3.2)."""
 
+import math
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -18,6 +20,8 @@ from strucspars.core.transport import (
 )
 
 Method = Literal["fast", "paper", "paper-pot"]
+# Of the largest importance. Denormal numbers lose digits in products with the penalty, so smaller ones count as zero.
+NEGLIGIBLE = 2.0**-960
 Start = Connectivity | tuple[npt.ArrayLike, npt.ArrayLike]
 
 
@@ -58,7 +62,7 @@ def learn_permutations(
     >>> checkerboard[learned.out_perm][:, learned.in_perm][:, :4].sum(axis=1)
     array([4., 4., 4., 4., 0., 0., 0., 0.])
     """
-    matrix = checked_importance(importance)
+    matrix, exponent = _in_scale(checked_importance(importance))
     halvings = hierarchy.max_group_level(*matrix.shape) - 1
     if max_group_level is not None:
         halvings = hierarchy.checked_group_level(max_group_level, *matrix.shape, name="max_group_level") - 1
@@ -70,10 +74,12 @@ def learn_permutations(
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if method != "fast":
         assign = assign_by_positions if method == "paper" else assign_by_network_simplex
-        return _improve(matrix, penalty, out_perm, in_perm, assign, max_sweeps)
-    if start is None:
-        return search_from_scratch(matrix, penalty, generator=generator, max_sweeps=max_sweeps)
-    return refresh(matrix, penalty, out_perm=out_perm, in_perm=in_perm, max_sweeps=max_sweeps)
+        learned = _improve(matrix, penalty, out_perm, in_perm, assign, max_sweeps)
+    elif start is None:
+        learned = search_from_scratch(matrix, penalty, generator=generator, max_sweeps=max_sweeps)
+    else:
+        learned = refresh(matrix, penalty, out_perm=out_perm, in_perm=in_perm, max_sweeps=max_sweeps)
+    return replace(learned, cost=math.ldexp(learned.cost, exponent))
 
 
 def refine_at_level(
@@ -91,11 +97,19 @@ def refine_at_level(
     >>> bool(refine_at_level(importance, learned, group_level=3).cost <= dropped)
     True
     """
-    matrix = checked_importance(importance)
+    matrix, exponent = _in_scale(checked_importance(importance))
     groups = hierarchy.num_groups(hierarchy.checked_group_level(group_level, *matrix.shape))
     max_sweeps = checked_at_least("max_sweeps", max_sweeps, 1)
     out_perm, in_perm = _checked_start(start, matrix.shape)
-    return _improve(matrix, 1 - np.eye(groups), out_perm, in_perm, assign_by_group_cycles, max_sweeps)
+    refined = _improve(matrix, 1 - np.eye(groups), out_perm, in_perm, assign_by_group_cycles, max_sweeps)
+    return replace(refined, cost=math.ldexp(refined.cost, exponent))
+
+
+def _in_scale(importance: FloatArray) -> tuple[FloatArray, int]:
+    """The matrix over a power of two, its largest entry near 1 and negligible ones zero; and the exponent of that."""
+    exponent = math.frexp(float(importance.max()))[1]
+    scaled = np.ldexp(importance, -exponent)
+    return np.where(scaled < NEGLIGIBLE, 0.0, scaled), exponent
 
 
 def _improve(
