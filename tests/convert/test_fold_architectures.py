@@ -10,6 +10,7 @@ import torchvision
 from torch import nn
 
 import strucspars as ss
+from strucspars.cost.gathers import FoldReport
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
 
 MAX_LEVEL = 4
@@ -62,7 +63,7 @@ def random_plan(model: nn.Module, filter_fn: Callable[[nn.Module, str], bool] | 
     for selected in ss.select_layers(model, filter_fn=filter_fn).layers:
         out_channels, in_channels = selected.weight_shape[:2]
         layers[selected.name] = ss.LayerPlan(
-            group_level=min(MAX_LEVEL, ss.max_group_level(out_channels, in_channels)),
+            group_level=min(MAX_LEVEL, ss.core.max_group_level(out_channels, in_channels)),
             out_perm=generator.permutation(out_channels),
             in_perm=generator.permutation(in_channels),
             weight_shape=selected.weight_shape,
@@ -70,7 +71,7 @@ def random_plan(model: nn.Module, filter_fn: Callable[[nn.Module, str], bool] | 
     return ss.GroupingPlan(layers)
 
 
-def assert_folds(model: nn.Module, *, size: int = 64) -> ss.FoldReport:
+def assert_folds(model: nn.Module, *, size: int = 64) -> FoldReport:
     """The graph is traced and puts out what the model does, for another batch than the example."""
     folded = ss.fold(model, torch.randn(1, 3, size, size))
     report = ss.fold_report(folded)

@@ -11,6 +11,7 @@ from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.ops import FrozenBatchNorm2d
 
 import strucspars as ss
+from strucspars.cost.gathers import FoldReport
 
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -41,7 +42,7 @@ def randomised(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def report_of_equal(model: nn.Module, images: torch.Tensor = IMAGES, *, is_traceable: bool = True) -> ss.FoldReport:
+def report_of_equal(model: nn.Module, images: torch.Tensor = IMAGES, *, is_traceable: bool = True) -> FoldReport:
     folded = ss.fold(randomised(model), images)
     with torch.no_grad():
         torch.testing.assert_close(folded(images), model(images), rtol=1e-4, atol=1e-5)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import strucspars as ss
 from strucspars.convert.merged_groups import merge_groups_, merged_weight, wide_enough_groups, widen_groups_
-from strucspars.cost.gathers import WidenedLayer
+from strucspars.cost.gathers import FoldReport, WidenedLayer
 from strucspars.cost.layers import BeforeAfter
 from strucspars.models.cifar import CifarResNet
 from strucspars.nn.layers import ShuffledGroupConv1d, ShuffledGroupLinear
@@ -145,7 +145,7 @@ def test_two_layers_that_share_a_weight_are_both_widened() -> None:
         torch.testing.assert_close(model(IMAGES), expected)
 
 
-def folded_equal(model: nn.Module, images: torch.Tensor, widen_groups_below: int) -> ss.FoldReport:
+def folded_equal(model: nn.Module, images: torch.Tensor, widen_groups_below: int) -> FoldReport:
     """The network folded with wide groups computes the same; no group is narrower but in depthwise layers."""
     folded = ss.fold(model, images, widen_groups_below=widen_groups_below)
     report = ss.fold_report(folded)
@@ -296,7 +296,7 @@ def grouped_throughout(model: nn.Module) -> nn.Module:
     for selected in ss.select_layers(model).layers:
         out_channels, in_channels = selected.weight_shape[:2]
         layers[selected.name] = ss.LayerPlan(
-            group_level=min(5, ss.max_group_level(out_channels, in_channels)),
+            group_level=min(5, ss.core.max_group_level(out_channels, in_channels)),
             out_perm=generator.permutation(out_channels),
             in_perm=generator.permutation(in_channels),
             weight_shape=selected.weight_shape,

@@ -5,12 +5,12 @@ import torch
 from torch import fx, nn
 
 import strucspars as ss
-from strucspars.cost.gathers import RemainingGather, WidenedLayer
+from strucspars.cost.gathers import FoldReport, RemainingGather, WidenedLayer
 from strucspars.cost.layers import BeforeAfter
 
 
 def test_all_that_is_left_is_said() -> None:
-    report = ss.FoldReport(
+    report = FoldReport(
         gathers=(
             RemainingGather(layer="", side="input", channels=1024, runs=1000, nbytes=4096),
             RemainingGather(layer="conv", side="output", channels=8, runs=2, nbytes=32),

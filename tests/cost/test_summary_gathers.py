@@ -9,6 +9,7 @@ from torch import fx, nn
 
 import strucspars as ss
 from strucspars.cost.gathers import RemainingGather
+from strucspars.cost.summary import Summary
 from strucspars.nn.layers import ShuffledGroupLinear
 
 IMAGE = torch.zeros(1, 3, 8, 8)
@@ -33,7 +34,7 @@ def plan_of(model: nn.Module, *names: str, level: int = 2) -> ss.GroupingPlan:
     return ss.GroupingPlan(layers)
 
 
-def sides(report: ss.Summary) -> list[tuple[str, str, int]]:
+def sides(report: Summary) -> list[tuple[str, str, int]]:
     assert report.gathers is not None
     return [(gather.layer, gather.side, gather.nbytes) for gather in report.gathers]
 

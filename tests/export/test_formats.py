@@ -90,7 +90,7 @@ def every_layer_grouped(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             out_channels, in_channels = module.weight.shape[:2]
             layers[name] = ss.LayerPlan(
-                group_level=min(3, ss.max_group_level(out_channels, in_channels)),
+                group_level=min(3, ss.core.max_group_level(out_channels, in_channels)),
                 out_perm=generator.permutation(out_channels),
                 in_perm=generator.permutation(in_channels),
                 weight_shape=tuple(module.weight.shape),

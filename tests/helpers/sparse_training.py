@@ -7,6 +7,7 @@ from torch.nn import functional
 import strucspars as ss
 from strucspars.core.hierarchy import penalty_matrix
 from strucspars.core.importance import Norm
+from strucspars.nn.importance import importance_matrix
 from strucspars.sparsify.sparsifier import EpochReport
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup=1 / 8)
@@ -40,7 +41,7 @@ def penalty_by_definition(model: nn.Module, sparsifier: ss.Sparsifier, norm: Nor
     state = sparsifier.state_dict()
     total = 0.0
     for name, layer in state["layers"].items():
-        importance = ss.importance_matrix(model.get_parameter(f"{name}.weight"), norm)
+        importance = importance_matrix(model.get_parameter(f"{name}.weight"), norm)
         permuted = importance[layer["out_perm"].numpy()][:, layer["in_perm"].numpy()]
         out_channels, in_channels = importance.shape
         total += float((permuted * penalty_matrix(out_channels, in_channels, layer["group_level"])).sum())

@@ -31,8 +31,8 @@ def reachable_fraction(model: nn.Module, width: int) -> float:
     """What can be removed at most, counted layer by layer."""
     kept = 0.0
     for parameter in model.parameters():
-        level = ss.max_group_level(*parameter.shape[:2], min_channels_per_group=width)
-        kept += parameter.numel() / ss.num_groups(level)
+        level = ss.core.max_group_level(*parameter.shape[:2], min_channels_per_group=width)
+        kept += parameter.numel() / ss.core.num_groups(level)
     return 1 - kept / sum(parameter.numel() for parameter in model.parameters())
 
 

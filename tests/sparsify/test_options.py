@@ -12,6 +12,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.core.checks import IntArray
 from strucspars.core.importance import Norm
+from strucspars.nn.importance import importance_matrix
 from strucspars.sparsify.layers import LayerState, churn, learned_states
 from strucspars.sparsify.planning import network_size, plan_for_target
 
@@ -40,10 +41,10 @@ def test_the_options_reach_the_solver_and_a_refresh_starts_from_the_last_orders(
     for _ in range(2):
         expected = {}
         for name in start:
-            importance = ss.importance_matrix(
+            importance = importance_matrix(
                 model.get_parameter(f"{name}.weight"), "l2" if config.importance == "l2" else "l1"
             )
-            learned = ss.learn_permutations(
+            learned = ss.core.learn_permutations(
                 importance, config.method, decay=config.decay, start=start[name], seed=config.seed
             )
             expected[name] = learned.out_perm.tolist(), learned.in_perm.tolist()
@@ -69,8 +70,8 @@ def test_the_options_reach_the_solver_of_a_one_shot_plan(options: dict[str, Any]
 def test_the_orders_are_learned_for_no_level_beyond_the_largest() -> None:
     model = network()
     limited = orders(ss.Sparsifier(model, replace(replace(CONFIG, target=0.2), largest_levels={"2": 2})))
-    importance = ss.importance_matrix(model.get_parameter("2.weight"))
-    learned = ss.learn_permutations(importance, max_group_level=2)
+    importance = importance_matrix(model.get_parameter("2.weight"))
+    learned = ss.core.learn_permutations(importance, max_group_level=2)
     assert limited["2"] == (learned.out_perm.tolist(), learned.in_perm.tolist())
     assert limited["2"] != orders(ss.Sparsifier(model, CONFIG))["2"]
 
@@ -89,9 +90,9 @@ def test_a_plan_refines_the_learned_orders_at_its_levels(norm: Norm) -> None:
     plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=0.7, importance=norm))
     changed = 0
     for name, layer in plan.layers.items():
-        importance = ss.importance_matrix(model.get_parameter(f"{name}.weight"), norm)
-        learned = ss.learn_permutations(importance)
-        refined = ss.refine_at_level(importance, learned, group_level=layer.group_level)
+        importance = importance_matrix(model.get_parameter(f"{name}.weight"), norm)
+        learned = ss.core.learn_permutations(importance)
+        refined = ss.core.refine_at_level(importance, learned, group_level=layer.group_level)
         assert layer.out_perm.tolist() == refined.out_perm.tolist()
         assert layer.in_perm.tolist() == refined.in_perm.tolist()
         changed += layer.out_perm.tolist() != learned.out_perm.tolist()
@@ -106,9 +107,9 @@ def test_the_lost_norm_that_one_shot_names_is_what_falls_outside_the_groups(
     plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=0.4, importance=norm))
     lost, whole = 0.0, 0.0
     for name, layer in plan.layers.items():
-        importance = ss.importance_matrix(model.get_parameter(f"{name}.weight"), norm)
+        importance = importance_matrix(model.get_parameter(f"{name}.weight"), norm)
         out_channels, in_channels = importance.shape
-        kept = ss.connection_mask(out_channels, in_channels, layer.group_level)
+        kept = ss.core.connection_mask(out_channels, in_channels, layer.group_level)
         lost += importance[layer.out_perm][:, layer.in_perm][~kept].sum()
         whole += importance.sum()
     assert f"removes {100 * plan.removed_param_fraction:.1f} % of all parameters" in caplog.text
@@ -188,7 +189,9 @@ def test_no_layer_of_a_plan_has_groups_that_its_budget_does_not_need(budget: str
     }
 
     def removed(levels: dict[str, int]) -> float:
-        return sum(costs[name] * (1 - 1 / ss.num_groups(level)) for name, level in levels.items()) / sum(costs.values())
+        return sum(costs[name] * (1 - 1 / ss.core.num_groups(level)) for name, level in levels.items()) / sum(
+            costs.values()
+        )
 
     for target in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
         plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=target, budget=budget), example_inputs=images)
@@ -215,9 +218,9 @@ def test_a_plan_refreshes_the_orders_for_the_present_weights() -> None:
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     for name, layer in sparsifier.plan().layers.items():
-        importance = ss.importance_matrix(model.get_parameter(f"{name}.weight"))
-        learned = ss.learn_permutations(importance, start=start[name])
-        refined = ss.refine_at_level(importance, learned, group_level=layer.group_level)
+        importance = importance_matrix(model.get_parameter(f"{name}.weight"))
+        learned = ss.core.learn_permutations(importance, start=start[name])
+        refined = ss.core.refine_at_level(importance, learned, group_level=layer.group_level)
         assert (layer.out_perm.tolist(), layer.in_perm.tolist()) == (
             refined.out_perm.tolist(),
             refined.in_perm.tolist(),
@@ -237,7 +240,7 @@ def test_a_report_counts_the_macs_that_are_removed_where_the_target_does() -> No
 
 def test_the_default_step_of_lambda_follows_epochs_steps_and_learning_rate() -> None:
     config = ss.SparsifyConfig(target=0.5, epochs=40, steps_per_epoch=100, lr=0.03)
-    assert config.schedule.lambda_step == ss.default_lambda_step(40, steps_per_epoch=100, lr=0.03)
+    assert config.schedule.lambda_step == ss.core.default_lambda_step(40, steps_per_epoch=100, lr=0.03)
     assert replace(config, lambda_step=0.5).schedule.lambda_step == 0.5
 
 
@@ -247,4 +250,4 @@ def test_the_defaults_are_the_papers() -> None:
         config, budget="params", min_kept_norm=0.9, decay=0.5, importance="l1", lambda_warmup=0.1, lambda_step=None
     )
     assert (config.min_channels_per_group, config.method, config.seed) == (1, "fast", 0)
-    assert config.schedule == ss.LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-6, warmup=0.1)
+    assert config.schedule == ss.core.LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-6, warmup=0.1)

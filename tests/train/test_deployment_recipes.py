@@ -24,7 +24,7 @@ def largest_target(recipe: Recipe) -> float:
     """What the width leaves to remove, counted over all parameters of the network."""
     model = network_on_meta(recipe)
     layers = select_layers(model, LayerRules(min_channels_per_group=recipe.sparsify.min_channels_per_group)).layers
-    removed = sum(layer.weight.numel() * (1 - 1 / ss.num_groups(layer.largest_level)) for layer in layers)
+    removed = sum(layer.weight.numel() * (1 - 1 / ss.core.num_groups(layer.largest_level)) for layer in layers)
     return removed / sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -130,7 +130,7 @@ def orders_of(layers: Sequence[LayerToOrder], config: SparsifyConfig, solve: Sol
     """The orders that the policy of the options gives the layers, checked."""
     found = list(ORDERS.find(config.orders)(layers, solve))
     if len(found) != len(layers):
-        raise ValueError(f"orders {config.orders!r} returned orders of {len(found)} layers, got {len(layers)}")
+        raise ValueError(f"orders {config.orders!r} returned orders of {len(found)} layers, expected {len(layers)}")
     checked = []
     for layer, (out_perm, in_perm) in zip(layers, found, strict=True):
         where = f"layer {layer.name!r}: orders {config.orders!r}: "
