@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -19,7 +18,7 @@ from strucspars.convert.ablation import reordered_plan
 from strucspars.export import onnx as onnx_export
 from strucspars.export.checked import ExportMismatch
 from strucspars.export.onnx import name_batch_axis_
-from strucspars.export.program import Run, inference_program
+from strucspars.export.program import Run
 from strucspars.export.storage import hash_of_model, plan_hash
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
@@ -254,42 +253,6 @@ def test_a_full_disk_and_a_missing_folder_are_named(
         ss.export(small, path, example_inputs=IMAGES)
     assert path.read_text() == "the former one"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_check_of_the_graph_notices_a_shuffle_that_is_no_gather(
-    shuffled: Shuffled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = inference_program(shuffled(), IMAGES, dynamic_batch=True)
-    written = onnx_export.onnx_model(program)
-    first = next(node for node in written.graph.node if node.op_type == "Gather")
-    first.op_type = "GatherND"
-    monkeypatch.setattr(torch.onnx, "export", lambda *arguments, **options: SimpleNamespace(model_proto=written))
-    with pytest.raises(ValueError, match="wrote 1 shuffles of 8 channels as 0 Gather operations"):
-        onnx_export.onnx_model(program)
-
-
-class WithUnusedHead(nn.Module):
-    """Computes something that nobody reads, and selects from a constant table."""
-
-    def __init__(self, shuffled: Shuffled) -> None:
-        super().__init__()
-        self.layer, self.unused = shuffled(), shuffled()
-        self.register_buffer("table", torch.randn(5, 8))
-        self.register_buffer("rows", torch.tensor([3]))
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features: torch.Tensor = self.layer(images)
-        self.unused(features)
-        row = self.get_buffer("table").index_select(0, self.get_buffer("rows"))
-        return features + row.reshape(1, 8, 1, 1)
-
-
-def test_what_no_output_needs_and_what_is_constant_need_no_gather(shuffled: Shuffled, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = WithUnusedHead(shuffled).eval()
-    ss.export(model, tmp_path / "model.onnx", example_inputs=IMAGES)
-    (outputs,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {"images": IMAGES.numpy()})
-    assert torch.allclose(torch.tensor(outputs), model(IMAGES), atol=1e-5)
 
 
 class Detector(nn.Module):

@@ -1,20 +1,15 @@
-"""Changes to a graph reach every corner of it, and shuffles are counted however they are written."""
+"""Changes to a graph reach every corner of it."""
 
 import numpy as np
 import onnx
 import pytest
-import torch
 from onnx import helper, numpy_helper
-from torch import nn
 
 from strucspars.export.onnx import (
-    check_one_gather_per_shuffle,
     drop_origins_,
     name_batch_axis_,
     rename_values_,
 )
-
-ORDER = torch.tensor([2, 0, 3, 1])
 
 
 def value(name: str, *shape: str | int) -> onnx.ValueInfoProto:
@@ -76,37 +71,3 @@ def test_no_corner_of_a_graph_keeps_its_origins() -> None:
             item.doc_string = folder
     drop_origins_(model)
     assert folder.encode() not in model.SerializeToString()
-
-
-class SameTwice(nn.Module):
-    """The same shuffle of two values."""
-
-    order: torch.Tensor
-
-    def __init__(self, *, is_buffer: bool) -> None:
-        super().__init__()
-        if is_buffer:
-            self.register_buffer("order", ORDER)
-        else:
-            self.order = ORDER
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return images.index_select(1, self.order) + images.relu().index_select(1, self.order)
-
-
-def gathering(times: int, *, is_initializer: bool) -> onnx.GraphProto:
-    order = numpy_helper.from_array(ORDER.numpy(), "order")
-    nodes = [] if is_initializer else [helper.make_node("Constant", [], ["order"], value=order)]
-    nodes += [helper.make_node("Gather", ["images", "order"], [f"{place}"], axis=1) for place in range(times)]
-    return helper.make_graph(nodes, "gathering", [value("images", 2, 4)], [], [order] if is_initializer else [])
-
-
-@pytest.mark.parametrize("is_buffer", [True, False])
-@pytest.mark.parametrize("is_initializer", [True, False])
-def test_equal_shuffles_may_be_merged_but_none_may_be_lost_or_added(is_buffer: bool, is_initializer: bool) -> None:
-    exported = torch.export.export(SameTwice(is_buffer=is_buffer), (torch.ones(2, 4),))
-    for times in (1, 2):
-        check_one_gather_per_shuffle(gathering(times, is_initializer=is_initializer), exported)
-    for times in (0, 3):
-        with pytest.raises(ValueError, match=f"wrote 2 shuffles of 4 channels as {times} Gather operations"):
-            check_one_gather_per_shuffle(gathering(times, is_initializer=is_initializer), exported)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -33,8 +32,6 @@ BATCH_AXIS = "batch"
 # The most that one protobuf message holds; above that the weights go into a second file.
 LARGEST_MESSAGE = 2**31 - 2**20
 
-# The entries of a channel shuffle.
-Order = tuple[int, ...]
 Array = npt.NDArray[Any]
 
 
@@ -85,7 +82,6 @@ def onnx_model(program: InferenceProgram) -> onnx.ModelProto:
         raise ValueError(f"the network cannot be written as ONNX: {first_line(cause)}; try format='torch'") from error
     rename_values_(model.graph, program.input_names, program.output_names)
     name_batch_axis_(model.graph, program.batch.is_batched)
-    check_one_gather_per_shuffle(model.graph, program.exported)
     drop_origins_(model)
     for key, value in program.metadata.items():
         model.metadata_props.add(key=key, value=value)
@@ -152,68 +148,6 @@ def count_axes_from_the_end_(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute if node.op_type == "Gather" else ():
             if attribute.name == "axis" and attribute.i == 1 and node.input[0] in ranks:
                 attribute.i -= ranks[node.input[0]]
-
-
-def check_one_gather_per_shuffle(graph: onnx.GraphProto, exported: torch.export.ExportedProgram) -> None:
-    """Raise a `ValueError` unless every `index_select` by a constant order became one Gather by that order.
-
-    The exporter may merge two that are the same, and drops what no output needs; other ways to write them are several
-    times slower.
-    """
-    wanted, found = selected_orders(exported), gathered_orders(graph)
-    for order, number in wanted.items():
-        if not 1 <= found[order] <= number:
-            raise ValueError(
-                f"this version of torch ({torch.__version__}) wrote {number} shuffles of {len(order)} channels as "
-                f"{found[order]} Gather operations; use torch 2.11 or 2.15, with which this is tested"
-            )
-
-
-def selected_orders(exported: torch.export.ExportedProgram) -> Counter[Order]:
-    """How often a program selects by each constant order on the way from its inputs to its outputs."""
-    signature = exported.graph_signature
-    constants = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
-    orders: Counter[Order] = Counter()
-    for node in _on_the_way(exported):
-        index = node.args[2] if node.target is torch.ops.aten.index_select.default else None
-        if isinstance(index, torch.fx.Node) and index.name in constants:
-            name = constants[index.name]
-            tensor = exported.state_dict.get(name, exported.constants.get(name))
-            assert isinstance(tensor, torch.Tensor)
-            orders[tuple(tensor.tolist())] += 1
-    return orders
-
-
-def _on_the_way(exported: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """The nodes that depend on an input, and that an output depends on: neither constant nor unused."""
-    varying, needed = set(exported.graph_signature.user_inputs), set()
-    nodes = list(exported.graph.nodes)
-    for node in nodes:
-        if any(source.name in varying for source in node.all_input_nodes):
-            varying.add(node.name)
-    for node in reversed(nodes):
-        if node.op == "output" or node in needed:
-            needed.update(node.all_input_nodes)
-    return [node for node in nodes if node.name in varying and node in needed]
-
-
-def gathered_orders(graph: onnx.GraphProto) -> Counter[Order]:
-    """How often a graph gathers by each constant order."""
-    constants = _whole_number_vectors(graph)
-    return Counter(
-        constants[node.input[1]] for node in graph.node if node.op_type == "Gather" and node.input[1] in constants
-    )
-
-
-def _whole_number_vectors(graph: onnx.GraphProto) -> Mapping[str, Order]:
-    from onnx import numpy_helper
-
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensors[node.output[0]] = node.attribute[0].t
-    arrays = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items() if len(tensor.dims) == 1}
-    return {name: tuple(array.tolist()) for name, array in arrays.items() if np.issubdtype(array.dtype, np.integer)}
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
