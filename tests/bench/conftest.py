@@ -30,8 +30,8 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def size(*, operation_ratio: float = 1.0, removed: float = 0.0) -> RowSize:
-    return RowSize(params=100, macs=1000, removed_conv_fraction=removed, operation_ratio=operation_ratio)
+def size(*, params: int = 100, operation_ratio: float = 1.0, removed: float = 0.0) -> RowSize:
+    return RowSize(params=params, macs=1000, removed_conv_fraction=removed, operation_ratio=operation_ratio)
 
 
 def timing(ms: float, speedup: float, *, share: float | None = None) -> RowTiming:
@@ -77,7 +77,7 @@ def make_row() -> Callable[..., BenchRow]:
 
 @pytest.fixture
 def report() -> BenchReport:
-    compressed = size(operation_ratio=2.43, removed=0.657)
+    compressed = size(params=36, operation_ratio=2.43, removed=0.657)
     gathers = {"num_gathers": 67, "gathered_bytes": 67_000_000}
     return BenchReport(
         command="strucspars bench resnet50",

@@ -127,7 +127,7 @@ def test_a_network_of_several_outputs_is_refused_in_words(call: Any, one_shot: C
     one_shot("Several")
     said = call("bench", "one-shot", "--model", "own_maps:Several", *QUICK)
     assert said.status == 2
-    assert "the network gives a tuple; networks are timed that give one tensor" in said.err
+    assert "the network gives a tuple for random images; runtimes are compared by one tensor" in said.err
 
 
 def test_a_dense_run_is_timed_once_and_said_to_have_nothing_beside_it(call: Any, tiny: tuple[str, ...]) -> None:
