@@ -2,14 +2,19 @@
 
 import json
 import os
+from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from strucspars.cli.compress import compress
 from strucspars.models.catalogue import build_model
+from strucspars.sparsify.config import SparsifyOptions
 from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run_folder import ONE_SHOT, RunFolder
 
 SMALL = "tiny_networks:small"
 
@@ -27,7 +32,7 @@ def test_the_folder_is_told_and_can_be_reported(call: Any, arguments: tuple[str,
     assert "strucspars report runs/first shows it" in said.out
     said = call("report", "runs/first", "--json")
     (told,) = json.loads(said.out)["runs"]
-    assert (told["problems"], said.err) == ([], "")
+    assert (told["folder"], said.err) == ("runs/first", "")
     assert sorted(path.name for path in Path("runs").iterdir()) == ["first"]
 
 
@@ -120,10 +125,17 @@ def test_the_recipe_of_the_folder_has_what_was_asked_for(call: Any, arguments: t
 
 def test_the_folder_tells_the_same_as_the_command(call: Any, arguments: tuple[str, ...]) -> None:
     said = json.loads(call(*arguments, "--run", "runs/first", "--json").out)
-    kept = json.loads(Path("runs/first/one_shot.json").read_text())
-    assert {key: kept[key] for key in ("params", "macs", "lost_norm")} == {
-        key: said[key] for key in ("params", "macs", "lost_norm")
-    }
+    kept = RunFolder("runs/first").remembered(ONE_SHOT)
+    assert kept == {"classes": 7, "image_shape": [3, 16, 16], "lost_norm": said["lost_norm"]}
+
+
+def test_compress_takes_every_option_of_sparsification_that_does_not_train() -> None:
+    of_training = {"min_kept_norm", "decay", "lambda_step", "lambda_warmup", "method"}
+    of_recipes = {"fixed_levels", "largest_levels"}
+    options = {option.name for option in fields(SparsifyOptions)} - of_training - of_recipes
+    assert {name.removesuffix("s") if name == "layer_types" else name for name in options} <= set(
+        signature(compress).parameters
+    )
 
 
 @pytest.mark.parametrize("place", [".", "..", "new/..", "link", "{cwd}"])

@@ -6,11 +6,8 @@ import errno
 import logging
 import os
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
     from strucspars.core.checks import FloatArray
     from strucspars.core.plan import GroupingPlan
     from strucspars.train.recipe import Recipe, SparsifyRecipe
-    from strucspars.train.run_folder import RunFolder
 
 SUFFIX = ".safetensors"
 HEADING = "# One-shot: the weights were grouped as they are. None of the stages below has run.\n"
@@ -49,13 +45,6 @@ EXAMPLES = examples(
     "strucspars compress DEFAULT --model convnext_tiny --target 0.4 --layer-type Conv2d --layer-type Linear",
     "strucspars compress mine.pt --model my_package.networks:build --classes 7 --image-shape 3x160x160 --target 0.5",
 )
-
-
-class BudgetOption(StrEnum):
-    """What the target is a fraction of."""
-
-    params = "params"
-    macs = "macs"
 
 
 def compress(
@@ -76,7 +65,15 @@ def compress(
     target: Annotated[
         float, typer.Option(help="Fraction of the whole network to remove: of all parameters, or of all MACs.")
     ],
-    budget: Annotated[BudgetOption, typer.Option(help="What the target counts.")] = BudgetOption.params,
+    budget: Annotated[
+        str, typer.Option(help="What the target counts: params, macs, or package.module:function.")
+    ] = "params",
+    importance: Annotated[
+        str, typer.Option(help="How much a connection matters: l1, l2, or package.module:function.")
+    ] = "l1",
+    orders: Annotated[
+        str, typer.Option(help="Which channel orders are learned: free, or package.module:function.")
+    ] = "free",
     min_channels_per_group: Annotated[
         int, typer.Option(min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
     ] = 1,
@@ -133,11 +130,13 @@ def compress(
     from strucspars.nn.groupable import select_layers
     from strucspars.nn.importance import importance_matrix
     from strucspars.sparsify.planning import kept_fraction, one_shot_plan
-    from strucspars.train.recipe import SparsifyRecipe
+    from strucspars.train.recipe import DataRecipe, ModelRecipe, Recipe, SparsifyRecipe
 
     asked: dict[str, Any] = {
         "target": target,
-        "budget": budget.value,
+        "budget": budget,
+        "importance": importance,
+        "orders": orders,
         "min_channels_per_group": min_channels_per_group,
         "include": tuple(include or ["*"]),
         "exclude": tuple(exclude or []),
@@ -157,21 +156,18 @@ def compress(
     lost_norm = 1 - kept_fraction(layers, plan)
     # Before the conversion: the summary shows the kept norm of each layer, the folder its whole importance.
     sizes = summary(network, example, plan=plan, rules=sparsify)
-    importance = {} if run is None else {layer.name: importance_matrix(layer.weight) for layer in layers}
+    matrices = {layer.name: importance_matrix(layer.weight) for layer in layers} if run is not None else {}
     save(convert_(network, plan), out, plan=plan)
     if run is not None:
-        one_shot_run = OneShotRun(
-            checkpoint=checkpoint,
-            model=model,
-            plan=plan,
+        recipe = Recipe(
+            name=run.absolute().name,
+            # The data stand for the images that MACs are counted with.
+            data=DataRecipe(name="folder", image_size=max(*shape[1:], SMALLEST_IMAGE)),
+            model=ModelRecipe(name=model, weights=checkpoint),
             sparsify=sparsify,
-            importance=importance,
-            network=network,
-            classes=num_classes,
-            image_shape=shape,
-            lost_norm=lost_norm,
         )
-        write_one_shot_run(run, one_shot_run)
+        one_shot = {"classes": num_classes, "image_shape": list(shape), "lost_norm": lost_norm}
+        _write_run_folder(run, recipe, plan, network, matrices, one_shot)
     written = {"path": str(out), "run": None if run is None else str(run)}
     text = f"{sizes}\n\n{_outcome_text(out, run, lost_norm, sparsify)}"
     Output(as_json=as_json).outcome(text, {**written, **asked, "lost_norm": lost_norm, **asdict(sizes)})
@@ -183,7 +179,7 @@ def _check_places(out: Path, run: Path | None, *, force: bool) -> None:
     if out.suffix != SUFFIX:
         raise ValueError(f"--out {out}: the network is written as a {SUFFIX} file; call it {out.with_suffix(SUFFIX)}")
     if run is not None:
-        check_new_run_folder(run)
+        _check_new_folder(run)
         if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(run)):
             raise ValueError(f"--out {out} lies in the folder that --run makes, {run}; write it elsewhere")
 
@@ -222,36 +218,8 @@ def _silent(logger_name: str) -> Iterator[None]:
         logger.disabled = False
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class OneShotRun:
-    """What goes into the folder.
-
-    Attributes:
-        checkpoint: where the weights came from.
-        model: name of the network.
-        plan: how it is grouped.
-        sparsify: what was asked for.
-        importance: S of every layer that may be grouped, by name, in network order.
-        network: after conversion.
-        classes: outputs of the network.
-        image_shape: of the images that MACs were counted with.
-        lost_norm: share of the norm of the layers that can be grouped.
-    """
-
-    checkpoint: str
-    model: str
-    plan: GroupingPlan
-    sparsify: SparsifyRecipe
-    importance: Mapping[str, FloatArray]
-    network: nn.Module
-    classes: int
-    image_shape: tuple[int, int, int]
-    lost_norm: float
-
-
-def check_new_run_folder(path: Path) -> None:
-    """Raise an `OSError` that says what to do where no new run folder can be made: before the work, not after it."""
-    # An empty folder is replaced by the new one: not where someone stands in it, or means it by a link.
+def _check_new_folder(path: Path) -> None:
+    # The new folder replaces an empty one: not the working directory, and not by a link.
     if path.name == ".." or path.is_symlink() or Path.cwd().is_relative_to(os.path.realpath(path)):
         raise FileExistsError(f"{path} is there already; name a new folder with --run, such as runs/one-shot")
     if path.is_dir():
@@ -268,58 +236,37 @@ def check_new_run_folder(path: Path) -> None:
         )
 
 
-def write_one_shot_run(path: Path, run: OneShotRun) -> None:
-    """Make the folder, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written, or something is there by now; nothing is left of it.
-    """
-    from strucspars.io.files import reworded
-    from strucspars.train.run_folder import RunFolder
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the folder, since a rename does not cross disks.
-        with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as place:
-            # Named as it will be: the recipe is, too.
-            unfinished = RunFolder(Path(place) / path.name)
-            _write(unfinished, run, name=path.absolute().name)
-            os.rename(unfinished.path, path)
-    except OSError as error:
-        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-        remedy = "name a new folder with --run" if taken else "see to that, or name another folder with --run"
-        raise reworded(error, f"cannot make the run folder {path}: {error.strerror or error}; {remedy}") from error
-
-
-def _write(folder: RunFolder, run: OneShotRun, *, name: str) -> None:
+def _write_run_folder(
+    path: Path,
+    recipe: Recipe,
+    plan: GroupingPlan,
+    network: nn.Module,
+    matrices: Mapping[str, FloatArray],
+    one_shot: Mapping[str, Any],
+) -> None:
+    """Make the run folder, whole or not at all: an `OSError` leaves nothing of it."""
     import numpy as np
 
     from strucspars.bench.machine import environment
     from strucspars.export.storage import save
     from strucspars.io.arrays import save_arrays
+    from strucspars.io.files import reworded, unfinished_folder
     from strucspars.train.recipe_reading import recipe_yaml
-    from strucspars.train.run_folder import ONE_SHOT
+    from strucspars.train.run_folder import ONE_SHOT, RunFolder
 
-    folder.importance.mkdir(parents=True)
-    folder.write_recipe(HEADING + recipe_yaml(_recipe(run, name)))
-    folder.write_json(folder.environment_path, environment())
-    folder.save_plan(run.plan)
-    # Of the end alone: there was no training that it could differ from at the start.
-    matrices = {layer: matrix.astype(np.float16) for layer, matrix in run.importance.items()}
-    save_arrays(folder.importance / "end.npz", matrices)
-    save(run.network, folder.model_path, plan=run.plan)
-    noted = {"classes": run.classes, "image_shape": list(run.image_shape), "lost_norm": run.lost_norm}
-    folder.remember(ONE_SHOT, noted)
-
-
-def _recipe(run: OneShotRun, name: str) -> Recipe:
-    """What was asked for; the data stand for the images that operations were counted with."""
-    from strucspars.train.recipe import DataRecipe, ModelRecipe, Recipe
-
-    _, height, width = run.image_shape
-    return Recipe(
-        name=name,
-        data=DataRecipe(name="folder", image_size=max(height, width, SMALLEST_IMAGE)),
-        model=ModelRecipe(name=run.model, weights=run.checkpoint),
-        sparsify=run.sparsify,
-    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished_folder(path.parent) as place:
+            folder = RunFolder(place / path.name)
+            folder.importance.mkdir(parents=True)
+            folder.write_recipe(HEADING + recipe_yaml(recipe))
+            folder.write_json(folder.environment_path, environment())
+            folder.save_plan(plan)
+            save_arrays(folder.importance / "end.npz", {name: S.astype(np.float16) for name, S in matrices.items()})
+            save(network, folder.model_path, plan=plan)
+            folder.remember(ONE_SHOT, dict(one_shot))
+            os.rename(folder.path, path)
+    except OSError as error:
+        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+        remedy = "name a new folder with --run" if taken else "solve that, or name another folder with --run"
+        raise reworded(error, f"cannot make the run folder {path}: {error.strerror or error}; {remedy}") from error

@@ -232,7 +232,7 @@ def repeat_command(recipe: Recipe, recipe_path: Path, one_shot: Mapping[str, Any
 def _one_shot_command(recipe: Recipe, one_shot: Mapping[str, Any]) -> str:
     options, usual = recipe.sparsify, SparsifyRecipe()
     words = ["--target", options.target]
-    for option in ("budget", "min_channels_per_group"):
+    for option in ("budget", "importance", "orders", "min_channels_per_group"):
         if getattr(options, option) != getattr(usual, option):
             words += [f"--{option.replace('_', '-')}", getattr(options, option)]
     for flag, option in (("--include", "include"), ("--exclude", "exclude"), ("--layer-type", "layer_types")):
