@@ -125,7 +125,7 @@ def test_an_unwritable_parent_is_named_with_the_remedy(tmp_path: Path, monkeypat
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(PermissionError, match=r"run: Permission denied; make its parent folder writable"):
+    with pytest.raises(PermissionError, match=r"run: Permission denied; give yourself access to it and its folder"):
         RunFolder(tmp_path / "run").create()
 
 
@@ -236,10 +236,10 @@ def test_a_decision_that_would_come_back_changed_is_refused(folder: RunFolder, v
     assert not folder.decisions_path.exists()
 
 
-@pytest.mark.parametrize(("text", "kind"), [("null", "NoneType"), ("[]", "list")])
-def test_decisions_that_are_no_object_are_refused(folder: RunFolder, text: str, kind: str) -> None:
+@pytest.mark.parametrize(("text", "found"), [("null", "None"), ("[]", r"\[\]")])
+def test_decisions_that_are_no_object_are_refused(folder: RunFolder, text: str, found: str) -> None:
     folder.decisions_path.write_text(text)
-    with pytest.raises(ValueError, match=rf"decisions\.json must hold a JSON object, got {kind}"):
+    with pytest.raises(ValueError, match=rf"decisions\.json: must be a mapping, got {found}"):
         folder.remembered("form")
 
 

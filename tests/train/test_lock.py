@@ -64,7 +64,7 @@ def test_a_lock_file_with_anything_in_it_is_not_repeated_in_the_message(tmp_path
 def test_a_path_that_is_no_folder_is_named(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
     path = {"missing": tmp_path / "nowhere", "file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}[kind]
-    with pytest.raises(OSError, match=rf"cannot lock the run folder {path}: .*(create it first|choose another path)"):
+    with pytest.raises(OSError, match=rf"cannot lock {path}/\.lock: .*(make its folder first|choose another path)"):
         folder_lock(path).__enter__()
 
 
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(kind, match=f"run folder {tmp_path}: {os.strerror(number)}; make it writable"):
+    with pytest.raises(kind, match=f"lock {tmp_path}/.lock: {os.strerror(number)}; (give your|choose a disk)"):
         folder_lock(tmp_path).__enter__()
 
 
@@ -97,7 +97,7 @@ def test_a_link_in_the_place_of_the_lock_file_is_not_followed(tmp_path: Path) ->
     foreign.write_text("precious")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(foreign)
-    with pytest.raises(OSError, match=r"its \.lock is a link; delete that"):
+    with pytest.raises(OSError, match=r"run/\.lock: .*; it is a link; delete it"):
         folder_lock(tmp_path / "run").__enter__()
     assert foreign.read_text() == "precious"
 
@@ -119,7 +119,7 @@ def test_a_forked_child_closes_no_descriptor_of_a_lock_that_has_ended(tmp_path: 
 
 def test_a_folder_in_the_place_of_the_lock_file_is_named(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(IsADirectoryError, match=r"its \.lock is a folder; delete that"):
+    with pytest.raises(IsADirectoryError, match=r"cannot lock .*\.lock: Is a directory"):
         folder_lock(tmp_path).__enter__()
 
 
@@ -139,3 +139,9 @@ def test_who_must_be_first_is_refused_where_somebody_was_before(tmp_path: Path, 
 def test_a_link_to_nowhere_in_the_place_of_the_lock_file_counts_as_one(tmp_path: Path) -> None:
     (tmp_path / ".lock").symlink_to("nowhere")
     assert was_locked(tmp_path)
+
+
+def test_a_named_pipe_in_the_place_of_the_lock_file_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(ValueError, match=r"\.lock is no regular file; delete it"):
+        folder_lock(tmp_path).__enter__()

@@ -1,13 +1,12 @@
 """One process per run folder, by a lock that dies with the process."""
 
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from strucspars.io.files import reworded
+from strucspars.io.files import disk_error, reworded
 
 LOCK_NAME = ".lock"
 
@@ -27,10 +26,11 @@ def folder_lock(path: str | os.PathLike[str], *, is_first: bool = False) -> Iter
 
     Args:
         path: the folder.
-        is_first: whether nobody may have held it before; so what was read there without the lock is still true.
+        is_first: refuse a folder that any process has held before: what was read there without the lock must be true
+            still.
 
     Raises:
-        RunFolderBusy: somebody has it, and the message names the process; or had it, where this one was to be first.
+        RunFolderBusy: another process has it, which the message names; or has had it, with `is_first`.
         OSError: the folder cannot be written, or its file system knows no locks.
 
     >>> import tempfile
@@ -47,7 +47,7 @@ def folder_lock(path: str | os.PathLike[str], *, is_first: bool = False) -> Iter
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
-        # Not so in a forked child that comes by here: it has dropped its copy already.
+        # A forked child that leaves the block has dropped its copy already.
         if descriptor in _held:
             _held.remove(descriptor)
             os.close(descriptor)
@@ -62,21 +62,18 @@ def _opened(path: Path, more_flags: int) -> int:
     """A descriptor of the lock file."""
     try:
         # Links are not followed: the process number would be written into a foreign file.
-        return os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | more_flags, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | more_flags
+        descriptor = os.open(path / LOCK_NAME, flags, 0o666)
     except FileExistsError as error:
         raise RunFolderBusy(
             f"another process has just begun a run in {path}; wait for it, or use another folder"
         ) from error
     except OSError as error:
-        remedies = {
-            errno.ENOENT: "there is no such folder; create it first",
-            errno.ENOTDIR: "it is not a folder; choose another path",
-            errno.ELOOP: f"its {LOCK_NAME} is a link; delete that",
-            errno.EISDIR: f"its {LOCK_NAME} is a folder; delete that",
-        }
-        default = f"{error.strerror}; make it writable for you or choose another folder"
-        remedy = remedies.get(error.errno or 0, default)
-        raise reworded(error, f"cannot lock the run folder {path}: {remedy}") from error
+        raise disk_error("lock", path / LOCK_NAME, error) from error
+    if not (path / LOCK_NAME).is_file():
+        os.close(descriptor)
+        raise ValueError(f"{path / LOCK_NAME} is no regular file; delete it")
+    return descriptor
 
 
 def _acquire(path: Path, descriptor: int) -> None:

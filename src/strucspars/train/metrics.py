@@ -29,8 +29,8 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
         # Links are not followed: in a hostile folder they lead to files of the user.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with open(descriptor, "r+b", buffering=0) as file:
-            end = _end_of_last_row(file.fileno())
-            _write_at(file.fileno(), end, line)
+            end = file.read().rfind(b"\n") + 1
+            _write_at(descriptor, end, line)
     except OSError as error:
         raise disk_error("write", path, error, "what was there is kept; ") from error
     if is_new:
@@ -83,17 +83,6 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise RecordError(where, "", f"must be a JSON object, got {type(row).__name__}")
     return row
-
-
-def _end_of_last_row(descriptor: int) -> int:
-    """Where the last newline ends. A torn row is short, so few bytes from the end are enough nearly always."""
-    size, window = os.fstat(descriptor).st_size, 4096
-    while True:
-        start = max(0, size - window)
-        end = os.pread(descriptor, window, start).rfind(b"\n") + 1
-        if end or start == 0:
-            return start + end
-        window *= 8
 
 
 def _write_at(descriptor: int, end: int, line: bytes) -> None:

@@ -19,8 +19,8 @@ import numpy as np
 from strucspars.core.checks import checked_at_least
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays, save_arrays
-from strucspars.io.files import UNFINISHED, read_text, reworded, write_text
-from strucspars.io.records import parse_json, plain
+from strucspars.io.files import UNFINISHED, disk_error, read_text, write_text
+from strucspars.io.records import convert, parse_json, plain, to_json
 from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
 from strucspars.train.lock import LOCK_NAME, folder_lock, was_locked
 from strucspars.train.metrics import append_row, keep_rows, read_rows
@@ -34,10 +34,10 @@ ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"
 
 @final
 class RunFolder:
-    """A run's folder, by whose methods nothing is lost whenever the process dies. A folder with links is refused.
+    """A run's folder; its methods lose nothing, whenever the process dies. A folder with links is refused.
 
-    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. Whatever may refuse it
-    comes before: `check_usable()`, and all that only reads, leave the disk as it is.
+    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. Everything that may
+    refuse it comes before: `check_usable()`, and all that only reads, leave the disk as it is.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -83,13 +83,12 @@ class RunFolder:
         """
         try:
             self._check_own()
-            if not self.path.exists():
-                nearest = next(place for place in self.path.absolute().parents if place.exists())
-                if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-                    number = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
-                    raise OSError(number, os.strerror(number), str(self.path))
+            nearest = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+            if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+                number = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+                raise OSError(number, os.strerror(number))
         except OSError as error:
-            raise self._unmakable(error) from error
+            raise disk_error("make the run folder", self.path, error) from error
 
     def create(self) -> None:
         """Make the folder and its subfolders, or take it as it is if a run lies there.
@@ -98,18 +97,11 @@ class RunFolder:
             ValueError, OSError: as `check_usable`.
         """
         self.check_usable()
-        try:
-            for folder in (self.path, *self._subfolders):
+        for folder in (self.path, *self._subfolders):
+            try:
                 folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._unmakable(error) from error
-
-    def _unmakable(self, error: OSError) -> OSError:
-        where = error.filename or self.path
-        remedy = "make its parent folder writable for you or choose another path"
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            remedy = "a file stands in the way; choose another path"
-        return reworded(error, f"cannot make the run folder {where}: {error.strerror}; {remedy}")
+            except OSError as error:
+                raise disk_error("make the run folder", folder, error) from error
 
     @property
     def was_locked(self) -> bool:
@@ -150,13 +142,14 @@ class RunFolder:
 
     def write_json(self, path: Path, value: object) -> None:
         """Replace a JSON file, all or nothing; NaN and infinity become null."""
-        text = json.dumps(plain(value, path.name), allow_nan=False, indent=2, ensure_ascii=False)
-        write_text(path, text + "\n")
+        write_text(path, to_json(value, path.name) + "\n")
 
     def read_json(self, path: Path) -> Any:
         """The value of a JSON file; None where there is no such file."""
-        text = _text(path)
-        return None if text is None else parse_json(text, str(path))
+        try:
+            return parse_json(read_text(path), str(path))
+        except FileNotFoundError:
+            return None
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add a row to the metrics; it is on the disk when this returns."""
@@ -185,9 +178,10 @@ class RunFolder:
 
     def load_plan(self) -> GroupingPlan | None:
         """The stored plan, None before there is one."""
-        text = _text(self.plan_path)
         try:
-            return None if text is None else GroupingPlan.from_json(text)
+            return GroupingPlan.from_json(read_text(self.plan_path))
+        except FileNotFoundError:
+            return None
         except ValueError as error:
             raise ValueError(f"{self.plan_path}: {error}") from error
 
@@ -222,11 +216,11 @@ class RunFolder:
         return self._decisions().get(key)
 
     def _decisions(self) -> dict[str, Any]:
-        decisions = self.read_json(self.decisions_path)
-        if decisions is None and not self.decisions_path.exists():
+        if not self.decisions_path.exists():
             return {}
-        if not isinstance(decisions, dict):
-            raise ValueError(f"{self.decisions_path} must hold a JSON object, got {type(decisions).__name__}")
+        decisions: dict[str, Any] = convert(
+            dict[str, Any], self.read_json(self.decisions_path), str(self.decisions_path)
+        )
         return decisions
 
     def _epoch_path(self, stage: str, epoch: int) -> Path:
@@ -235,7 +229,7 @@ class RunFolder:
         return self.dynamics / f"{stage}-{checked_at_least('epoch', epoch, 0):04d}.npz"
 
     def _check_own(self) -> None:
-        """Refuse a folder of somebody else. A run that was killed before its recipe was there is no such thing."""
+        """Refuse a folder with other contents. A run that was killed before it wrote its recipe may begin again."""
         if self.is_one_shot:
             raise ValueError(
                 f"{self.path} holds a network of one-shot compression, which a run would overwrite; "
@@ -266,13 +260,6 @@ def _check_no_links(path: Path) -> None:
             )
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return read_text(path)
-    except FileNotFoundError:
-        return None
-
-
 def store_classes(folder: RunFolder, classes: Sequence[str] | None) -> None:
     """Write the names down, in the order of the outputs; None for data whose classes are fixed.
 
@@ -283,7 +270,7 @@ def store_classes(folder: RunFolder, classes: Sequence[str] | None) -> None:
     ('cat', 'dog')
     """
     if classes is None:
-        # Of an attempt that came to nothing, with other data.
+        # Left by an earlier attempt with other data.
         folder.classes_path.unlink(missing_ok=True)
         return
     # Escaped: a folder's name is bytes, and need not be UTF-8.
@@ -296,12 +283,10 @@ def stored_classes(folder: RunFolder) -> tuple[str, ...] | None:
     Raises:
         ValueError: the file is damaged; names it.
     """
-    names = folder.read_json(folder.classes_path)
-    if names is None and not folder.classes_path.exists():
+    if not folder.classes_path.exists():
         return None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{folder.classes_path} must hold a list of class names; restore it from a copy or delete it")
-    return tuple(names)
+    names: tuple[str, ...] = convert(tuple[str, ...], folder.read_json(folder.classes_path), str(folder.classes_path))
+    return names
 
 
 def check_same_classes(folder: RunFolder, classes: Sequence[str] | None, *, data: str) -> None:
@@ -318,14 +303,11 @@ def check_same_classes(folder: RunFolder, classes: Sequence[str] | None, *, data
     stored = stored_classes(folder)
     if stored is None or classes is None:
         return
-    for output, (before, now) in enumerate(zip_longest(stored, classes)):
+    for output, names in enumerate(zip_longest(stored, classes)):
+        before, now = ("no class" if name is None else repr(name) for name in names)
         if before != now:
             raise ValueError(
-                f"the run in {folder.path} has other classes than {data}: output {output} means {_named(before)} in "
-                f"the run, {_named(now)} in the data; give the data of that run. Where only names have changed, and "
-                f"not the order of the classes, delete {folder.classes_path}"
+                f"the run in {folder.path} has other classes than {data}: output {output} means {before} in the run, "
+                f"{now} in the data; give the data of that run. Where only names have changed, and not the order of "
+                f"the classes, delete {folder.classes_path}"
             )
-
-
-def _named(name: str | None) -> str:
-    return "no class" if name is None else repr(name)
