@@ -8,7 +8,7 @@ import textwrap
 from environment import ROOT
 
 from strucspars.cost.text_table import Column, markdown_table
-from strucspars.train.recipe_options import Section, recipe_sections
+from strucspars.train.recipe_reading import OptionGroup, option_groups
 
 PAGE = ROOT / "docs" / "how-to" / "recipe-options.md"
 
@@ -40,7 +40,7 @@ A key that does not exist, or a value that is not allowed, is an error that says
 LINE_LENGTH = 120
 
 
-def options_table(section: Section) -> str:
+def options_table(section: OptionGroup) -> str:
     """One row per option; a default for every name that the section has."""
     options = section.options
     defaults = [
@@ -69,7 +69,7 @@ def code(text: str) -> str:
 def page() -> str:
     """The whole page."""
     parts = [HEADER]
-    for section in recipe_sections():
+    for section in option_groups():
         title = ", ".join(map(code, section.names)) or "At the top"
         parts += [f"## {title}", textwrap.fill(section.summary, LINE_LENGTH), options_table(section)]
     return "\n\n".join(parts) + "\n"

@@ -28,7 +28,7 @@ from strucspars.cli.errors import (
 from strucspars.cli.main import app, main
 from strucspars.models.catalogue import torchvision_names
 from strucspars.train.lock import RunFolderBusy
-from strucspars.train.recipe_options import recipe_sections
+from strucspars.train.recipe_reading import option_groups
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
 COMMANDS = ("demo", "run", "compress", "eval", "summary", "export", "bench", "report", "reproduce")
@@ -251,9 +251,9 @@ def test_completion_knows_the_networks_and_the_keys_of_recipes() -> None:
     assert complete_model("timm:mobilenetv3_small_") == sorted(
         f"timm:{name}" for name in timm.list_models("mobilenetv3_small_*")
     )
-    keys = [key for section in recipe_sections() for option in section.options for key in option.keys]
+    keys = [key for section in option_groups() for option in section.options for key in option.keys]
     told = (files("strucspars") / "recipes" / "_keys.txt").read_text().split()
-    assert told == keys, "write the keys of recipe_sections() to recipes/_keys.txt, one per line"
+    assert told == keys, "write the keys of option_groups() to recipes/_keys.txt, one per line"
 
 
 def test_help_and_completion_need_neither_torch_nor_the_training() -> None:

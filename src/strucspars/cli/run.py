@@ -54,10 +54,10 @@ def option_list() -> str:
       engine.solver_workers=null    a whole number or null
           processes that learn the channel orders; `null` for some on a GPU, none on a CPU.
     """
-    from strucspars.train.recipe_options import recipe_sections
+    from strucspars.train.recipe_reading import option_groups
 
     sections = []
-    for section in recipe_sections():
+    for section in option_groups():
         lines = [fill(": ".join(filter(None, (", ".join(section.names), section.summary))), WIDTH)]
         for option in section.options:
             defaults = zip(option.keys, option.defaults, strict=True)

@@ -30,6 +30,8 @@ Record = TypeVar("Record")
 LARGEST = 2.0**63
 # Of a YAML text, with every alias written out.
 MOST_NODES = 100_000
+# Python converts no text of more than some thousands.
+MOST_DIGITS = 1000
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
@@ -143,6 +145,8 @@ def _count_nodes(node: "yaml.Node", where: str, key: str, sizes: dict[int, int])
             size += 1 + _count_nodes(value, where, path, sizes)
     else:
         size = 1
+        if node.tag == "tag:yaml.org,2002:int" and len(node.value) > MOST_DIGITS:
+            raise RecordError(where, key, f"must have at most {MOST_DIGITS} digits, got {_SHORT.repr(node.value)}")
     if size > MOST_NODES:
         raise RecordError(where, key, f"its aliases amount to more than {MOST_NODES:,} values; write out what is meant")
     sizes[id(node)] = size

@@ -1,24 +1,25 @@
-"""Recipes as YAML: composed of bases and overrides, checked key by key, and written back whole.
+"""Recipes as text: composed of bases and overrides, checked key by key, written back whole, their options described.
 
 A recipe file holds the keys of `Recipe`. Its `base` names one or more recipes whose keys hold where its own say
-nothing. Types, choices and limits are those of the dataclasses; nothing about single keys is repeated here.
+nothing. Types, choices, limits and meanings are those of the dataclasses; nothing about single keys is repeated here.
 """
 
 import difflib
-import math
+import inspect
+import json
+import re
 import reprlib
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import yaml
 
 from strucspars.io.files import RECIPE_BYTES, read_text
-from strucspars.io.records import parse_yaml
+from strucspars.io.records import convert, describe, parse_yaml
 from strucspars.train.recipe import Recipe
 
 BASE = "base"
@@ -26,34 +27,13 @@ BASE = "base"
 MOST_BASES = 100
 YAML_SUFFIXES = (".yaml", ".yml")
 
-# Aliases can make a value that a few lines of YAML describe, but whose full text fills the memory.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
 _SHORT.maxlevel = 2
 
 
-@dataclass(frozen=True)
-class _Document:
-    """Text of a recipe.
-
-    Attributes:
-        label: how errors call it.
-        identity: equal for the same recipe only.
-        name: of the recipe, unless it says otherwise.
-        text: its YAML.
-        folder: what its relative paths start from.
-    """
-
-    label: str
-    identity: str
-    name: str
-    text: str
-    folder: Path
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A value that someone asked for, and who did: a file or an override."""
+class _Given(NamedTuple):
+    """A value, and the file or override that gives it."""
 
     value: Any
     origin: str
@@ -61,6 +41,16 @@ class _Given:
 
 # What one file or all overrides give, by dotted key.
 _Layer = dict[str, _Given]
+
+
+class _Document(NamedTuple):
+    """Text of a recipe: what errors call it, its path or built-in name, its default name, its YAML and its folder."""
+
+    label: str
+    identity: str
+    name: str
+    text: str
+    folder: Path
 
 
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolved: bool = False) -> Recipe:
@@ -82,12 +72,12 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolve
     ('preact-resnet56', 0.6, 5, '~/cifar')
     """
     document = _find(source, folder=Path())
-    content = _parsed(document.text, document.label) if is_resolved else None
-    if isinstance(content, dict) and BASE in content:
+    if is_resolved and BASE in _content(document):
         raise ValueError(f"{document.label}: {BASE}: a run folder's recipe stands for itself; write its keys out")
-    name: _Layer = {"name": _Given(document.name, document.label)}
-    layers = [name, *_layers(document, chain=()), _merged([_override_values(override) for override in overrides])]
-    recipe: Recipe = _built(Recipe, _merged(layers), "", document.label)
+    given: _Layer = {"name": _Given(document.name, document.label)}
+    for layer in (*_layers(document, chain=()), *map(_override_values, overrides)):
+        given |= layer
+    recipe: Recipe = _built(Recipe, given, "", document.label)
     return recipe
 
 
@@ -98,7 +88,7 @@ def recipe_yaml(recipe: Recipe) -> str:
     ['name: mine', 'kind: strucspars']
     """
     # In ASCII, by escapes: written as they are, some line breaks of Unicode come back as spaces.
-    return yaml.safe_dump(_plain(asdict(recipe)), sort_keys=False, allow_unicode=False)
+    return yaml.safe_dump(_with_lists(asdict(recipe)), sort_keys=False, allow_unicode=False)
 
 
 def recipe_names() -> list[str]:
@@ -107,19 +97,43 @@ def recipe_names() -> list[str]:
     >>> "demo" in recipe_names()
     True
     """
-    return sorted(name for name in _built_in() if not name.startswith("_"))
+    names = (entry.name for entry in (files("strucspars") / "recipes").iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and not name.startswith("_"))
 
 
-def _built_in() -> dict[str, Traversable]:
-    entries = (files("strucspars") / "recipes").iterdir()
-    return {entry.name.removesuffix(".yaml"): entry for entry in entries if entry.name.endswith(".yaml")}
+def override_keys(override: str) -> tuple[str, ...]:
+    """The dotted keys that an override sets, in whatever way it is written.
+
+    >>> override_keys("stage1.epochs = 3"), override_keys("finetune={teacher: there, form: masked}")
+    (('stage1.epochs',), ('finetune.teacher', 'finetune.form'))
+    """
+    return tuple(_override_values(override))
+
+
+def as_override(key: str, value: Any) -> str:
+    """The override that sets an option to a value, on one line.
+
+    >>> as_override("sparsify.layer_types", ("Conv2d", "Linear"))
+    'sparsify.layer_types=[Conv2d, Linear]'
+    """
+    text = yaml.safe_dump(_with_lists(value), default_flow_style=True, width=10**6, allow_unicode=False)
+    shown = text.removesuffix("\n").removesuffix("\n...")
+    return f"{key}={shown}"
+
+
+def flat_options(section: Any, prefix: str = "") -> dict[str, Any]:
+    """The options of a recipe or a section of it, by dotted key."""
+    leaves: dict[str, Any] = {}
+    for field in fields(section):
+        path, value = f"{prefix}{field.name}", getattr(section, field.name)
+        leaves |= flat_options(value, f"{path}.") if is_dataclass(value) else {path: value}
+    return leaves
 
 
 def _find(source: str | Path, *, folder: Path) -> _Document:
-    built_in = _built_in()
-    if isinstance(source, str) and source in built_in:
-        text = built_in[source].read_text(encoding="utf-8")
-        return _Document(f"recipe {source!r}", source, source, text, Path())
+    built_in = files("strucspars") / "recipes" / f"{source}.yaml"
+    if isinstance(source, str) and "/" not in source and built_in.is_file():
+        return _Document(f"recipe {source!r}", source, source, built_in.read_text(encoding="utf-8"), Path())
     path = folder / Path(source).expanduser()
     if not path.exists():
         near = difflib.get_close_matches(Path(source).stem, recipe_names(), n=1, cutoff=0.4)
@@ -129,7 +143,7 @@ def _find(source: str | Path, *, folder: Path) -> _Document:
         raise ValueError(f"there is no recipe {str(source)!r}, neither as a file nor in the package; {names}")
     if path.is_dir():
         own = path / "recipe.yaml"
-        remedy = f"to go on with the run there, give {own}, and --out {path}" if own.is_file() else "give a YAML file"
+        remedy = f"to continue the run there, give {own}, and --out {path}" if own.is_file() else "give a YAML file"
         raise ValueError(f"{path}: this is a folder, not a recipe; {remedy}")
     try:
         text = read_text(path, limit=RECIPE_BYTES)
@@ -138,17 +152,26 @@ def _find(source: str | Path, *, folder: Path) -> _Document:
     return _Document(str(path), str(path.resolve()), path.stem, text, path.parent)
 
 
-def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
-    """What a file's bases and at last the file itself give."""
-    if document.identity in chain:
-        raise ValueError(f"{document.label}: base goes round in a circle: {' -> '.join((*chain, document.identity))}")
-    content = _parsed(document.text, document.label)
+def _content(document: _Document) -> dict[Any, Any]:
+    content = parse_yaml(document.text, document.label)
     if content is None:
         raise ValueError(f"{document.label}: the file is empty; a recipe has keys such as base, model or sparsify")
     if not isinstance(content, dict):
         raise ValueError(f"{document.label}: a recipe must be a mapping of keys to values, got {_SHORT.repr(content)}")
+    return content
+
+
+def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
+    """What a file's bases and at last the file itself give."""
+    if document.identity in chain:
+        raise ValueError(f"{document.label}: base goes round in a circle: {' -> '.join((*chain, document.identity))}")
+    content = _content(document)
+    bases = content.pop(BASE, [])
+    bases = bases if isinstance(bases, list) else [bases]
     layers: list[_Layer] = []
-    for base in _bases(content.pop(BASE, []), document.label):
+    for base in bases:
+        if not isinstance(base, str):
+            raise ValueError(f"{document.label}: {BASE}: must be a name or path, or a list of them, got {base!r}")
         try:
             found = _find(base, folder=document.folder)
         except ValueError as error:
@@ -162,43 +185,15 @@ def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
     return [*layers, dict(_values(content, Recipe, "", document.label))]
 
 
-def _merged(layers: Sequence[_Layer]) -> _Layer:
-    return {key: given for layer in layers for key, given in layer.items()}
-
-
-def _bases(value: object, label: str) -> list[str]:
-    named = value if isinstance(value, list) else [value]
-    bases = [base for base in named if isinstance(base, str)]
-    if bases != named:
-        raise ValueError(f"{label}: {BASE} must be a name or path, or a list of them, got {_SHORT.repr(value)}")
-    return bases
-
-
-def override_keys(override: str) -> tuple[str, ...]:
-    """The dotted keys that an override sets, in whatever way it is written.
-
-    Raises:
-        ValueError: it sets none, or something in it is wrong.
-
-    >>> override_keys("stage1.epochs = 3"), override_keys("finetune={teacher: there, form: masked}")
-    (('stage1.epochs',), ('finetune.teacher', 'finetune.form'))
-    """
-    return tuple(_override_values(override))
-
-
 def _override_values(override: str) -> _Layer:
     origin = f"override {override!r}"
     key, equals, text = override.partition("=")
     if not equals:
         raise ValueError(f"{origin}: must be key=value, such as stage1.epochs=3")
-    content = _parsed(text, origin)
+    content = parse_yaml(text, origin)
     for part in reversed(key.strip().split(".")):
         content = {part: content}
     return dict(_values(content, Recipe, "", origin))
-
-
-def _parsed(text: str, origin: str) -> Any:
-    return parse_yaml(text, origin)
 
 
 def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) -> Iterator[tuple[str, _Given]]:
@@ -209,14 +204,10 @@ def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) 
         if key not in hints:
             remedy = _remedy(key, prefix, hints)
             raise ValueError(f"{origin}: there is no key {path!r} (value {_SHORT.repr(value)}); {remedy}")
-        hint = hints[key]
-        if is_dataclass(hint) and isinstance(value, dict):
-            yield from _values(value, hint, f"{path}.", origin)
-            continue
-        try:
-            yield path, _Given(_converted(value, hint), origin)
-        except TypeError as error:
-            raise ValueError(f"{origin}: {path} must be {allowed_values(hint)}, got {_SHORT.repr(value)}") from error
+        if is_dataclass(hints[key]) and isinstance(value, dict):
+            yield from _values(value, hints[key], f"{path}.", origin)
+        else:
+            yield path, _Given(convert(hints[key], value, origin, path), origin)
 
 
 def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
@@ -235,71 +226,8 @@ def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
     return f"{suggestion}Known here: {', '.join(hints)}"
 
 
-def _converted(value: Any, hint: Any) -> Any:
-    """The value as the annotated type; `TypeError` where it is none."""
-    kind, arguments = get_origin(hint), get_args(hint)
-    if kind in (Union, UnionType):
-        (wanted,) = (argument for argument in arguments if argument is not NoneType)
-        return None if value is None else _converted(value, wanted)
-    if kind is Literal:
-        # `precision: 32` is a number to YAML.
-        text = str(value) if type(value) is int else value
-        if text in arguments:
-            return text
-    elif kind is tuple and isinstance(value, list):
-        return tuple(_converted(item, arguments[0]) for item in value)
-    elif kind is Mapping and isinstance(value, dict):
-        return {_converted(key, arguments[0]): _converted(item, arguments[1]) for key, item in value.items()}
-    elif hint is float and type(value) in (int, float, str):
-        return _finite(value)
-    elif type(value) is hint:  # not isinstance: a bool would pass for an int
-        return value
-    raise TypeError
-
-
-def _finite(value: float | str) -> float:
-    """As a float; text too, since YAML takes `2e-6`, which has no point, for one."""
-    try:
-        number = float(value)
-    except (ValueError, OverflowError) as error:
-        raise TypeError from error
-    if not math.isfinite(number):
-        raise TypeError
-    return number
-
-
-def allowed_values(hint: Any) -> str:
-    """What a value of this type may be, in words.
-
-    >>> allowed_values(float | None)
-    'a finite number or null'
-    """
-    kind, arguments = get_origin(hint), get_args(hint)
-    if kind in (Union, UnionType):
-        return " or ".join("null" if argument is NoneType else allowed_values(argument) for argument in arguments)
-    if kind is Literal:
-        return f"one of {', '.join(arguments)}"
-    if kind is tuple:
-        return "a list of texts, such as [a, b]"
-    if kind is Mapping:
-        return "a mapping of patterns to whole numbers, such as {layer1.*: 2}"
-    if is_dataclass(hint):
-        return f"a mapping with keys out of {', '.join(get_type_hints(hint))}"
-    words = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text (numbers in quotes)"}
-    return words[hint]
-
-
-def flat_options(section: Any, prefix: str = "") -> dict[str, Any]:
-    """The options of a recipe or a section of it, by dotted key."""
-    leaves: dict[str, Any] = {}
-    for field in fields(section):
-        path, value = f"{prefix}{field.name}", getattr(section, field.name)
-        leaves |= flat_options(value, f"{path}.") if is_dataclass(value) else {path: value}
-    return leaves
-
-
 def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -> Any:
-    """The dataclass of what is given over the defaults; its own complaints get the full key and who gave it."""
+    """The dataclass of what is given over the defaults; its own errors get the full key, and the file or override."""
     default = flat_options(Recipe(name="any"))
     options = {}
     for name, hint in get_type_hints(section).items():
@@ -317,20 +245,116 @@ def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -
         raise ValueError(f"{origin}: {message}") from error
 
 
-def _plain(value: Any) -> Any:
-    """With lists for tuples, which YAML has not."""
+def _with_lists(value: Any) -> Any:
+    """With lists for tuples, which YAML does not have."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _with_lists(item) for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
-def as_override(key: str, value: Any) -> str:
-    """The override that sets an option to a value, on one line.
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option, in every section that has it.
 
-    >>> as_override("sparsify.layer_types", ("Conv2d", "Linear"))
-    'sparsify.layer_types=[Conv2d, Linear]'
+    Attributes:
+        keys: dotted, as overrides have them; `stage1.lr` and `stage2.lr` are the same option.
+        allowed: what its value may be, in words.
+        defaults: one per key, as an override would write it; empty where there is none.
+        meaning: what the docstring says.
     """
-    plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, width=10**6, allow_unicode=False)
-    shown = text.removesuffix("\n").removesuffix("\n...")
-    return f"{key}={shown}"
+
+    keys: tuple[str, ...]
+    allowed: str
+    defaults: tuple[str, ...]
+    meaning: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionGroup:
+    """Options that belong together.
+
+    Attributes:
+        names: the keys of a recipe that hold these options, several where they have the same ones; none at the top.
+        summary: what the options decide.
+        options: in the order of the code.
+    """
+
+    names: tuple[str, ...]
+    summary: str
+    options: tuple[Option, ...]
+
+
+def option_groups() -> list[OptionGroup]:
+    """All options that a recipe has, those at its top first.
+
+    >>> top, data, *_ = option_groups()
+    >>> data.options[0].keys, data.options[0].defaults, data.options[0].allowed
+    (('data.name',), ('digits',), 'text (numbers in quotes)')
+    """
+    names_by_type: dict[Any, list[str]] = {}
+    for name, hint in get_type_hints(Recipe).items():
+        if is_dataclass(hint):
+            names_by_type.setdefault(hint, []).append(name)
+    return [_group(Recipe, ()), *(_group(options, names) for options, names in names_by_type.items())]
+
+
+def _group(options: type, names: Sequence[str]) -> OptionGroup:
+    summary = " ".join((inspect.getdoc(options) or "").partition("\n\n")[0].split())
+    if len(names) > 1:
+        # The sections share a class, which cannot say what only one of them is for.
+        summary = " ".join((summary, *(f"`{name}` is {meaning_of(Recipe, name)}" for name in names)))
+    prefixes = [f"{name}." for name in names] or [""]
+    # `name` has no default: in Python it must be given, in YAML it is the name of the file.
+    defaults = {key: value if isinstance(value, str) else json.dumps(value) for key, value in _defaults().items()}
+    return OptionGroup(
+        names=tuple(names),
+        summary=summary,
+        options=tuple(
+            Option(
+                keys=(keys := tuple(f"{prefix}{name}" for prefix in prefixes)),
+                allowed=describe(hint),
+                defaults=tuple(defaults[key] for key in keys),
+                meaning=meaning_of(options, name),
+            )
+            for name, hint in get_type_hints(options).items()
+            if not is_dataclass(hint)
+        ),
+    )
+
+
+def _defaults() -> dict[str, Any]:
+    return flat_options(Recipe(name="any")) | {"name": ""}
+
+
+def meaning_of(options: type, name: str) -> str:
+    """What the docstring of a class, or of one that it is built on, says about an option.
+
+    >>> meaning_of(Recipe, "seed")
+    'of everything random.'
+    """
+    meaning = next(filter(None, (attribute_meanings(base).get(name) for base in options.__mro__)), "")
+    if not meaning:
+        raise ValueError(f"{options.__name__}.{name} has no meaning; describe it under Attributes in the docstring")
+    # Recipes are YAML.
+    return re.sub(r"\bNone\b", "`null`", meaning)
+
+
+def attribute_meanings(documented: type) -> dict[str, str]:
+    """What a docstring has under "Attributes", by attribute; names with commas between them share one text.
+
+    >>> class Point:
+    ...     '''A place.
+    ...
+    ...     Attributes:
+    ...         x, y: where it lies,
+    ...             in metres.
+    ...     '''
+    >>> attribute_meanings(Point)
+    {'x': 'where it lies, in metres.', 'y': 'where it lies, in metres.'}
+    """
+    section = (inspect.getdoc(documented) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    meanings: dict[str, str] = {}
+    for entry in filter(None, re.split(r"\n(?=\S)", textwrap.dedent(section))):
+        names, _, meaning = entry.partition(":")
+        meanings |= dict.fromkeys(re.split(r",\s*", names), " ".join(meaning.split()))
+    return meanings

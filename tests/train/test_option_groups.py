@@ -18,8 +18,14 @@ from strucspars.train.recipe import (
     SparsifyRecipe,
     StageRecipe,
 )
-from strucspars.train.recipe_options import Option, attribute_meanings, meaning_of, recipe_sections
-from strucspars.train.recipe_reading import flat_options, read_recipe
+from strucspars.train.recipe_reading import (
+    Option,
+    attribute_meanings,
+    flat_options,
+    meaning_of,
+    option_groups,
+    read_recipe,
+)
 
 DESCRIBED = (
     DataRecipe,
@@ -38,7 +44,7 @@ DEFAULT = Recipe(name="any")
 
 
 def listed() -> list[Option]:
-    return [option for section in recipe_sections() for option in section.options]
+    return [option for section in option_groups() for option in section.options]
 
 
 def option_of(key: str) -> Option:
@@ -70,7 +76,7 @@ def test_the_stages_share_meanings_and_have_their_own_defaults() -> None:
 
 
 def test_a_section_of_several_names_says_what_each_is_for() -> None:
-    (stages,) = (section for section in recipe_sections() if len(section.names) > 1)
+    (stages,) = (section for section in option_groups() if len(section.names) > 1)
     for name in stages.names:
         assert f"`{name}` is {attribute_meanings(Recipe)[name]}" in stages.summary
 
