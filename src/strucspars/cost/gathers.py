@@ -5,7 +5,7 @@ A gather is a copy that takes time and computes nothing.
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from strucspars.core.checks import IntArray
 from strucspars.core.plan import LayerPlan
-from strucspars.cost.counting import fresh_arguments, uncompiled
+from strucspars.cost.counting import uncompiled
 from strucspars.cost.layers import BeforeAfter
 from strucspars.cost.text_table import Column, text_table
 from strucspars.nn.layers import channel_orders, is_grouped, planned_orders
@@ -37,7 +37,7 @@ class RemainingGather:
         side: before the layer, or after it.
         channels: how many channels it copies.
         runs: in how many runs of neighbouring channels; few long ones are cheaper.
-        nbytes: how much it copies for the example inputs, the whole batch of them.
+        nbytes: how much it copies for the example inputs that were counted or folded with, the whole batch of them.
     """
 
     layer: str
@@ -184,43 +184,6 @@ def shuffles_in_pass(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Rema
     with noted_shuffles(model) as noted, uncompiled(model):
         model(*arguments)
     return tuple(noted)
-
-
-def gathers_in_folded_pass(folded: fx.GraphModule, arguments: tuple[Any, ...]) -> tuple[RemainingGather, ...]:
-    """The gathers of a folded graph, with the bytes that they copy for these inputs.
-
-    A graph that calls `index_select` for a purpose of its own keeps the bytes of the report.
-    """
-    report = fold_report(folded)
-    if report.untraced_reason:
-        return shuffles_in_pass(folded, fresh_arguments(arguments))
-    sizes = _GatherSizes(folded)
-    sizes.run(*fresh_arguments(arguments))
-    if len(sizes.nbytes) != len(report.gathers):
-        return report.gathers
-    return tuple(replace(gather, nbytes=nbytes) for gather, nbytes in zip(report.gathers, sizes.nbytes, strict=True))
-
-
-class _GatherSizes(fx.Interpreter):
-    """Runs a graph and notes how many bytes its gathers copy, in the order of the report."""
-
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        super().__init__(graph_module)
-        self.nbytes: list[int] = []
-
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = super().call_function(target, args, kwargs)
-        if target is torch.index_select:
-            self.nbytes.append(result.nbytes)
-        return result
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = super().call_module(target, args, kwargs)
-        # A layer that kept its shuffles has two.
-        if is_grouped(self.module.get_submodule(target)):
-            (inputs,) = (*args, *kwargs.values())
-            self.nbytes += [inputs.nbytes, result.nbytes]
-        return result
 
 
 def _gather_table(gathers: tuple[RemainingGather, ...]) -> str:

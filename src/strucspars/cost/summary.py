@@ -12,11 +12,10 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import (
     PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,
     ExampleInputs,
-    as_arguments,
     trace_forward,
     undisturbed,
 )
-from strucspars.cost.gathers import RemainingGather, gathers_in_folded_pass, is_folded, noted_shuffles
+from strucspars.cost.gathers import RemainingGather, fold_report, is_folded, noted_shuffles
 from strucspars.cost.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
 from strucspars.cost.text_table import Column, short_count, text_table
 from strucspars.nn.groupable import LayerRules, SkippedLayer, is_plain, select_layers
@@ -98,7 +97,7 @@ def summary(
     network was dense before. The model stays as it is.
 
     Gathers are channel shuffles: two for every call of a converted layer, or of one that the plan would convert; in a
-    graph that `fold` returned, those that remain.
+    graph that `fold` returned, those of its report, with the bytes for the inputs that it was folded with.
 
     Args:
         model: dense, masked, converted or folded.
@@ -138,15 +137,15 @@ def summary(
             if name in forms or name in skipped
         )
     params = network_params(model, forms)
-    if example_inputs is None or trace is None:
+    if trace is None:
         return Summary(rows, params, macs=None, paper_flops=None, gathers=None)
     counted = [row.macs for row in rows if row.macs is not None]
     macs = BeforeAfter(sum(count.before for count in counted), sum(count.after for count in counted))
-    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * trace.batch_norm_elements
     gathers = tuple(shuffles)
-    if is_folded(model):
-        with undisturbed(model):
-            gathers = gathers_in_folded_pass(model, as_arguments(example_inputs))
+    # A network that could not be folded is called as a whole, with its shuffles inside.
+    if is_folded(model) and not fold_report(model).untraced_reason:
+        gathers = fold_report(model).gathers
+    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * trace.batch_norm_elements
     return Summary(
         rows,
         params,

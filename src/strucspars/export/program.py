@@ -25,7 +25,7 @@ from strucspars.convert.comparison import compare_outputs, random_like
 from strucspars.convert.fold import fold
 from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, undisturbed
-from strucspars.cost.gathers import RemainingGather, gathers_in_folded_pass, is_folded
+from strucspars.cost.gathers import RemainingGather, fold_report, is_folded
 from strucspars.export.storage import VERSION_KEY, hash_of_model
 from strucspars.nn.copying import copied
 from strucspars.nn.layers import check_plain_weights
@@ -200,8 +200,7 @@ def inference_program(
         outputs = reference(*fresh_arguments(batch.arguments))
     chosen_outputs = choose_output_names(outputs, output_names, input_names=chosen_inputs)
     folded = _folded(reference, batch, widen_groups_below, group_width)
-    with undisturbed(folded):
-        gathers = gathers_in_folded_pass(folded, fresh_arguments(batch.arguments))
+    gathers = fold_report(folded).gathers
     plan_hash = hash_of_model(model)
     return InferenceProgram(
         reference=reference,
