@@ -85,14 +85,13 @@ class WithFirstImages(Network):
         return self.next_state(images) / self.scale
 
 
-@pytest.mark.parametrize("widen_groups_below", [1, 8])
 @pytest.mark.parametrize("kind", [WithAttribute, WithBuffer, WithBufferInPlace, WithCounter, WithFirstImages])
 def test_a_network_with_a_memory_comes_back_as_it_was_and_remembers(
-    kind: type[Network], widen_groups_below: int, caplog: pytest.LogCaptureFixture
+    kind: type[Network], caplog: pytest.LogCaptureFixture
 ) -> None:
     network = kind().eval()
     with caplog.at_level(logging.WARNING), torch.no_grad():
-        folded = ss.fold(network, IMAGES[0], widen_groups_below=widen_groups_below)
+        folded = ss.fold(network, IMAGES[0])
         assert ss.fold_report(folded).untraced_reason
         for images in IMAGES:
             torch.testing.assert_close(folded(images), network(images), rtol=1e-4, atol=1e-5)

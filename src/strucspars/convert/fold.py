@@ -44,8 +44,8 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     concatenation, flattening) into dense layers, or meet the shuffle of the next grouped layer; each that remains is
     one `index_select`. The graph is compared with the model on the example inputs and on random ones, these in double
     precision if the model can be computed in it, in two calls each. A network that cannot be traced, or does not agree
-    with its graph, keeps its shuffles and batch norms, behind a graph of one call; `fold_report` tells what remains and
-    why. Saved with pickle or `torch.save`, the graph keeps its report.
+    with its graph, keeps its shuffles, batch norms and groups, behind a graph of one call; `fold_report` tells what
+    remains and why. Saved with pickle or `torch.save`, the graph keeps its report.
 
     Args:
         model: converted, masked or dense, in either mode; it stays as it is. Wrappers around it or parts of it
@@ -95,10 +95,10 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             wrong = wrong or _wrong_on_random_inputs(model, arguments, min_width)
         # Tracing runs the model's own code on symbols, which can raise any error.
         except Exception as error:
-            wrong = _first_line(error)
+            wrong = f"{type(error).__name__}: {error}".splitlines()[0]
         if wrong:
             logger.warning("the network could not be traced, so that its shuffles stay: %s", wrong)
-            folded, report = _unfolded(model, arguments, expected, min_width, wrong)
+            folded, report = _unfolded(model, arguments, wrong)
     folded.meta[REPORT_KEY], folded.meta[FOLDED_PLAN_KEY] = report, plan_of(model)
     return folded.requires_grad_(False)
 
@@ -184,32 +184,16 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
     )
 
 
-def _unfolded(
-    model: nn.Module, arguments: tuple[Any, ...], expected: object, min_width: int, reason: str
-) -> tuple[fx.GraphModule, FoldReport]:
-    """The network behind a graph of one call, with wide groups if it computes the same with them."""
+def _unfolded(model: nn.Module, arguments: tuple[Any, ...], reason: str) -> tuple[fx.GraphModule, FoldReport]:
+    """The network behind a graph of one call."""
     twin = _inference_copy(model)
-    try:
-        names = [name for name, _ in twin.named_modules()]
-        widened = widen_groups_(twin, names, widen_groups_below=min_width)
-        wrong = _wrong(copied(twin)(*fresh_arguments(arguments)), expected) if widened else ""
-    # The network's own code may read the weights, whose shapes are others now.
-    except Exception as error:
-        wrong = _first_line(error)
-    if wrong:
-        logger.warning("the groups stay as narrow as they are, since the network looks at them: %s", wrong)
-        twin, widened = _inference_copy(model), ()
     # Of a copy: a network that keeps something from call to call must come back as it was.
     gathers = shuffles_in_pass(copied(twin), fresh_arguments(arguments))
     graph_module = graph_of_one_call(twin, len(arguments))
     graph_module.eval()
     return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=_num_batch_norms(twin), untraced_reason=reason, widened=widened
+        gathers=gathers, num_kept_batch_norms=_num_batch_norms(twin), untraced_reason=reason
     )
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _num_batch_norms(model: nn.Module) -> int:
