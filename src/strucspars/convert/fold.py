@@ -2,12 +2,9 @@
 
 import copy
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import fx, nn
 
 from strucspars.channels.tracing import FoldedGraph, graph_of_one_call, traced
@@ -86,7 +83,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             )
         return copy.deepcopy(model)
     called = _inference_copy(model)
-    with undisturbed(called), _no_cached_casts():
+    with undisturbed(called):
         expected = called(*fresh_arguments(arguments))
         try:
             folded, report = _folded(_inference_copy(model), arguments, min_width)
@@ -101,17 +98,6 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             folded, report = _unfolded(model, arguments, wrong)
     folded.meta[REPORT_KEY], folded.meta[FOLDED_PLAN_KEY] = report, plan_of(model)
     return folded.requires_grad_(False)
-
-
-@contextmanager
-def _no_cached_casts() -> Iterator[None]:
-    """Let autocast cast weights for every call: folding changes weights in place, behind its cache."""
-    is_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(is_enabled)
 
 
 def _wrong(outputs: object, expected: object, *, whole_numbers: bool = False) -> str:
@@ -153,7 +139,8 @@ def _inference_copy(model: nn.Module) -> nn.Module:
     unmask_(twin)
     for module in twin.modules():
         module.training = False
-    return twin
+    # Autocast keeps casts of trainable weights, which folding changes in place.
+    return twin.requires_grad_(False)
 
 
 def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
