@@ -21,19 +21,18 @@ from torch import nn
 import strucspars as ss
 from strucspars.core.checks import IntArray
 from strucspars.nn.layers import dense_weight
-from strucspars.train.engine import Engine
 from strucspars.train.outcome import read_summary
 from strucspars.train.recipe import EngineRecipe
 from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run import Run
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.setting import Setting
 
 BATCH = 250
 
 
-def masked_network(setting: Setting, path: Path) -> nn.Module:
+def masked_network(run: Run, path: Path) -> nn.Module:
     """The dense network with zeros that a file of group convolutions stands for."""
-    converted, dense = ss.load(path, setting.fresh_model()), setting.fresh_model()
+    converted, dense = ss.load(path, run.fresh_model()), run.fresh_model()
     plan = ss.model_plan(converted)
     state = converted.state_dict()
     for name, layer in plan.layers.items():
@@ -44,9 +43,9 @@ def masked_network(setting: Setting, path: Path) -> nn.Module:
     return dense.eval()
 
 
-def test_images(setting: Setting) -> tuple[torch.Tensor, IntArray]:
+def test_images(run: Run) -> tuple[torch.Tensor, IntArray]:
     """All test images, normalised, and their labels."""
-    batches = list(setting.test.epoch(0))
+    batches = list(run.test.epoch(0))
     valid = torch.cat([batch.valid for batch in batches])
     images = torch.cat([batch.images for batch in batches])[valid]
     return images, torch.cat([batch.labels for batch in batches])[valid].numpy()
@@ -58,27 +57,27 @@ def predictions(model: nn.Module, images: torch.Tensor) -> IntArray:
     return np.concatenate([model(part).argmax(dim=1).numpy() for part in torch.split(images, BATCH)])
 
 
-def deployed(run: Path, data: str) -> dict[str, Any]:
+def deployed(path: Path, data: str) -> dict[str, Any]:
     """One run's network on all test images: masked, converted and in ONNX Runtime."""
-    folder = RunFolder(run)
+    folder = RunFolder(path)
     summary, plan = read_summary(folder), folder.load_plan()
     if summary is None or plan is None:
-        raise ValueError(f"{run} is no finished run with a plan")
+        raise ValueError(f"{path} is no finished run with a plan")
     recipe = replace(read_recipe(folder.recipe_path, [f"data.root={data}"]), engine=EngineRecipe(device="cpu"))
-    setting = Setting(recipe, Engine(recipe.engine))
-    images, labels = test_images(setting)
-    masked = masked_network(setting, folder.model_path)
+    run = Run(recipe, folder)
+    images, labels = test_images(run)
+    masked = masked_network(run, folder.model_path)
     said = {"masked": predictions(masked, images)}
     with tempfile.TemporaryDirectory() as place:
-        converted = ss.convert_(masked_network(setting, folder.model_path), plan)
+        converted = ss.convert_(masked_network(run, folder.model_path), plan)
         ss.save(converted, f"{place}/network.safetensors", plan=plan)
-        loaded = ss.load(f"{place}/network.safetensors", setting.fresh_model()).eval()
+        loaded = ss.load(f"{place}/network.safetensors", run.fresh_model()).eval()
         said["converted"] = predictions(loaded, images)
         report = ss.export(loaded, f"{place}/network.onnx", example_inputs=images[:2])
         (scores,) = ss.OnnxRunner(report.path)(images.numpy())
         said["onnxruntime"] = scores.argmax(axis=1)
     return {
-        "run": run.name,
+        "run": path.name,
         "images": len(images),
         "params": summary.params.after,
         "grouped_layers": sum(layer.num_groups > 1 for layer in plan.layers.values()),

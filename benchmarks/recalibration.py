@@ -15,43 +15,41 @@ from environment import ROOT
 from over_runs import measure_runs
 from torch import nn
 
+from strucspars.convert.recalibration import recalibrate_
 from strucspars.train.checkpoint import load_named
-from strucspars.train.compression import masked_form, recalibrate_
-from strucspars.train.engine import Engine
-from strucspars.train.evaluation import Evaluation
+from strucspars.train.epochs import Evaluation
 from strucspars.train.outcome import read_summary
-from strucspars.train.preparation import SPARSIFIED
 from strucspars.train.recipe import EngineRecipe
 from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.rules import HeldZerosRule
+from strucspars.train.run import SPARSIFIED, Run
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.setting import Setting
 
 
-def without_finetuning(run: Path, data: str) -> dict[str, Any]:
+def without_finetuning(path: Path, data: str) -> dict[str, Any]:
     """Accuracies of a run's network before and after compression, and recalibrated; and what finetuning made of it."""
-    folder = RunFolder(run)
+    folder = RunFolder(path)
     summary, plan = read_summary(folder), folder.load_plan()
     saved = load_named(folder.checkpoints, SPARSIFIED)
     if summary is None or plan is None or saved is None:
-        raise ValueError(f"{run} is no finished run that kept its network after the first stage")
+        raise ValueError(f"{path} is no finished run that kept its network after the first stage")
     recipe = replace(read_recipe(folder.recipe_path, [f"data.root={data}"]), engine=EngineRecipe(device="cpu"))
-    engine = Engine(recipe.engine)
-    setting = Setting(recipe, engine)
-    model = setting.fresh_model()
+    run = Run(recipe, folder)
+    model = run.fresh_model()
     model.load_state_dict(saved["model"])
 
     def top1(network: nn.Module) -> float:
-        return Evaluation(engine, network, setting.test).accuracy().top1
+        return Evaluation(run.engine, network, run.test).accuracy().top1
 
-    row: dict[str, Any] = {"run": run.name, "row": summary.name, "seed": summary.seed}
+    row: dict[str, Any] = {"run": path.name, "row": summary.name, "seed": summary.seed}
     row["before_top1"] = top1(model)
     # The dense network gains too: its statistics run behind weights that still move fast.
     recalibrated = copy.deepcopy(model)
-    recalibrate_(recalibrated, setting.train, engine)
+    recalibrate_(recalibrated, (batch.images for batch in run.train.epoch(1)))
     row["before_recalibrated_top1"] = top1(recalibrated)
-    masked_form(model, plan)
+    HeldZerosRule(model, plan)
     row["compressed_top1"] = top1(model)
-    recalibrate_(model, setting.train, engine)
+    recalibrate_(model, (batch.images for batch in run.train.epoch(1)))
     row["recalibrated_top1"] = top1(model)
     return row | {"finetuned_top1": summary.finetuned.last_top1}
 

@@ -30,10 +30,10 @@ from strucspars.data.batches import ResidentBatches
 from strucspars.data.image_set import Augmentation, ImageSet
 from strucspars.models.cifar import PreactivationResNet
 from strucspars.train.engine import Engine
-from strucspars.train.loss import StageLoss
+from strucspars.train.epochs import EpochRunner, epoch_runner
 from strucspars.train.recipe import EngineRecipe, StageRecipe
 from strucspars.train.rules import SparsifyRule
-from strucspars.train.steps import EpochRunner, TrainingStep, epoch_runner
+from strucspars.train.steps import StageLoss, TrainingStep
 
 BATCH = 64
 STEPS = 300

@@ -14,12 +14,11 @@ from inference_layers import kind
 from over_runs import measure_runs, measured_rows, read_sittings
 
 from strucspars.nn.layers import is_grouped
-from strucspars.train.engine import Engine
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run import Run
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.setting import Setting
 
 OVERRIDES = (
     "model.name=cifar-resnet8",
@@ -66,15 +65,15 @@ def test_the_deployed_network_predicts_what_the_masked_one_does(run: Path) -> No
 
 def test_the_masked_network_is_dense_with_zeros_where_connections_are_gone(run: Path) -> None:
     recipe = read_recipe("demo", OVERRIDES)
-    setting = Setting(recipe, Engine(recipe.engine))
-    masked = deployed_accuracy.masked_network(setting, RunFolder(run).model_path)
+    this_run = Run(recipe, RunFolder(run))
+    masked = deployed_accuracy.masked_network(this_run, RunFolder(run).model_path)
     plan = RunFolder(run).load_plan()
     assert plan is not None
     assert not any(is_grouped(module) for module in masked.modules())
     for name, layer in plan.layers.items():
         zeros = (masked.get_parameter(f"{name}.weight") == 0).all(dim=(2, 3)).double().mean().item()
         assert zeros == pytest.approx(1 - 1 / layer.num_groups)
-    images, labels = deployed_accuracy.test_images(setting)
+    images, labels = deployed_accuracy.test_images(this_run)
     assert len(images) == len(labels) == 450  # of the digits, without what fills the last batch
     expected = masked(images).argmax(dim=1).numpy()
     np.testing.assert_array_equal(deployed_accuracy.predictions(masked, images), expected)

@@ -5,6 +5,7 @@ from strucspars._version import __version__
 from strucspars.convert.compress import compress
 from strucspars.convert.conversion import convert_, mask_, model_plan
 from strucspars.convert.fold import fold
+from strucspars.convert.recalibration import recalibrate_
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import count_macs
 from strucspars.cost.gathers import fold_report
@@ -38,6 +39,7 @@ __all__ = [
     "mask_",
     "model_plan",
     "one_shot_plan",
+    "recalibrate_",
     "register_budget",
     "register_exporter",
     "register_importance",

@@ -127,9 +127,9 @@ def test_a_network_named_for_eval_must_be_the_one_of_the_run(call: Any, finished
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"seconds": 3}, "seconds must be an object, got 3"),
-        ({"converted_top1": "abc"}, "converted_top1 must be a number, got 'abc'"),
-        ({"finetuned": None}, "finetuned must be an object, got None"),
+        ({"seconds": 3}, "seconds: must be a mapping, got 3"),
+        ({"converted_top1": "abc"}, "converted_top1: must be a finite number, got 'abc'"),
+        ({"finetuned": None}, "finetuned: must be an object, got None"),
     ],
 )
 def test_a_damaged_summary_is_one_line_that_names_the_file(
@@ -142,15 +142,15 @@ def test_a_damaged_summary_is_one_line_that_names_the_file(
     folder.write_json(folder.summary_json_path, values | change)
     said = call(command, "runs/damaged")
     assert said.status == 2
-    assert said.err == f"error: runs/damaged/summary.json: a damaged summary: {complaint}\n"
+    assert said.err == f"error: runs/damaged/summary.json: {complaint}\n"
 
 
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"stage": 5}, "stage must be a text, got 5"),
-        ({"stage": "sparsify"}, "epoch must be a whole number, got None"),
-        ({"stage": "sparsify", "epoch": 1, "test_top1": "high"}, "test_top1 must be a number, got 'high'"),
+        ({"stage": 5}, "stage: must be text (numbers in quotes), got 5"),
+        ({"stage": "sparsify"}, "epoch: must be a whole number, got None"),
+        ({"stage": "sparsify", "epoch": 1, "test_top1": "high"}, "test_top1: must be a finite number, got 'high'"),
     ],
 )
 @pytest.mark.parametrize("command", [("summary", "runs/demo"), ("run", "demo"), ("reproduce", "table1", "--list")])
@@ -165,7 +165,7 @@ def test_a_damaged_row_is_one_line_that_names_the_file(
     folder.append_metrics(row)
     said = call(*command)
     assert said.status == 2
-    assert said.err == f"error: {path}/metrics.jsonl, line 2, is damaged: {complaint}\n"
+    assert said.err == f"error: {path}/metrics.jsonl, line 2: {complaint}\n"
 
 
 def test_eval_of_an_unfinished_run_is_an_error(call: Any, finished: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from table2_recipes import write_image_folder
 
 from strucspars.cli.evaluate import accuracy_text
-from strucspars.train.evaluation import Accuracy
+from strucspars.train.epochs import Accuracy
 
 SMALL = "model.name=tiny_networks:small"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from strucspars.cli.errors import StopRequest
-from strucspars.train.stage import RunInterrupted
+from strucspars.train.run import RunInterrupted
 
 # More epochs than could pass while the signal is on its way.
 LONG = ("stage1.epochs=15", "stage2.epochs=1")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from strucspars.cli.console import RunProgress
-from strucspars.train.observer import Observer
+from strucspars.train.observer import RunObserver
 
 ROW = {
     "stage": "sparsify",
@@ -36,7 +36,7 @@ def text_of(console: Console) -> str:
     return console.file.getvalue()
 
 
-def go_through(observer: Observer, run: str, *, epochs: int = 2) -> None:
+def go_through(observer: RunObserver, run: str, *, epochs: int = 2) -> None:
     observer.stage_started(run, "sparsify", epochs=epochs, steps=10, done_epochs=0)
     for epoch in range(1, epochs + 1):
         for step in range(1, 11):
@@ -46,7 +46,7 @@ def go_through(observer: Observer, run: str, *, epochs: int = 2) -> None:
 
 
 def test_progress_is_an_observer() -> None:
-    observer: Observer = RunProgress(plain_console())
+    observer: RunObserver = RunProgress(plain_console())
     assert observer is not None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import sklearn.datasets
 import sklearn.model_selection  # noqa: F401  # imported once for all runs
 
-from strucspars.train.observer import Silence
+from strucspars.train.observer import RunObserver
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe_reading import read_recipe
 
@@ -43,7 +43,7 @@ LONGEST_DELAY_SECONDS = 0.05
 MOST_TRIES = 20
 
 
-class Reporter(Silence):
+class Reporter(RunObserver):
     """Tells the process that will kill this one how far it has come, by a pipe: `stage epoch step`."""
 
     def __init__(self, pipe: int) -> None:

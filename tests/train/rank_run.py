@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from strucspars.data.batches import Batch
-from strucspars.train import stage
-from strucspars.train.compression import recalibrate_
-from strucspars.train.engine import Engine
-from strucspars.train.observer import Silence
+from strucspars.convert.recalibration import recalibrate_
+from strucspars.train import run
+from strucspars.train.observer import RunObserver
 from strucspars.train.pipeline import run_pipeline
-from strucspars.train.recipe import EngineRecipe
 from strucspars.train.recipe_reading import read_recipe
-from strucspars.train.stage import RunInterrupted
+from strucspars.train.run import RunInterrupted
 
 RECIPE = Path(__file__).with_name("small_recipe.yaml")
 RUNS = {
@@ -34,7 +31,7 @@ RUNS = {
 }
 
 
-class Witness(Silence):
+class Witness(RunObserver):
     """Notes a digest of the network that is being trained, after every epoch."""
 
     def __init__(self) -> None:
@@ -53,7 +50,7 @@ def digest(model: nn.Module) -> str:
 
 def stopped_midway(place: Path, name: str, rank: int) -> str:
     """Stop in the middle of an epoch, then go on to the end; a copy of the stopped run is left for others."""
-    stage.STEPS_BETWEEN_AGREEMENTS = 2
+    run.STEPS_BETWEEN_AGREEMENTS = 2
     recipe, path = read_recipe(RECIPE, RUNS[name]), place / f"{name}-midway"
     try:
         run_pipeline(recipe, path, should_stop=lambda: rank == 1)
@@ -65,24 +62,13 @@ def stopped_midway(place: Path, name: str, rank: int) -> str:
     return "not stopped"
 
 
-class SharedBatches:
-    """One batch with a large mean and a small deviation; each process has a mean of its own."""
-
-    steps, batch_size = 1, 4
-
-    def __init__(self, rank: int) -> None:
-        self._mean = 8 + 0.002 * rank
-
-    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
-        images = torch.full((4, 1, 8, 8), self._mean + 0.003)
-        images[:, :, ::2] = self._mean - 0.003
-        yield Batch(images, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool))
-
-
 def recalibrated_statistics(rank: int) -> list[float]:
-    """Mean and variance over the images of all processes."""
+    """Mean and variance over the images of all processes: each has a mean of its own, and a small deviation."""
+    mean = 8 + 0.002 * rank
+    images = torch.full((4, 1, 8, 8), mean + 0.003)
+    images[:, :, ::2] = mean - 0.003
     norm = nn.BatchNorm2d(1)
-    recalibrate_(norm, SharedBatches(rank), Engine(EngineRecipe(device="cpu")))
+    recalibrate_(norm, [images])
     return [norm.get_buffer("running_mean").item(), norm.get_buffer("running_var").item()]
 
 

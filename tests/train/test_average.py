@@ -3,7 +3,7 @@ import copy
 import torch
 from torch import nn
 
-from strucspars.train.average import AveragedModel
+from strucspars.train.steps import AveragedModel
 
 
 def network() -> nn.Sequential:

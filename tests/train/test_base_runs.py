@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from strucspars.train.observer import Observer, Silence
+from strucspars.train.observer import RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import FINETUNE, Recipe
+from strucspars.train.run import RunInterrupted, TrainingDiverged
 from strucspars.train.run_folder import RunFolder
 from strucspars.train.side_by_side import BaseRunFailed, run_side_by_side
-from strucspars.train.stage import RunInterrupted, TrainingDiverged
 
 Recipes = Callable[..., Recipe]
 Comparison = Callable[..., None]
@@ -24,7 +24,7 @@ SHORT = ("stage1.epochs=1", "stage2.epochs=1")
 PATIENCE_SECONDS = 60
 
 
-class Diary(Silence):
+class Diary(RunObserver):
     """Notes what happens, and keeps the finetuning of one run from its end until another run has begun."""
 
     def __init__(self, *, held: str = "", until: str = "") -> None:
@@ -106,7 +106,7 @@ def test_finetuning_begins_when_what_the_first_stage_leaves_is_written(base: Rec
     files = RunFolder(tmp_path / "base").plan_path, tmp_path / "base" / "checkpoints" / "sparsified.pt"
     seen: list[bool] = []
 
-    class Witness(Silence):
+    class Witness(RunObserver):
         def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
             seen.append(all(path.is_file() for path in files))
 
@@ -224,7 +224,7 @@ class Rehearsal:
         self._begins = {name: threading.Event() for name in told}
         self._goes_on = {name: threading.Event() for name in told}
 
-    def __call__(self, recipe: Recipe, path: Path, *, observer: Observer, **options: object) -> None:
+    def __call__(self, recipe: Recipe, path: Path, *, observer: RunObserver, **options: object) -> None:
         self.begun.append(path.name)
         if path.name in self._begins:
             self._begins[path.name].set()

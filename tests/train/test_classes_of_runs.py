@@ -10,8 +10,8 @@ from table2_recipes import write_image_folder
 
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
+from strucspars.train.run import RunInterrupted
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
 Stops = Callable[[int], Callable[[], bool]]

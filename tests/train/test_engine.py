@@ -3,7 +3,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 
 from strucspars.train.engine import Engine
 from strucspars.train.recipe import EngineRecipe

@@ -20,7 +20,7 @@ def test_versions_and_hardware_are_said() -> None:
     assert found["versions"]["strucspars"] == ss.__version__
     assert found["versions"]["numpy"] == np.__version__
     assert found["versions"]["python"] == platform.python_version()
-    assert set(found["versions"]) >= {"torch", "torchvision", "scipy", "lightning"}
+    assert set(found["versions"]) >= {"torch", "torchvision", "scipy", "lightning-fabric"}
     assert found["cores"] == os.cpu_count()
     assert found["system"] == platform.system()
 

@@ -6,7 +6,7 @@ from torch.nn import functional
 from strucspars.data.batches import ResidentBatches
 from strucspars.data.image_set import ImageSet
 from strucspars.train.engine import Engine
-from strucspars.train.evaluation import Evaluation
+from strucspars.train.epochs import Evaluation
 from strucspars.train.recipe import EngineRecipe
 
 CLASSES = 8

@@ -21,14 +21,12 @@ from torchvision.datasets import ImageFolder
 import strucspars as ss
 from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD
 from strucspars.models.catalogue import build_model
-from strucspars.train.engine import Engine
-from strucspars.train.observer import Silence
+from strucspars.train.observer import RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
-from strucspars.train.recipe import EngineRecipe, Recipe
+from strucspars.train.recipe import Recipe
+from strucspars.train.run import Run, RunInterrupted, default_readers
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.setting import Setting, default_readers
-from strucspars.train.stage import RunInterrupted
 
 NETWORK = "small_networks:with_dropout"
 CLASSES, TRAIN_IMAGES, TEST_IMAGES, BATCH_SIZE = 7, 2, 2, 4
@@ -155,7 +153,7 @@ def test_a_broken_image_stops_the_run_by_name_and_repaired_it_goes_on(
     assert rows == [timeless(row) for row in RunFolder(whole[2]).metrics()]
 
 
-class Killing(Silence):
+class Killing(RunObserver):
     """Kills a process that reads images when the first epoch is over."""
 
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
@@ -205,7 +203,7 @@ def test_unless_told_images_are_read_by_no_more_processes_than_there_are_cores(
     options = ("data.name=folder", f"data.root={images}", f"data.image_size={IMAGE_SIZE}", "data.batch_size=2")
     recipe = small_recipe(*options)
     assert recipe.data.workers is None
-    assert Setting(recipe, Engine(EngineRecipe(device="cpu"))).train.steps == 7
+    assert Run(recipe, RunFolder("never made")).train.steps == 7
 
 
 def test_processes_of_torchrun_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +218,8 @@ def test_another_seed_gives_other_crops(small_recipe: Recipes, tmp_path: Path) -
     write_image_folder(tmp_path, num_classes=1)
     (image,) = (tmp_path / "train").rglob("*.png")
     shutil.copy(image, image.with_stem("again"))
-    engine = Engine(EngineRecipe(device="cpu"))
     options = ("data.name=folder", f"data.root={tmp_path}", f"data.image_size={IMAGE_SIZE}", "data.workers=0")
-    settings = [Setting(small_recipe(*options, "data.batch_size=2", f"seed={seed}"), engine) for seed in (1, 1, 2)]
-    crops = [next(iter(setting.train.epoch(1))).images for setting in settings]
+    recipes = [small_recipe(*options, "data.batch_size=2", f"seed={seed}") for seed in (1, 1, 2)]
+    crops = [next(iter(Run(recipe, RunFolder("never made")).train.epoch(1))).images for recipe in recipes]
     assert torch.equal(crops[0], crops[1])
     assert not torch.equal(crops[0], crops[2])

@@ -18,11 +18,12 @@ from torch import nn
 from strucspars.train import checkpoint as checkpoints
 from strucspars.train.engine import Engine
 from strucspars.train.lock import RunFolderBusy
-from strucspars.train.observer import Silence
+from strucspars.train.observer import RunObserver
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
+from strucspars.train.run import RunInterrupted, TrainingDiverged
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.stage import RunInterrupted, Stage, TrainingDiverged
+from strucspars.train.stage import Stage
 
 STEPS = 6
 QUESTIONS_PER_EPOCH = STEPS + 1
@@ -107,12 +108,12 @@ def test_a_run_goes_on_without_knowing_where_it_was_before(
         run_pipeline(recipe, folder.path, should_stop=stop_after(QUESTIONS_PER_EPOCH))
     folder.environment_path.write_text("{")
     run_pipeline(recipe, folder.path)
-    assert "environment.json is not valid JSON" in caplog.text
+    assert "environment.json: is not valid JSON" in caplog.text
     assert "what the run was computed on before is not known" in caplog.text
     assert "earlier" not in folder.read_json(folder.environment_path)
 
 
-class Diary(Silence):
+class Diary(RunObserver):
     """Notes where stages go on from, and how runs end."""
 
     def __init__(self) -> None:
@@ -316,7 +317,7 @@ def check_weights(model: nn.Module) -> None:
         _name="train",
         _model=model,
         _step=SimpleNamespace(sums=torch.ones(2)),
-        _context=SimpleNamespace(engine=engine),
+        _run=SimpleNamespace(engine=engine),
     )
     stage._check_finite = partial(Stage._check_finite, stage)
     Stage._check_weights(stage, 1, 0.1)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from strucspars.train.loss import Distillation, StageLoss
+from strucspars.train.steps import Distillation, StageLoss
 
 
 class Fixed(nn.Module):

@@ -4,8 +4,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from strucspars.models.cifar import PreactivationResNet
-from strucspars.train.engine import CastAtOnce
-from strucspars.train.steps import counters_set_aside
+from strucspars.train.epochs import counters_set_aside
+from strucspars.train.steps import CastAtOnce
 
 
 def losses_and_gradients(

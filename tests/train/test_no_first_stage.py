@@ -13,8 +13,8 @@ from strucspars.train.checkpoint import load_named
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import ModelRecipe, Recipe, StageRecipe
+from strucspars.train.run import RunInterrupted
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
 

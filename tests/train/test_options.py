@@ -13,21 +13,20 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
+from strucspars.convert.recalibration import recalibrate_
 from strucspars.data.batches import Batch
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.models.catalogue import build_model
 from strucspars.train.checkpoint import load_named
-from strucspars.train.compression import masked_form, recalibrate_
 from strucspars.train.engine import Engine
-from strucspars.train.evaluation import Evaluation
-from strucspars.train.loss import StageLoss
+from strucspars.train.epochs import Evaluation
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import EngineRecipe, Recipe, StageRecipe
-from strucspars.train.rules import PlainRule
+from strucspars.train.rules import HeldZerosRule, TrainingRule
+from strucspars.train.run import derived_seed
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.stage import derived_seed
-from strucspars.train.steps import TrainingStep, learning_rates
+from strucspars.train.steps import StageLoss, TrainingStep, learning_rates
 
 Recipes = Callable[..., Recipe]
 SEED = 3
@@ -203,12 +202,13 @@ def test_recalibrated_statistics_are_used_for_the_accuracy_that_is_noted(small_r
     assert plan is not None
     model = network()
     model.load_state_dict(saved["model"])
-    cut = masked_form(model, plan).model
+    HeldZerosRule(model, plan)
     engine, data = Engine(EngineRecipe(device="cpu")), load_data("digits", None)
     test = batches_of(data, training=False, batch_size=128, device=CPU)
-    assert summary.compressed_top1 == Evaluation(engine, cut, test).accuracy().top1
-    recalibrate_(cut, batches_of(data, training=True, batch_size=128, device=CPU, seed=SEED), engine)
-    assert summary.recalibrated_top1 == Evaluation(engine, cut, test).accuracy().top1
+    assert summary.compressed_top1 == Evaluation(engine, model, test).accuracy().top1
+    batches = batches_of(data, training=True, batch_size=128, device=CPU, seed=SEED)
+    recalibrate_(model, (batch.images for batch in batches.epoch(1)))
+    assert summary.recalibrated_top1 == Evaluation(engine, model, test).accuracy().top1
     assert summary.recalibrated_top1 > summary.compressed_top1
 
 
@@ -217,7 +217,7 @@ def test_the_momentum_of_the_steps_is_that_of_the_recipe(momentum: float) -> Non
     model, reference = (nn.Sequential(nn.Flatten(), nn.Linear(12, 3)) for _ in range(2))
     reference.load_state_dict(model.state_dict())
     options = StageRecipe(epochs=1, lr=0.1, momentum=momentum, weight_decay=0.01)
-    step = TrainingStep(Engine(EngineRecipe(device="cpu")), model, options, StageLoss(), PlainRule())
+    step = TrainingStep(Engine(EngineRecipe(device="cpu")), model, options, StageLoss(), TrainingRule())
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum, weight_decay=0.01)
     for seed in range(3):
         images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(seed))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from strucspars.cost.layers import BeforeAfter
-from strucspars.train.evaluation import Accuracy
+from strucspars.train.epochs import Accuracy
 from strucspars.train.outcome import (
     RunSummary,
     StageAccuracy,
@@ -74,26 +74,26 @@ def test_a_summary_may_lack_the_top_5_of_the_saved_network(summary: RunSummary) 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"seconds": 3}, "seconds must be an object, got 3"),
-        ({"seconds": {"train": "long"}}, "seconds.train must be a number, got 'long'"),
-        ({"converted_top1": "abc"}, "converted_top1 must be a number, got 'abc'"),
-        ({"converted_top1": None}, "converted_top1 must be a number, got None"),
-        ({"converted_top1": True}, "converted_top1 must be a number, got True"),
-        ({"target": float("inf")}, "target must be a number, got inf"),
-        ({"target": float("nan")}, "target must be a number, got nan"),
-        ({"target": 10**400}, "target must be a number, got 1000"),
-        ({"seed": 1.5}, "seed must be a whole number, got 1.5"),
-        ({"name": None}, "name must be a text, got None"),
-        ({"params": [1, 2]}, r"params must be an object, got \[1, 2\]"),
-        ({"params": {"before": 3}}, "params.after is missing"),
-        ({"params": {"before": 3, "after": "x"}}, "params.after must be a whole number, got 'x'"),
-        ({"finetuned": None}, "finetuned must be an object, got None"),
-        ({"sparsified": {"last_top1": 0.5}}, "sparsified.last_top5 is missing"),
-        ({"surprise": 1}, "there is no surprise"),
+        ({"seconds": 3}, "seconds: must be a mapping, got 3"),
+        ({"seconds": {"train": "long"}}, "seconds.train: must be a finite number, got 'long'"),
+        ({"converted_top1": "abc"}, "converted_top1: must be a finite number, got 'abc'"),
+        ({"converted_top1": None}, "converted_top1: must be a finite number, got None"),
+        ({"converted_top1": True}, "converted_top1: must be a finite number, got True"),
+        ({"target": float("inf")}, "target: must be a finite number or null, got inf"),
+        ({"target": float("nan")}, "target: must be a finite number or null, got nan"),
+        ({"target": 10**400}, "target: must be a finite number or null, got 1000"),
+        ({"seed": 1.5}, "seed: must be a whole number, got 1.5"),
+        ({"name": None}, "name: must be text .*, got None"),
+        ({"params": [1, 2]}, r"params: must be an object, got \[1, 2\]"),
+        ({"params": {"before": 3}}, "params.after: is missing"),
+        ({"params": {"before": 3, "after": "x"}}, "params.after: must be a whole number, got 'x'"),
+        ({"finetuned": None}, "finetuned: must be an object, got None"),
+        ({"sparsified": {"last_top1": 0.5}}, "sparsified.last_top5: is missing"),
+        ({"surprise": 1}, "surprise: is not known here"),
     ],
 )
 def test_a_summary_with_another_type_is_refused(summary: RunSummary, change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=f"a damaged summary: {complaint}"):
+    with pytest.raises(ValueError, match=f"^the summary: {complaint}"):
         RunSummary.from_json(summary.to_json() | change)
 
 
@@ -104,25 +104,25 @@ def test_a_summary_is_read_from_its_folder(summary: RunSummary, tmp_path: Path) 
     assert read_summary(folder) == summary
     for text in ("null", "[]", '{"version": 2}'):
         folder.summary_json_path.write_text(text)
-        with pytest.raises(ValueError, match=r"summary\.json: not a summary of version 1"):
+        with pytest.raises(ValueError, match=r"summary\.json: (must be an object|version: must be 1)"):
             read_summary(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"stage": 5}, "stage must be a text, got 5"),
-        ({"epoch": 1.5}, "epoch must be a whole number, got 1.5"),
-        ({"test_top5": None}, "test_top5 must be a number, got None"),
-        ({"seconds": [1]}, r"seconds must be a number, got \[1\]"),
-        ({"removed_fraction": "much"}, "removed_fraction must be a number, got 'much'"),
+        ({"stage": 5}, "stage: must be text .*, got 5"),
+        ({"epoch": 1.5}, "epoch: must be a whole number, got 1.5"),
+        ({"test_top5": None}, "test_top5: must be a finite number, got None"),
+        ({"seconds": [1]}, r"seconds: must be a finite number, got \[1\]"),
+        ({"removed_fraction": "much"}, "removed_fraction: must be a finite number or null, got 'much'"),
     ],
 )
 def test_a_row_with_another_type_is_refused(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for row in (*ROWS, ROWS[0] | change):
         folder.append_metrics(row)
-    with pytest.raises(ValueError, match=f"metrics.jsonl, line 5, is damaged: {complaint}"):
+    with pytest.raises(ValueError, match=f"metrics.jsonl, line 5: {complaint}"):
         read_metrics(folder)
     folder.rewind_metrics(4)
     assert read_metrics(folder) == ROWS

@@ -1,12 +1,12 @@
 """From a recipe to a finished folder: what is in it, how runs build on each other, and what is refused."""
 
+import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,13 @@ from strucspars.nn.layers import kept_connections
 from strucspars.prune.narrowing import ChannelSelection, load_slimmed
 from strucspars.train import methods, pipeline
 from strucspars.train.checkpoint import load_named
-from strucspars.train.engine import Engine
-from strucspars.train.observer import Silence
+from strucspars.train.observer import RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
-from strucspars.train.recipe import EngineRecipe, Recipe
+from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import read_recipe
+from strucspars.train.run import Run, RunInterrupted, derived_seed
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.setting import Setting
-from strucspars.train.stage import RunInterrupted, derived_seed
 
 Recipes = Callable[..., Recipe]
 IMAGE_SHAPE = (3, 16, 16)
@@ -43,7 +41,7 @@ IMAGE_SHAPE = (3, 16, 16)
 STANDSTILL = ("stage2.epochs=1", "stage2.lr=1e-30", "stage2.weight_decay=0")
 
 
-class Listener(Silence):
+class Listener(RunObserver):
     """Remembers which stages it was told of."""
 
     def __init__(self) -> None:
@@ -306,44 +304,19 @@ def test_a_dense_run_is_the_second_stage_alone(small_recipe: Recipes, tmp_path: 
     assert losses == sorted(losses, reverse=True)
 
 
-def test_the_faster_form_is_measured_once_and_remembered(
-    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("remembered", [None, "masked"])
+def test_on_a_cpu_finetuning_is_grouped_unless_the_folder_remembers_another_form(
+    remembered: str | None, small_recipe: Recipes, tmp_path: Path
 ) -> None:
-    recipe = small_recipe("finetune.form=auto")
-    measured = []
-
-    def milliseconds(*arguments: object) -> dict[str, float]:
-        measured.append(arguments)
-        return {"masked": 2.0, "grouped": 1.0}
-
-    monkeypatch.setattr(pipeline, "form_milliseconds", milliseconds)
-    questions = iter(range(100))
-    with pytest.raises(RunInterrupted, match="in epoch 1 of finetune"):
-        run_pipeline(recipe, tmp_path / "run", should_stop=lambda: next(questions) >= 16)
-    folder = RunFolder(tmp_path / "run")
-    decisions = json.loads(folder.decisions_path.read_text())
-    assert decisions == {"finetune_form": "grouped", "form_milliseconds": {"masked": 2.0, "grouped": 1.0}}
-    assert run_pipeline(recipe, tmp_path / "run").finetune_form == "grouped"
-    assert len(measured) == 1
-
-
-def test_a_run_killed_while_it_noted_its_decision_goes_on(
-    small_recipe: Recipes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = small_recipe("finetune.form=auto", "stage1.epochs=1", "stage2.epochs=1")
-    remember = RunFolder.remember
-    notes: list[str] = []
-
-    def die_at_the_second(self: RunFolder, key: str, value: object) -> None:
-        notes.append(key)
-        if len(notes) == 2:
-            raise KeyboardInterrupt
-        remember(self, key, value)
-
-    monkeypatch.setattr(RunFolder, "remember", die_at_the_second)
-    with pytest.raises(KeyboardInterrupt):
-        run_pipeline(recipe, tmp_path / "run")
-    assert run_pipeline(recipe, tmp_path / "run").finetune_form in ("masked", "grouped")
+    recipe, folder = small_recipe("finetune.form=auto", "stage1.epochs=1", "stage2.epochs=1"), RunFolder(tmp_path)
+    # Six steps and the end of the epoch.
+    questions = itertools.count(1)
+    with pytest.raises(RunInterrupted, match="after epoch 1 of sparsify"):
+        run_pipeline(recipe, tmp_path, should_stop=lambda: next(questions) >= 7)
+    if remembered is not None:
+        folder.remember("finetune_form", remembered)
+    assert run_pipeline(recipe, tmp_path).finetune_form == (remembered or "grouped")
+    assert json.loads(folder.decisions_path.read_text()) == {"finetune_form": remembered or "grouped"}
 
 
 def test_a_layer_that_takes_no_part_does_not_stop_a_run(small_recipe: Recipes, tmp_path: Path) -> None:
@@ -420,9 +393,8 @@ def test_a_saved_network_that_is_not_the_trained_one_is_noticed(
 def test_only_rounding_may_lie_between_the_saved_network_and_the_trained_one(
     loss: float, trained_loss: float, is_same: bool, tmp_path: Path
 ) -> None:
-    run: Any = SimpleNamespace(_folder=RunFolder(tmp_path / "run"))
     with nullcontext() if is_same else pytest.raises(RuntimeError, match="is not the network that was trained"):
-        pipeline._Run._check_deployed(run, loss, trained_loss)
+        pipeline._check_deployed(tmp_path / "model.safetensors", loss, trained_loss)
 
 
 @pytest.mark.parametrize("norm", ["l1", "l2"])
@@ -485,8 +457,8 @@ def test_the_accuracy_before_compression_is_that_of_the_first_stages_end(base: R
 
 
 def test_another_seed_gives_other_batches(small_recipe: Recipes) -> None:
-    engine = Engine(EngineRecipe(device="cpu"))
-    first = [next(iter(Setting(small_recipe(f"seed={seed}"), engine).train.epoch(1))) for seed in (3, 3, 4)]
+    runs = [Run(small_recipe(f"seed={seed}"), RunFolder("never made")) for seed in (3, 3, 4)]
+    first = [next(iter(run.train.epoch(1))) for run in runs]
     assert torch.equal(first[0].labels, first[1].labels)
     assert torch.equal(first[0].images, first[1].images)
     assert not torch.equal(first[0].labels, first[2].labels)

@@ -8,8 +8,8 @@ from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_identity import changes, check_same_run, protocol, without_place
 from strucspars.train.recipe_reading import recipe_yaml
+from strucspars.train.run import RunInterrupted
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
 SHORT = ("kind=dense", "stage2.epochs=2", "data.batch_size=256")

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from strucspars.train import pipeline
+from strucspars.data.catalogue import load_data
 from strucspars.train.lock import RunFolderBusy
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
+from strucspars.train.run import RunInterrupted
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.setting import Setting
 from strucspars.train.side_by_side import run_side_by_side
-from strucspars.train.stage import RunInterrupted
 
 Recipes = Callable[..., Recipe]
 REFUSED = {
@@ -144,14 +143,14 @@ def test_of_two_that_begin_at_once_the_later_is_refused_and_disturbs_nothing(
 ) -> None:
     recipe, left = small_recipe("kind=dense", "stage2.epochs=1"), {}
 
-    def overtaken(*arguments: Any) -> Setting:
+    def overtaken(*arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
         with contextlib.suppress(RunInterrupted):
             run_pipeline(recipe, tmp_path / "run", should_stop=lambda: is_stopped)
         left.update(contents(tmp_path))
-        return Setting(*arguments)
+        return load_data(*arguments, **options)
 
-    monkeypatch.setattr(pipeline, "Setting", overtaken)
+    monkeypatch.setattr("strucspars.train.run.load_data", overtaken)
     with pytest.raises(RunFolderBusy, match=f"another process has just begun a run in {tmp_path / 'run'}; wait for it"):
         run_pipeline(recipe, tmp_path / "run")
     assert contents(tmp_path) == left != {}
@@ -163,7 +162,7 @@ def test_a_busy_folder_is_refused_before_data_and_networks_take_up_memory(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    monkeypatch.setattr(pipeline, "Setting", None)
+    monkeypatch.setattr("strucspars.train.run.load_data", None)
     with folder.locked(), pytest.raises(RunFolderBusy):
         run_pipeline(small_recipe(), folder.path)
 
@@ -173,7 +172,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_data_are_read(
 ) -> None:
     # Not by taking the right away: the administrator may write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    monkeypatch.setattr(pipeline, "Setting", None)
+    monkeypatch.setattr("strucspars.train.run.load_data", None)
     with pytest.raises(PermissionError, match=r"cannot make the run folder .*run: Permission denied; give yourself"):
         run_pipeline(small_recipe(), tmp_path / "run")
 

@@ -13,8 +13,7 @@ from strucspars.core.importance import Norm
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import kept_connections
 from strucspars.sparsify.sparsifier import EpochReport
-from strucspars.train.compression import FORMS, TrainableForm
-from strucspars.train.rules import HeldZerosRule, PlainRule, SlimmingRule, SparsifyRule
+from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
 
 STEPS = 5
 
@@ -77,8 +76,12 @@ def test_held_zeros_train_as_masked_layers_do(held: nn.Module, plan: ss.Grouping
 
 @pytest.mark.parametrize("form", ["masked", "grouped"])
 def test_either_form_trains_the_same_function(held: nn.Module, plan: ss.GroupingPlan, form: str) -> None:
-    trainable: TrainableForm = FORMS[form](network(), plan)  # type: ignore[index]  # a literal, but for the checker
-    small = trained(trainable.model, trainable.rule.add_gradient_)
+    model, rule = network(), TrainingRule()
+    if form == "masked":
+        rule = HeldZerosRule(model, plan)
+    else:
+        ss.convert_(model, plan)
+    small = trained(model, rule.add_gradient_)
     images = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(small(images), held(images), rtol=0, atol=1e-4)
     params = sum(parameter.numel() for parameter in small.parameters())
@@ -106,7 +109,7 @@ def test_a_plan_without_groups_holds_nothing() -> None:
     layer = ss.LayerPlan(group_level=1, out_perm=np.arange(16), in_perm=np.arange(3), weight_shape=(16, 3, 3, 3))
     model, other = network(), network()
     trained(model, HeldZerosRule(model, ss.GroupingPlan({"0": layer})).add_gradient_)
-    torch.testing.assert_close(model.state_dict(), trained(other, PlainRule().add_gradient_).state_dict())
+    torch.testing.assert_close(model.state_dict(), trained(other, TrainingRule().add_gradient_).state_dict())
 
 
 def sparsify_rule(model: nn.Module) -> tuple[SparsifyRule, ss.Sparsifier]:

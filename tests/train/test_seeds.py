@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
-from strucspars.train.stage import derived_seed
+from strucspars.train.run import derived_seed
 from strucspars.train.steps import TrainingStep
 
 Recipes = Callable[..., Recipe]

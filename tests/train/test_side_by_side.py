@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from strucspars.train.engine import Engine
-from strucspars.train.observer import Observer, Silence
+from strucspars.train.observer import RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import EngineRecipe, Recipe
+from strucspars.train.run import RunInterrupted, TrainingDiverged
 from strucspars.train.side_by_side import run_side_by_side
-from strucspars.train.stage import RunInterrupted, TrainingDiverged
 
 Recipes = Callable[..., Recipe]
 Comparison = Callable[..., None]
@@ -85,11 +85,11 @@ def test_runs_get_what_they_share_and_no_more_than_asked_for_go_on_at_once(
     active, most = 0, 0
     lock = threading.Lock()
 
-    class Listener(Silence):
+    class Listener(RunObserver):
         def run_started(self, run: str) -> None:
             heard.append(run)
 
-    def noted(recipe: Recipe, path: Path, *, observer: Observer, **options: object) -> None:
+    def noted(recipe: Recipe, path: Path, *, observer: RunObserver, **options: object) -> None:
         nonlocal active, most
         with lock:
             active += 1

@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from strucspars.train.engine import Engine
-from strucspars.train.loss import Distillation, StageLoss
+from strucspars.train.epochs import TEACHER_BATCHES, epoch_targets
 from strucspars.train.recipe import EngineRecipe, StageRecipe
-from strucspars.train.rules import PlainRule
-from strucspars.train.steps import BATCHES_PER_QUESTION, TrainingStep, epoch_targets
+from strucspars.train.rules import TrainingRule
+from strucspars.train.steps import Distillation, StageLoss, TrainingStep
 
 
 def network() -> nn.Module:
@@ -18,10 +18,10 @@ def network() -> nn.Module:
 
 
 def training_step(loss: StageLoss) -> TrainingStep:
-    return TrainingStep(Engine(EngineRecipe(device="cpu")), network(), StageRecipe(epochs=1), loss, PlainRule())
+    return TrainingStep(Engine(EngineRecipe(device="cpu")), network(), StageRecipe(epochs=1), loss, TrainingRule())
 
 
-@pytest.mark.parametrize("steps", [1, BATCHES_PER_QUESTION, 2 * BATCHES_PER_QUESTION + 1])
+@pytest.mark.parametrize("steps", [1, TEACHER_BATCHES, 2 * TEACHER_BATCHES + 1])
 @pytest.mark.parametrize("batch_size", [2, 7])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_the_targets_of_an_epoch_are_those_of_its_batches(

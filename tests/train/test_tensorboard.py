@@ -14,8 +14,8 @@ from strucspars.train.observer import LARGEST_SIDE, _picture
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
 from strucspars.train.rules import PICTURED_LAYERS
+from strucspars.train.run import RunInterrupted
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.stage import RunInterrupted
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -11,7 +11,7 @@ import torch
 
 from strucspars._version import __version__
 
-_PACKAGES = ("torch", "torchvision", "numpy", "scipy", "lightning")
+_PACKAGES = ("torch", "torchvision", "numpy", "scipy", "lightning-fabric")
 _RUNTIMES = ("onnx", "onnxscript", "onnxruntime", "openvino")
 # The widest of these decides how fast float32 can be.
 _VECTOR_UNITS = ("avx512f", "avx2", "avx", "asimd")

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from strucspars.io.files import followed
+from strucspars.train.observer import RunObserver
 
 ImageShape = tuple[int, int, int]
 
@@ -225,7 +226,7 @@ class _Line:
         return done / elapsed, (self.epochs * self.steps - position) * elapsed / done
 
 
-class RunProgress:
+class RunProgress(RunObserver):
     """Shows the progress of runs: a moving line for each on a terminal, else a line per epoch. Any thread may report.
 
     Args:
@@ -296,9 +297,6 @@ class RunProgress:
                 line.updated = now
                 position = (epoch - 1) * line.steps + step
                 self._show(line, position, epoch, line.pace(position))
-
-    def matrices_seen(self, run: str, matrices: Mapping[str, Any]) -> None:
-        """Ignore the importance matrices: a line of text cannot show them."""
 
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         """Show the metrics of an epoch, or of the compression."""

@@ -170,7 +170,7 @@ _ARGUMENT_ERROR: type[BaseException] = typer.BadParameter.__mro__[2]
 _TABLE: tuple[tuple[tuple[type[BaseException], ...] | str, int, Callable[[BaseException], str]], ...] = (
     ((_ARGUMENT_ERROR,), WRONG_USE, _argument_words),
     ("torch.OutOfMemoryError", FAILED, _memory_words),
-    ("strucspars.train.stage.TrainingDiverged", FAILED, _one_line),
+    ("strucspars.train.run.TrainingDiverged", FAILED, _one_line),
     ("strucspars.train.side_by_side.BaseRunFailed", FAILED, _one_line),
     ((ImportError,), WRONG_USE, _import_words),
     ((ValueError, *_NOT_THERE), WRONG_USE, _one_line),

@@ -10,7 +10,7 @@ import typer
 from strucspars.cli.console import Debug, Json, Output, complete_key, examples
 
 if TYPE_CHECKING:
-    from strucspars.train.evaluation import Accuracy
+    from strucspars.train.epochs import Accuracy
 
 CHANGEABLE = ("data.", "engine.")
 NAMING = "model.name="
@@ -46,29 +46,29 @@ def evaluate(
     from dataclasses import asdict, replace
 
     from strucspars.cli.networks import READERS, check_named, finished_summary
-    from strucspars.train.engine import Engine
-    from strucspars.train.evaluation import Evaluation
+    from strucspars.train.engine import lost_processes_explained
+    from strucspars.train.epochs import Evaluation
     from strucspars.train.recipe_reading import read_recipe
+    from strucspars.train.run import Run
     from strucspars.train.run_folder import RunFolder
-    from strucspars.train.setting import Setting
 
     names = [override.removeprefix(NAMING) for override in overrides or [] if override.startswith(NAMING)]
     changes = [override for override in overrides or [] if not override.startswith(NAMING)]
     for change in changes:
         if not change.startswith(CHANGEABLE):
             raise ValueError(f"{change!r}: eval takes a finished network as it is; only data.* and engine.* can change")
-    run = RunFolder(folder)
-    recorded_top1 = None if run.is_one_shot else finished_summary(run).converted_top1
-    recipe = read_recipe(run.recipe_path, changes)
-    check_named(run, recipe.model.name, named=names[-1] if names else None, option=NAMING)
+    run_folder = RunFolder(folder)
+    recorded_top1 = None if run_folder.is_one_shot else finished_summary(run_folder).converted_top1
+    recipe = read_recipe(run_folder.recipe_path, changes)
+    check_named(run_folder, recipe.model.name, named=names[-1] if names else None, option=NAMING)
     # For a single pass, capturing a CUDA graph costs more than it saves.
-    engine = Engine(replace(recipe.engine, cuda_graph=False))
-    setting = Setting(recipe, engine)
-    setting.check_classes_of(run)
-    model = engine.placed(READERS[recipe.kind](run.model_path, setting.fresh_model()))
-    accuracy = Evaluation(engine, model, setting.test).accuracy()
+    run = Run(replace(recipe, engine=replace(recipe.engine, cuda_graph=False)), run_folder)
+    run.check_classes_of(run_folder)
+    model = run.engine.placed(READERS[recipe.kind](run_folder.model_path, run.fresh_model()))
+    with lost_processes_explained():
+        accuracy = Evaluation(run.engine, model, run.test).accuracy()
     Output(as_json=as_json).outcome(
-        accuracy_text(run.model_path, recipe.data.name, accuracy, recorded_top1),
+        accuracy_text(run_folder.model_path, recipe.data.name, accuracy, recorded_top1),
         {"folder": str(folder), "data": recipe.data.name, **asdict(accuracy), "recorded_top1": recorded_top1},
     )
 

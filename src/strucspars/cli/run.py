@@ -273,7 +273,7 @@ def _solver_workers(recipe: Recipe) -> int:
 
 
 def _check_not_interrupted(outcomes: Outcomes, stop: StopRequest) -> None:
-    from strucspars.train.stage import RunInterrupted
+    from strucspars.train.run import RunInterrupted
 
     interrupted = {path: error for path, error in outcomes.items() if isinstance(error, RunInterrupted)}
     if interrupted:

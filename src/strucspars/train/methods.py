@@ -1,15 +1,13 @@
-"""The two ways to make a network smaller: structured sparsification, and the baseline it is compared with."""
+"""What the kinds of runs do: structured sparsification, Network Slimming as its baseline, and dense training."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, final
 
 import numpy as np
-import torch
 from torch import nn
 
+from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
 from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, plan_hash, save
@@ -19,131 +17,135 @@ from strucspars.prune.narrowing import ChannelSelection, load_slimmed, save_slim
 from strucspars.prune.slimming import select_channels
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import Sparsifier
-from strucspars.train.compression import FORMS, TrainableForm, ablation_plan, masked_form, with_fresh_weights
-from strucspars.train.recipe import SLIM, SPARSIFY, Form, Kind, Recipe
+from strucspars.train.epochs import CAPTURE_LOCK
+from strucspars.train.recipe import FINETUNE, SLIM, SPARSIFY, TRAIN, Form, Kind, Recipe
 from strucspars.train.recipe_identity import first_stage_changes
-from strucspars.train.rules import PlainRule, SlimmingRule, SparsifyRule, TrainingRule
+from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
+from strucspars.train.run import Run
 from strucspars.train.run_folder import RunFolder
-from strucspars.train.steps import CAPTURE_LOCK
+
+FORMS: tuple[Form, ...] = ("masked", "grouped")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Workshop:
-    """What a method works with.
-
-    Attributes:
-        build: makes the recipe's network with fresh weights, on the device.
-        build_other: the same with other fresh weights.
-        example: one image of zeros, to count operations with.
-        steps_per_epoch: optimizer steps.
-        executor: workers that learn channel orders, if any.
-        is_first: whether this process writes files.
-        is_resumed: whether there is a checkpoint to go on from.
-    """
-
-    recipe: Recipe
-    folder: RunFolder
-    build: Callable[[], nn.Module]
-    build_other: Callable[[], nn.Module]
-    example: torch.Tensor
-    steps_per_epoch: int
-    executor: Executor | None
-    is_first: bool
-    is_resumed: bool
-
-
-class Deployment(Protocol):
-    """How a network is trained last, saved, and read back.
+class Method:
+    """How a network is trained, made smaller, saved and read back. The last stage of all methods is alike.
 
     Attributes:
-        plan: of the groups; None where there are none.
-        decision_path: where it is written what stays of the network; None where all of it does.
+        first_stage: name of the stage before the compression; None where nothing is compressed.
+        last_stage: name of the stage that ends in the saved network.
+        is_cut_trainable: whether the last stage can go on from what `cut_` returns.
+        decision_path: the file that says what remains of the network; None where all does.
+        form: how grouped layers are trained in the last stage; None where there are none.
     """
 
-    plan: GroupingPlan | None
-    decision_path: Path | None
+    first_stage: str | None = None
+    last_stage = FINETUNE
+    is_cut_trainable = False
+    decision_path: Path | None = None
+    form: Form | None = None
 
-    def decision_digest(self) -> str | None:
-        """SHA-256 of what stays, by which a stage knows the decision that it began with; None where all of it does."""
-
-    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
-        """The network as the last stage trains it."""
-
-    def finish(self, model: nn.Module) -> nn.Module:
-        """The trained network as it is deployed; writes it to the folder."""
-
-    def reload(self) -> nn.Module:
-        """The deployed network, read from the folder."""
-
-
-class CompressionMethod(Deployment, Protocol):
-    """Trains a network so that much of it can go, decides what goes, and lets it go."""
-
-    first_stage: str
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     def first_rule(self, model: nn.Module) -> TrainingRule | None:
-        """What the first stage does in every step and after every epoch; None where another run has trained it.
-
-        What cannot work is refused here; nothing is written.
-        """
+        """The rule of the first stage; None where another run has trained it. Refuses what cannot work."""
+        raise NotImplementedError
 
     def note_start(self) -> None:
-        """Write down what the network is like before the first stage."""
+        """Record the network before the first stage."""
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
-        """Decide what goes and write it down; returns what the metrics should say about it."""
+        """Decide what to remove and write it down; returns entries for the metrics."""
+        raise NotImplementedError
 
     def recall(self) -> None:
-        """Take the decision from the folder."""
+        """Read the decision from the folder."""
+
+    def decision_digest(self) -> str | None:
+        """SHA-256 of the decision; None where everything remains."""
+        return None
 
     def cut_(self, model: nn.Module) -> nn.Module:
-        """Drop what goes from a trained network, for a look at it before finetuning."""
+        """Remove what was decided from a trained network, to evaluate it before finetuning."""
+        raise NotImplementedError
+
+    def trainable(self, model: nn.Module) -> tuple[nn.Module, TrainingRule]:
+        """The network of the last stage, and its rule."""
+        return model, TrainingRule()
+
+    def finish_(self, model: nn.Module) -> None:
+        """Make the trained network the deployed one and save it."""
+        if self._run.engine.is_first:
+            save(model, self._run.folder.model_path)
+
+    def reload(self) -> nn.Module:
+        """Read the saved network back."""
+        return load(self._run.folder.model_path, self._run.fresh_model())
 
 
-class StructuredSparsification:
+@final
+class DenseTraining(Method):
+    """No compression: the network that the others are compared with."""
+
+    last_stage = TRAIN
+
+
+@final
+class StructuredSparsification(Method):
     """The paper's method."""
 
     first_stage = SPARSIFY
+    # Zeroed, the network is still dense.
+    is_cut_trainable = True
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.decision_path = run.folder.plan_path
         self._sparsifier: Sparsifier | None = None
-        self._plan_of_another_run: GroupingPlan | None = None
-        self.plan: GroupingPlan | None = None
-        self.decision_path: Path | None = workshop.folder.plan_path
+        self._learned: GroupingPlan | None = None
+        self._plan: GroupingPlan | None = None
+
+    @property
+    def plan(self) -> GroupingPlan:
+        """The plan that was decided or recalled."""
+        assert self._plan is not None, "decide or recall comes first"
+        return self._plan
 
     def first_rule(self, model: nn.Module) -> TrainingRule | None:
-        """The structured penalty; learns the first channel orders, unless another run has."""
-        recipe = self._workshop.recipe
-        if recipe.sparsify.from_run is not None:
-            self._plan_of_another_run = _learned_plan(recipe, recipe.sparsify.from_run)
+        """The structured penalty; learns the first channel orders."""
+        run = self._run
+        if run.recipe.sparsify.from_run is not None:
+            self._learned = _plan_of_run(run.recipe, run.recipe.sparsify.from_run)
             return None
         # Counting operations sets the random state aside, from which other threads may be drawing weights.
         with CAPTURE_LOCK:
             self._sparsifier = Sparsifier(
                 model,
-                recipe.sparsify_config(steps_per_epoch=self._workshop.steps_per_epoch),
-                example_inputs=self._workshop.example,
-                executor=self._workshop.executor,
+                run.recipe.sparsify_config(steps_per_epoch=run.train.steps),
+                example_inputs=run.example,
+                executor=run.executor,
             )
         return SparsifyRule(self._sparsifier)
 
     def note_start(self) -> None:
-        """The importance of what training starts from, once."""
-        if not self._workshop.is_resumed:
+        """Save the importance of the first weights."""
+        if self._run.checkpoint is None:
             self._store_importance("start")
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
-        """Search the threshold that meets the target, from the weights as they are now."""
-        learned = self._plan_of_another_run
+        """Search the threshold that meets the target with the present weights."""
+        learned = self._learned
         if learned is None:
             assert self._sparsifier is not None
             self._store_importance("end")
             learned = self._sparsifier.plan()
-        recipe = self._workshop.recipe
-        self.plan = ablation_plan(learned, recipe.finetune.ablation, seed=recipe.seed)
-        if self._workshop.is_first:
-            self._workshop.folder.save_plan(self.plan)
+        ablation = self._run.recipe.finetune.ablation
+        if ablation == "finetune" or ablation == "from-scratch":
+            self._plan = learned
+        else:
+            self._plan = reordered_plan(learned, ablation, seed=self._run.recipe.seed)
+        if self._run.engine.is_first:
+            self._run.folder.save_plan(self._plan)
         return {
             "min_kept_norm": learned.min_kept_norm,
             "removed_param_fraction": learned.removed_param_fraction,
@@ -151,56 +153,69 @@ class StructuredSparsification:
         }
 
     def recall(self) -> None:
-        """Take the plan from the folder."""
-        self.plan = self._workshop.folder.load_plan()
-        if self.plan is None:
-            raise ValueError(f"{self._workshop.folder.plan_path} is missing, but the finetuning has begun; restore it")
+        """Read the plan."""
+        self._plan = self._run.folder.load_plan()
+        if self._plan is None:
+            raise ValueError(f"{self.decision_path} is missing, but the finetuning has begun; restore it")
 
     def decision_digest(self) -> str:
         """Of groups and orders."""
-        return plan_hash(self._decided())
+        return plan_hash(self.plan)
 
     def cut_(self, model: nn.Module) -> nn.Module:
-        """Zero what the plan prunes."""
-        return masked_form(model, self._decided()).model
-
-    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
-        """Masked or grouped, with inherited or fresh weights."""
-        plan = self._decided()
-        if self._workshop.recipe.finetune.ablation != "finetune":
-            model = with_fresh_weights(self._workshop.build_other, plan)
-        assert form is not None
-        return FORMS[form](model, plan)
-
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Real group convolutions, saved with their plan."""
-        convert_(model, self._decided())
-        if self._workshop.is_first:
-            save(model, self._workshop.folder.model_path, plan=self._decided())
+        """Zero the weights that the plan prunes."""
+        HeldZerosRule(model, self.plan)
         return model
 
-    def reload(self) -> nn.Module:
-        """Read the saved network back."""
-        return load(self._workshop.folder.model_path, self._workshop.build())
+    def trainable(self, model: nn.Module) -> tuple[nn.Module, TrainingRule]:
+        """Masked or grouped, with inherited or fresh weights."""
+        if self._run.recipe.finetune.ablation != "finetune":
+            model = self._run.fresh_model("fresh weights of the ablation")
+            rescale_fresh_weights_(model, self.plan)
+        self.form = finetuning_form(self._run)
+        if self.form == "masked":
+            return model, HeldZerosRule(model, self.plan)
+        return convert_(model, self.plan), TrainingRule()
 
-    def _decided(self) -> GroupingPlan:
-        assert self.plan is not None, "decide or recall comes first"
-        return self.plan
+    def finish_(self, model: nn.Module) -> None:
+        """Convert to group convolutions, and save them with their plan."""
+        convert_(model, self.plan)
+        if self._run.engine.is_first:
+            save(model, self._run.folder.model_path, plan=self.plan)
 
     def _store_importance(self, moment: str) -> None:
-        """The importance matrices as a report shows them; half precision is plenty for a picture."""
-        path = self._workshop.folder.importance / f"{moment}.npz"
-        if not self._workshop.is_first or self._sparsifier is None:
+        """Save importance matrices and shapes of the layers for the report; half precision does for a picture."""
+        run = self._run
+        if not run.engine.is_first or self._sparsifier is None:
             return
         layers = self._sparsifier.selection.layers
-        name = self._workshop.recipe.sparsify.importance
-        save_arrays(path, {layer.name: importance_of(layer, name).astype(np.float16) for layer in layers})
+        importance = run.recipe.sparsify.importance
+        matrices = {layer.name: importance_of(layer, importance).astype(np.float16) for layer in layers}
+        save_arrays(run.folder.importance / f"{moment}.npz", matrices)
         shapes = [{"name": layer.name, "weight_shape": list(layer.weight_shape)} for layer in layers]
-        self._workshop.folder.write_json(self._workshop.folder.path / "layers.json", shapes)
+        run.folder.write_json(run.folder.path / "layers.json", shapes)
 
 
-def _learned_plan(recipe: Recipe, source: str) -> GroupingPlan:
-    """The plan that the run in `source` has learned in a first stage as the recipe's."""
+def finetuning_form(run: Run) -> Form:
+    """Masked or grouped, as the recipe says; `auto` is masked on a GPU and grouped on a CPU (decision 17).
+
+    The folder remembers the choice: rounding differs between the forms, so a run that changed it would be another run.
+    """
+    wanted = run.recipe.finetune.form
+    if wanted != "auto":
+        return wanted
+    form: Form | None = run.engine.shared(run.folder.remembered("finetune_form") if run.engine.is_first else None)
+    if form is None:
+        form = "masked" if run.engine.device.type == "cuda" else "grouped"
+        if run.engine.is_first:
+            run.folder.remember("finetune_form", form)
+    if form not in FORMS:
+        raise ValueError(f"{run.folder.decisions_path}: finetune_form must be masked or grouped, got {form!r}")
+    return form
+
+
+def _plan_of_run(recipe: Recipe, source: str) -> GroupingPlan:
+    """The plan that another run has learned in a first stage that this recipe asks for too."""
     folder = RunFolder(Path(source).expanduser())
     plan = folder.load_plan()
     if plan is None:
@@ -218,99 +233,70 @@ def _learned_plan(recipe: Recipe, source: str) -> GroupingPlan:
     return plan
 
 
-class NetworkSlimming:
+@final
+class NetworkSlimming(Method):
     """Liu et al. (2017): the baseline of the paper's tables."""
 
     first_stage = SLIM
-    plan: GroupingPlan | None = None
 
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
-        self._path = workshop.folder.path / "selection.json"
-        self.decision_path: Path | None = self._path
-        self.selection: ChannelSelection | None = None
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._path = self.decision_path = run.folder.path / "selection.json"
+        self._selection: ChannelSelection | None = None
+
+    @property
+    def selection(self) -> ChannelSelection:
+        """The selection that was decided or recalled."""
+        assert self._selection is not None, "decide or recall comes first"
+        return self._selection
 
     def first_rule(self, model: nn.Module) -> TrainingRule:
         """L1 on the batch-norm scales."""
-        options = self._workshop.recipe.slimming
-        # A network or a target that does not do fails here, not when the training is over.
+        options = self._run.recipe.slimming
+        # Refuse an unsuitable network or target now, not after the training.
         select_channels(model, target=options.target)
         return SlimmingRule(model, options.strength)
 
-    def note_start(self) -> None:
-        """Nothing that a report would show."""
-
     def decide(self, model: nn.Module) -> dict[str, Any]:
-        """One threshold for all batch-norm scales that meets the target."""
-        # Counting operations sets the random state aside, from which other threads may be drawing weights.
+        """Search one threshold for all batch-norm scales that meets the target."""
+        # As for the sparsifier.
         with CAPTURE_LOCK:
-            target, example = self._workshop.recipe.slimming.target, self._workshop.example
-            self.selection = select_channels(model, target=target, example_inputs=example)
-        if self._workshop.is_first:
+            target, example = self._run.recipe.slimming.target, self._run.example
+            self._selection = select_channels(model, target=target, example_inputs=example)
+        if self._run.engine.is_first:
             write_text(self._path, self.selection.to_json() + "\n")
         return {"removed_channel_fraction": self.selection.removed_channel_fraction}
 
     def recall(self) -> None:
-        """Take the selection from the folder."""
+        """Read the selection."""
         if not self._path.exists():
             raise ValueError(f"{self._path} is missing, but the finetuning has begun; restore it")
-        self.selection = ChannelSelection.from_json(read_text(self._path), str(self._path))
+        self._selection = ChannelSelection.from_json(read_text(self._path), str(self._path))
 
     def decision_digest(self) -> str:
-        """Of the channels that stay."""
-        return self._decided().digest()
+        """Of the channels that remain."""
+        return self.selection.digest()
 
     def cut_(self, model: nn.Module) -> nn.Module:
-        """Drop the channels."""
-        return slim_(model, self._decided())
+        """Remove the channels."""
+        return slim_(model, self.selection)
 
-    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
-        """Narrow; there is no other form."""
-        return TrainableForm(slim_(model, self._decided()), PlainRule())
+    def trainable(self, model: nn.Module) -> tuple[nn.Module, TrainingRule]:
+        """The narrow network."""
+        return slim_(model, self.selection), TrainingRule()
 
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Narrow already; saved with its selection."""
-        if self._workshop.is_first:
-            save_slimmed(model, self._decided(), self._workshop.folder.model_path)
-        return model
-
-    def reload(self) -> nn.Module:
-        """Read the saved network back."""
-        return load_slimmed(self._workshop.folder.model_path, self._workshop.build())
-
-    def _decided(self) -> ChannelSelection:
-        assert self.selection is not None, "decide or recall comes first"
-        return self.selection
-
-
-class DenseTraining:
-    """No compression: the network that the others are compared with."""
-
-    plan: GroupingPlan | None = None
-    decision_path: Path | None = None
-
-    def __init__(self, workshop: Workshop) -> None:
-        self._workshop = workshop
-
-    def decision_digest(self) -> None:
-        """Nothing was decided."""
-
-    def trainable(self, model: nn.Module, form: Form | None) -> TrainableForm:
-        """The network as it is."""
-        return TrainableForm(model, PlainRule())
-
-    def finish(self, model: nn.Module) -> nn.Module:
-        """Saved as it is."""
-        if self._workshop.is_first:
-            save(model, self._workshop.folder.model_path)
-        return model
+    def finish_(self, model: nn.Module) -> None:
+        """Save the narrow network with its selection."""
+        if self._run.engine.is_first:
+            save_slimmed(model, self.selection, self._run.folder.model_path)
 
     def reload(self) -> nn.Module:
         """Read the saved network back."""
-        return load(self._workshop.folder.model_path, self._workshop.build())
+        return load_slimmed(self._run.folder.model_path, self._run.fresh_model())
 
 
-COMPRESSION_METHODS: dict[Kind, Callable[[Workshop], CompressionMethod]] = {
+METHODS: dict[Kind, Callable[[Run], Method]] = {
     "strucspars": StructuredSparsification,
     "slimming": NetworkSlimming,
+    "dense": DenseTraining,
 }

@@ -1,70 +1,50 @@
-"""What a run tells whoever watches it. The pipeline itself prints nothing."""
+"""What a run tells its observers, and the TensorBoard log. Torch is imported only where pictures are made."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch.nn import functional
-from torch.utils.tensorboard import SummaryWriter
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-from strucspars.core.checks import FloatArray
+    from strucspars.core.checks import FloatArray
+
+# Larger importance matrices are averaged down to this side.
+LARGEST_SIDE = 128
 
 
-class Observer(Protocol):
-    """Gets told what happens, in the order in which it happens.
+class RunObserver:
+    """Receives the events of runs, in order; a subclass ignores those it does not define.
 
-    Several runs may share one, each under the name of its folder, and each from a thread of its own.
+    Several runs may share one observer, each under the name of its folder and from a thread of its own.
     """
 
     def run_started(self, run: str) -> None:
-        """A run begins, or goes on: its data and network are being prepared."""
+        """A run begins or goes on: its data and network are being prepared."""
 
     def run_ended(self, run: str, words: str) -> None:
-        """A run is over, one way or another, in words; empty if it was over before."""
+        """A run has ended; `words` say how."""
 
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
         """A stage of training begins, or goes on after `done_epochs`."""
 
     def steps_done(self, run: str, *, epoch: int, step: int) -> None:
-        """The present epoch has come to this step; called every some steps."""
+        """The epoch has come to this step; called every few steps."""
 
-    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
-        """How the importance matrices of some layers look in their present orders; before the row of the epoch."""
-
-    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
-        """An epoch is over; the row is what `metrics.jsonl` got."""
-
-
-class Silence:
-    """Watches, and says nothing."""
-
-    def run_started(self, run: str) -> None:
-        """Say nothing."""
-
-    def run_ended(self, run: str, words: str) -> None:
-        """Say nothing."""
-
-    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
-        """Say nothing."""
-
-    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
-        """Say nothing."""
-
-    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
-        """Say nothing."""
+    def matrices_seen(self, run: str, matrices: Mapping[str, "FloatArray"]) -> None:
+        """Importance matrices of some layers in their present orders; before the row of the epoch."""
 
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
-        """Say nothing."""
+        """An epoch is over; `row` is its line of `metrics.jsonl`."""
 
 
-class Several:
-    """Passes everything on to several observers."""
+@final
+class Several(RunObserver):
+    """Passes every event on to several observers, or to none."""
 
-    def __init__(self, *observers: Observer) -> None:
+    def __init__(self, *observers: RunObserver) -> None:
         self._observers = observers
 
     def run_started(self, run: str) -> None:
@@ -87,7 +67,7 @@ class Several:
         for observer in self._observers:
             observer.steps_done(run, epoch=epoch, step=step)
 
-    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
+    def matrices_seen(self, run: str, matrices: Mapping[str, "FloatArray"]) -> None:
         """Pass it on."""
         for observer in self._observers:
             observer.matrices_seen(run, matrices)
@@ -98,14 +78,14 @@ class Several:
             observer.epoch_done(run, row)
 
 
-LARGEST_SIDE = 128
-
-
-class TensorBoardLog(Silence):
-    """Writes the numbers of every epoch; epochs of all stages stand on one axis, in the order they ran."""
+@final
+class TensorBoardLog(RunObserver):
+    """Writes the numbers of every epoch; the epochs of all stages share one axis, in the order they ran."""
 
     def __init__(self, folder: Path, *, done_rows: int) -> None:
-        # What a killed run wrote beyond its last checkpoint is hidden.
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Hides what a killed run wrote after its last checkpoint.
         self._writer = SummaryWriter(str(folder), purge_step=done_rows + 1)
         self._rows = done_rows
 
@@ -117,8 +97,8 @@ class TensorBoardLog(Silence):
     ) -> None:
         self._writer.close()
 
-    def matrices_seen(self, run: str, matrices: Mapping[str, FloatArray]) -> None:
-        """Write pictures of the matrices, each as bright as its brightest entry."""
+    def matrices_seen(self, run: str, matrices: Mapping[str, "FloatArray"]) -> None:
+        """Write pictures of the matrices."""
         for layer, matrix in matrices.items():
             self._writer.add_image(f"importance/{layer}", _picture(matrix), self._rows + 1, dataformats="HW")
 
@@ -131,8 +111,11 @@ class TensorBoardLog(Silence):
         self._writer.flush()
 
 
-def _picture(matrix: FloatArray) -> npt.NDArray[np.uint8]:
-    """Means over blocks, from 0 to 255."""
+def _picture(matrix: "FloatArray") -> "npt.NDArray[np.uint8]":
+    """Means over blocks, scaled so that the largest is 255."""
+    import torch
+    from torch.nn import functional
+
     height, width = (min(side, LARGEST_SIDE) for side in matrix.shape)
     means = functional.adaptive_avg_pool2d(torch.from_numpy(matrix)[None], (height, width))[0]
     brightest = means.max().clamp(min=torch.finfo(means.dtype).tiny)

@@ -1,32 +1,26 @@
-"""What a run came to: sizes, accuracies at every stage, and what it took."""
+"""The outcome of a run: sizes, accuracies of every stage, and seconds."""
 
-import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from strucspars.core.checks import is_number
 from strucspars.cost.counting import count_macs
 from strucspars.cost.layers import BeforeAfter
-from strucspars.train.evaluation import Accuracy
-from strucspars.train.recipe import Recipe
+from strucspars.io.records import as_record, check_header, convert
+from strucspars.train.epochs import Accuracy
+from strucspars.train.recipe import COMPRESS, FINETUNE, SLIM, SPARSIFY, TRAIN, Recipe
 from strucspars.train.run_folder import RunFolder
 
 SUMMARY_VERSION = 1
-# Nothing that a run measures is larger, and arithmetic with larger numbers may overflow.
-LARGEST = 2.0**63
 
 # What every row of the metrics has, and what some have.
 ROW_TYPES: Mapping[str, Any] = {"stage": str, "epoch": int, "test_top1": float, "test_top5": float, "seconds": float}
 MORE_ROW_TYPES: Mapping[str, Any] = dict.fromkeys(
     ("removed_fraction", "min_kept_norm", "before_top1", "recalibrated_top1"), float | None
 )
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +29,7 @@ class StageAccuracy:
 
     Attributes:
         last_top1, last_top5: after the last epoch; these count.
-        best_top1, best_top5, best_epoch: the epoch of the best top-1, chosen on the test images: an optimist's number.
+        best_top1, best_top5, best_epoch: of the epoch with the best top-1; chosen on the test images, so optimistic.
     """
 
     last_top1: float
@@ -52,16 +46,16 @@ class RunSummary:
     Attributes:
         name, kind, seed, model, data: from the recipe.
         params, macs, paper_flops: of the dense network and of the small one.
-        target: removed fraction that was asked for; None for a dense run.
-        removed_param_fraction, removed_mac_fraction: what was reached.
+        target: removed fraction that the recipe asks for; None for a dense run.
+        removed_param_fraction, removed_mac_fraction: achieved.
         min_kept_norm: the searched threshold (Table 5); None where none was searched.
         removed_before_search: fraction that was removed at the threshold of the training, before the search.
         sparsified: first stage; None if there was none.
         before_compression_top1: right before compression.
         compressed_top1, compressed_top5: right after compression, before any finetuning.
-        recalibrated_top1: the same with batch-norm statistics recomputed; None if that was not asked for.
+        recalibrated_top1: the same with batch-norm statistics recomputed; None without.
         finetuned: second stage; for a dense network, its training.
-        converted_top1, converted_top5: of the small network as it is saved; the first runs did not record the latter.
+        converted_top1, converted_top5: of the small network as it is saved; older summaries lack the latter.
         finetune_form: `masked` or `grouped`; None where nothing was compressed.
         seconds: of every stage.
     """
@@ -95,50 +89,32 @@ class RunSummary:
         return {"version": SUMMARY_VERSION} | asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "RunSummary":
-        """The summary that `to_json` has written.
-
-        Raises:
-            ValueError: it is not one.
-        """
-        if not isinstance(values, Mapping) or values.get("version") != SUMMARY_VERSION:
-            raise ValueError(f"not a summary of version {SUMMARY_VERSION}; the run was made by another version")
-        try:
-            return _typed_part(cls, {key: value for key, value in values.items() if key != "version"}, "")
-        except ValueError as error:
-            raise ValueError(f"a damaged summary: {error}") from error
+    def from_json(cls, values: object, where: str = "the summary") -> "RunSummary":
+        """The summary that `to_json` has written; a `RecordError` if it is damaged."""
+        return as_record(cls, check_header(values, where, version=SUMMARY_VERSION), where)
 
 
 def read_summary(folder: RunFolder) -> RunSummary | None:
     """The summary of the run in a folder; None if it is not finished.
 
     Raises:
-        ValueError: the file is damaged; names it.
+        ValueError: the file is damaged; names it and the field.
     """
-    values = folder.read_json(folder.summary_json_path)
-    if values is None and not folder.summary_json_path.exists():
+    if not folder.summary_json_path.exists():
         return None
-    try:
-        return RunSummary.from_json(values)
-    except ValueError as error:
-        raise ValueError(f"{folder.summary_json_path}: {error}") from error
+    return RunSummary.from_json(folder.read_json(folder.summary_json_path), str(folder.summary_json_path))
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    """The rows of the metrics, if they have what this module reads from them.
+    """The rows of the metrics, with the fields of `ROW_TYPES` checked.
 
     Raises:
-        ValueError: a row is damaged; names the file and the line.
+        ValueError: a row is damaged; names the file, the line and the field.
     """
     rows = folder.metrics()
     for number, row in enumerate(rows, start=1):
-        try:
-            for key, hint in ROW_TYPES.items():
-                _typed(hint, row.get(key), key)
-            for key, hint in MORE_ROW_TYPES.items():
-                _typed(hint, row.get(key), key)
-        except ValueError as error:
-            raise ValueError(f"{folder.metrics_path}, line {number}, is damaged: {error}") from error
+        for key, hint in {**ROW_TYPES, **MORE_ROW_TYPES}.items():
+            convert(hint, row.get(key), f"{folder.metrics_path}, line {number}", key)
     return rows
 
 
@@ -175,9 +151,13 @@ def run_summary(
     converted: Accuracy,
     finetune_form: str | None,
 ) -> RunSummary:
-    """Sum a finished run up from its metrics, its two networks, and the accuracy of the one that is saved."""
-    compressed = next((row for row in rows if row["stage"] == "compress"), {})
-    params, macs, paper_flops = _sizes(dense, small, example)
+    """The summary of a run from its metrics, its two networks, and the accuracy of the one that is saved."""
+    compressed = next((row for row in rows if row["stage"] == COMPRESS), {})
+    removed = [row.get("removed_fraction") for row in rows if row["stage"] == SPARSIFY]
+    before, after = count_macs(dense, example), count_macs(small, example)
+    params, macs = BeforeAfter(before.params, after.params), BeforeAfter(before.macs, after.macs)
+    finetuned = stage_accuracy(rows, TRAIN if recipe.kind == "dense" else FINETUNE)
+    assert finetuned is not None, "a finished run has trained its last stage"
     return RunSummary(
         name=recipe.name,
         kind=recipe.kind,
@@ -186,79 +166,20 @@ def run_summary(
         data=recipe.data.name,
         params=params,
         macs=macs,
-        paper_flops=paper_flops,
+        paper_flops=BeforeAfter(before.paper_flops, after.paper_flops),
         target={"strucspars": recipe.sparsify.target, "slimming": recipe.slimming.target}.get(recipe.kind),
         removed_param_fraction=params.removed_fraction,
         removed_mac_fraction=macs.removed_fraction,
         min_kept_norm=compressed.get("min_kept_norm"),
-        removed_before_search=_removed_by_training(rows),
-        sparsified=stage_accuracy(rows, "sparsify") or stage_accuracy(rows, "slim"),
+        removed_before_search=removed[-1] if removed else None,
+        sparsified=stage_accuracy(rows, SPARSIFY) or stage_accuracy(rows, SLIM),
         before_compression_top1=compressed.get("before_top1"),
         compressed_top1=compressed.get("test_top1"),
         compressed_top5=compressed.get("test_top5"),
         recalibrated_top1=compressed.get("recalibrated_top1"),
-        finetuned=_second_stage(recipe, rows),
+        finetuned=finetuned,
         converted_top1=converted.top1,
         converted_top5=converted.top5,
         finetune_form=finetune_form,
         seconds=stage_seconds(rows),
     )
-
-
-def _sizes(dense: nn.Module, small: nn.Module, example: torch.Tensor) -> tuple[BeforeAfter, BeforeAfter, BeforeAfter]:
-    """Parameters, MACs and the paper's FLOPs."""
-    before, after = count_macs(dense, example), count_macs(small, example)
-    return (
-        BeforeAfter(before.params, after.params),
-        BeforeAfter(before.macs, after.macs),
-        BeforeAfter(before.paper_flops, after.paper_flops),
-    )
-
-
-def _removed_by_training(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    removed: list[float | None] = [row.get("removed_fraction") for row in rows if row["stage"] == "sparsify"]
-    return removed[-1] if removed else None
-
-
-def _second_stage(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> StageAccuracy:
-    accuracy = stage_accuracy(rows, "train" if recipe.kind == "dense" else "finetune")
-    assert accuracy is not None
-    return accuracy
-
-
-def _typed_part(kind: type[Part], value: object, key: str) -> Part:
-    """The dataclass that a JSON object stands for."""
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{key} must be an object, got {reprlib.repr(value)}")
-    hints = get_type_hints(kind)
-    # Dataclasses all; the checker cannot say so of a type.
-    options = {field.name: field.default for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
-    prefix = f"{key}." if key else ""
-    for name, entry in value.items():
-        if name not in hints:
-            raise ValueError(f"there is no {prefix}{name}")
-        options[name] = _typed(hints[name], entry, f"{prefix}{name}")
-    for name in hints:
-        if name not in options:
-            raise ValueError(f"{prefix}{name} is missing")
-    return kind(**options)
-
-
-def _typed(hint: Any, value: Any, key: str) -> Any:
-    """The value, if it is of the type."""
-    kind, arguments = get_origin(hint), get_args(hint)
-    if kind in (Union, UnionType):
-        (wanted,) = (argument for argument in arguments if argument is not NoneType)
-        return None if value is None else _typed(wanted, value, key)
-    if is_dataclass(hint):
-        return _typed_part(hint, value, key)  # type: ignore[arg-type]  # a type, not an instance
-    if kind is not None:
-        if isinstance(value, Mapping):
-            return {name: _typed(arguments[1], entry, f"{key}.{name}") for name, entry in value.items()}
-        raise ValueError(f"{key} must be an object, got {reprlib.repr(value)}")
-    fits = is_number(value) if hint is float else type(value) is hint
-    # Not a number is not smaller than anything.
-    if not fits or (hint is not str and not abs(value) < LARGEST):
-        words = {str: "a text", int: "a whole number", float: "a number"}
-        raise ValueError(f"{key} must be {words[hint]}, got {reprlib.repr(value)}")
-    return value

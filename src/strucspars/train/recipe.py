@@ -143,8 +143,8 @@ class FinetuneRecipe:
     """What happens between compression and the second stage, and what it learns from.
 
     Attributes:
-        form: train the compressed network as `masked` dense or as `grouped` convolutions; `auto` measures which is
-            faster, once.
+        form: train the compressed network as `masked` dense or as `grouped` convolutions; `auto` is `masked` on a
+            GPU and `grouped` on a CPU.
         ablation: the paper's Table 3: `finetune` keeps weights and orders, the others start with fresh weights and
             the learned (`from-scratch`) or other orders.
         recalibrate_bn: recompute the batch-norm statistics of the compressed network before it is evaluated and

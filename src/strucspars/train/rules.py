@@ -1,12 +1,13 @@
-"""What a stage does beside minimising its loss: the structured penalty, pruned weights held at zero, or slimming."""
+"""What training does beside minimising the loss: the structured penalty, held zeros, or the slimming penalty."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, final
 
 import numpy as np
 import torch
 from torch import nn
 
+from strucspars.convert.conversion import check_fits
 from strucspars.core.checks import FloatArray
 from strucspars.core.plan import GroupingPlan
 from strucspars.nn.layers import kept_connections
@@ -14,59 +15,38 @@ from strucspars.prune.slimming import SlimmingPenalty
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import EpochReport, Sparsifier
 
-# How many layers are shown while they are trained.
+# How many layers TensorBoard shows.
 PICTURED_LAYERS = 4
 
 
-class TrainingRule(Protocol):
-    """Changes gradients in every step, decides something after every epoch, and remembers what it decided."""
+class TrainingRule:
+    """Changes gradients in every step and decides something after every epoch; this one leaves the loss alone."""
 
     def add_gradient_(self) -> None:
-        """Called after the backward pass; must not wait for the device, so that it can be captured in a graph."""
+        """Called after the backward pass; must not wait for the device, so that a CUDA graph can capture it."""
 
     def end_epoch(self) -> Mapping[str, Any]:
-        """What an epoch's end came to, for its row of the metrics."""
-
-    def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """What a report wants to know about the layers after this epoch; empty if nothing."""
-
-    def matrices(self) -> Mapping[str, FloatArray]:
-        """Importance matrices of some layers, in the orders they have now, to look at; empty if there are none."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the future."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-
-
-class PlainRule:
-    """The loss alone."""
-
-    def add_gradient_(self) -> None:
-        """Leave the gradients alone."""
-
-    def end_epoch(self) -> Mapping[str, Any]:
-        """Nothing to decide."""
+        """Decide; returns entries for the epoch's row of the metrics."""
         return {}
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Nothing to tell."""
+        """State of the layers after the epoch, for a report."""
         return {}
 
     def matrices(self) -> Mapping[str, FloatArray]:
-        """Nothing to look at."""
+        """Importance matrices of some layers in their present orders, for pictures."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to remember."""
+        """Everything that training needs to go on."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """Go on from a state."""
 
 
-class SparsifyRule(PlainRule):
+@final
+class SparsifyRule(TrainingRule):
     """The structured penalty, and the decisions of Algorithm 1 after every epoch."""
 
     def __init__(self, sparsifier: Sparsifier) -> None:
@@ -74,7 +54,7 @@ class SparsifyRule(PlainRule):
         self._report: EpochReport | None = None
 
     def add_gradient_(self) -> None:
-        """Add the penalty's gradient."""
+        """Add the gradient of the penalty."""
         self._sparsifier.regularize_()
 
     def end_epoch(self) -> Mapping[str, Any]:
@@ -89,7 +69,7 @@ class SparsifyRule(PlainRule):
         }
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Levels, kept norms, costs, churn and orders of all layers, one after the other, in few bytes."""
+        """Levels, kept norms, costs, churn and orders of all layers, concatenated."""
         if self._report is None:
             return {}
         layers = self._report.layers
@@ -106,18 +86,18 @@ class SparsifyRule(PlainRule):
         }
 
     def matrices(self) -> Mapping[str, FloatArray]:
-        """Of a few layers from the first to the last."""
+        """Of a few layers, spread over the depth of the network."""
         layers, orders = self._sparsifier.selection.layers, self._sparsifier.state_dict()["layers"]
-        chosen = sorted({round(place) for place in np.linspace(0, len(layers) - 1, PICTURED_LAYERS)})
+        shown = sorted({round(place) for place in np.linspace(0, len(layers) - 1, PICTURED_LAYERS)})
         found = {}
-        for layer in (layers[place] for place in chosen):
+        for layer in (layers[place] for place in shown):
             order = orders[layer.name]
             importance = importance_of(layer, self._sparsifier.config.importance)
             found[layer.name] = importance[order["out_perm"]][:, order["in_perm"]]
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The sparsifier's state."""
+        """The state of the sparsifier."""
         return self._sparsifier.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -125,14 +105,16 @@ class SparsifyRule(PlainRule):
         self._sparsifier.load_state_dict(state)
 
 
-class HeldZerosRule(PlainRule):
-    """Dense convolutions whose pruned weights are zero and get no gradient: the masked form of the compressed network.
+@final
+class HeldZerosRule(TrainingRule):
+    """Zeroes the pruned weights of dense convolutions, then their gradients: the masked form of a compressed network.
 
-    The same as `mask_` with a fresh optimizer, without a product per layer in the forward pass: a weight that starts at
-    zero, with no gradient and no momentum, stays there, weight decay included.
+    Equal to `mask_` with a fresh optimizer, without a product per layer in the forward pass: a weight that starts at
+    zero without gradient and momentum stays there, weight decay included.
     """
 
     def __init__(self, model: nn.Module, plan: GroupingPlan) -> None:
+        check_fits(model, plan)
         self._weights: list[torch.Tensor] = []
         self._masks: list[torch.Tensor] = []
         for name, layer in plan.layers.items():
@@ -140,7 +122,7 @@ class HeldZerosRule(PlainRule):
                 weight = model.get_submodule(name).get_parameter("weight")
                 kept = kept_connections(layer).to(weight.device)
                 mask = kept.view(*kept.shape, *[1] * (weight.dim() - 2)).expand_as(weight)
-                # In the layout of the weight: the fused product wants it so.
+                # The fused product needs the memory layout of the weight.
                 self._masks.append(torch.empty_like(weight, requires_grad=False).copy_(mask))
                 self._weights.append(weight)
         if self._weights:
@@ -157,12 +139,13 @@ class HeldZerosRule(PlainRule):
             torch._foreach_mul_([gradient for gradient, _ in present], [mask for _, mask in present])
 
 
-class SlimmingRule(PlainRule):
-    """The L1 penalty on batch-norm scales of Network Slimming."""
+@final
+class SlimmingRule(TrainingRule):
+    """The L1 penalty of Network Slimming on the scales of batch norms."""
 
     def __init__(self, model: nn.Module, strength: float) -> None:
         self._penalty = SlimmingPenalty(model, strength)
 
     def add_gradient_(self) -> None:
-        """Add the penalty's gradient."""
+        """Add the gradient of the penalty."""
         self._penalty.add_gradient_()

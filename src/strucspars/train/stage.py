@@ -1,215 +1,134 @@
-"""One stage of training: epochs, their metrics, and checkpoints that a killed run goes on from, exactly."""
+"""One stage of training: epochs, their metrics, and checkpoints from which a killed run goes on exactly."""
 
-import itertools
 import math
 import time
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
-import numpy as np
 import torch
 from torch import nn
 
-from strucspars.core.checks import checked_at_least
-from strucspars.data.batches import Batches
-from strucspars.train.engine import Engine
-from strucspars.train.evaluation import Evaluation
-from strucspars.train.loss import StageLoss
-from strucspars.train.observer import Observer
-from strucspars.train.recipe import StageRecipe
+from strucspars.train.epochs import CAPTURE_LOCK, Evaluation, epoch_runner
+from strucspars.train.recipe import FINETUNE, TRAIN
 from strucspars.train.rules import TrainingRule
-from strucspars.train.run_folder import RunFolder
-from strucspars.train.steps import CAPTURE_LOCK, TrainingStep, epoch_runner, learning_rates
-
-
-def _gathered(engine: Engine, own: Any) -> list[Any]:
-    """The values of all processes, in their order; every process must call this."""
-    if engine.world_size == 1:
-        return [own]
-    values = [None] * engine.world_size
-    torch.distributed.all_gather_object(values, own)
-    return values
-
-
-def _random_states() -> list[torch.Tensor]:
-    """The random state of the CPU, and of the GPU if there is one."""
-    with CAPTURE_LOCK:
-        states = [torch.get_rng_state()]
-        return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
-
-
-def _set_random_states_(states: Sequence[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1 and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states[1])
-
-
-def derived_seed(seed: int, purpose: str, number: int = 0) -> int:
-    """A seed for one purpose of a run, such as the dropout of its epoch 7; different purposes are independent.
-
-    >>> derived_seed(0, "weights") == derived_seed(0, "weights") != derived_seed(1, "weights")
-    True
-    """
-    words = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), number]).generate_state(2)
-    return int(words[0]) << 31 | int(words[1]) >> 1
-
+from strucspars.train.run import Run, RunInterrupted, TrainingDiverged, derived_seed
+from strucspars.train.steps import StageLoss, TrainingStep, learning_rates
 
 CHECKPOINT_VERSION = 2
-STEPS_BETWEEN_AGREEMENTS = 50
-EPOCHS_BETWEEN_PICTURES = 5
-CHECKPOINT_NUMBERS = ("done_epochs", "done_steps", "metrics_rows")
 CHECKPOINT_REMEDY = "restore the right one, or delete them to train from the beginning"
+EPOCHS_BETWEEN_PICTURES = 5
 
 
-class RunInterrupted(Exception):
-    """The run was asked to stop; everything is saved, and the same command goes on."""
-
-
-class TrainingDiverged(RuntimeError):
-    """The loss is no number any more; the last good checkpoint is kept."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RunContext:
-    """What all stages of a run share.
-
-    Attributes:
-        images: which ones an image folder holds, to be kept in checkpoints; None where they are fixed.
-    """
-
-    name: str
-    seed: int
-    engine: Engine
-    folder: RunFolder
-    train: Batches
-    test: Batches
-    observer: Observer
-    should_stop: Callable[[], bool]
-    images: Mapping[str, Any] | None
-
-
+@final
 class Stage:
-    """Trains one model under one rule from where the last checkpoint of this stage left it.
+    """Trains one model under one rule, from where the last checkpoint of this stage left it.
 
     Args:
-        context: what all stages share.
+        run: that the stage is part of.
         name: of the stage.
-        options: epochs, rates and the like.
         model: to be trained.
+        rule: what happens beside minimising the loss.
         loss: of the batches.
-        rule: what happens beside the loss.
-        checkpoint: of this stage, if it was begun before.
-        data_epochs_before: epochs of the data that earlier stages have seen; this one goes on with the next.
-        digests: of what it builds on beside its checkpoints, which keep them by these names.
+        digests: of the other things the stage builds on; kept in its checkpoints by these names.
     """
 
     def __init__(
         self,
-        context: RunContext,
+        run: Run,
         name: str,
-        options: StageRecipe,
         model: nn.Module,
-        *,
-        loss: StageLoss,
         rule: TrainingRule,
-        checkpoint: Mapping[str, Any] | None,
-        data_epochs_before: int,
-        digests: Mapping[str, str | None],
+        loss: StageLoss,
+        *,
+        digests: Mapping[str, str | None] | None = None,
     ) -> None:
-        self._context, self._name, self._options, self._model, self._rule = context, name, options, model, rule
-        self._step = TrainingStep(context.engine, model, options, loss, rule)
-        self._done_epochs, self._done_steps, self._data_epochs_before = 0, 0, data_epochs_before
+        self._run, self._name, self._model, self._rule = run, name, model, rule
+        self._options = run.recipe.stage2 if name in (FINETUNE, TRAIN) else run.recipe.stage1
+        # The data's epochs count on, also where another run trained the first stage: all variants of a seed see the
+        # same batches.
+        self._data_epochs_before = run.recipe.stage1.epochs if name == FINETUNE else 0
+        self._digests = digests or {}
+        self._step = TrainingStep(run.engine, model, self._options, loss, rule)
+        self._done_epochs, self._done_steps = 0, 0
         self._random_states: Sequence[torch.Tensor] = []
-        self._digests = digests
-        if checkpoint is not None:
+        if run.checkpoint is not None and run.has_begun(name):
             try:
-                self._restore_(checkpoint)
-            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-                # Whatever tensors of a foreign checkpoint do not fit to, it means the same.
+                self._restore_(run.checkpoint)
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{context.folder.checkpoints}: the checkpoint does not belong to this run: "
+                    f"{run.folder.checkpoints}: the checkpoint does not belong to this run: "
                     f"{' '.join(str(error).split())}; {CHECKPOINT_REMEDY}"
                 ) from error
-        # Captures hold on to tensors: nothing may be replaced from here on.
-        self._epochs = epoch_runner(context.engine, self._step, context.train)
-        self._evaluation = Evaluation(context.engine, self.trained_model, context.test)
+        # Captured graphs keep the addresses of tensors: none may be replaced from here on.
+        self._epochs = epoch_runner(run.engine, self._step, run.train)
+        self._evaluation = Evaluation(run.engine, self.trained_model, run.test)
 
     @property
     def trained_model(self) -> nn.Module:
-        """What the stage is about: the model, or its average."""
+        """The model, or its average if there is one."""
         return self._model if self._step.average is None else self._step.average.model
 
-    def run(self) -> nn.Module:
+    def train(self) -> nn.Module:
         """Train to the last epoch; returns the trained model.
 
         Raises:
-            RunInterrupted: asked to stop; a checkpoint holds the middle of the epoch.
+            RunInterrupted: asked to stop; a checkpoint holds the state, also in the middle of an epoch.
             TrainingDiverged: the loss is not finite.
         """
-        context, options = self._context, self._options
-        context.observer.stage_started(
-            context.name, self._name, epochs=options.epochs, steps=context.train.steps, done_epochs=self._done_epochs
+        run, epochs = self._run, self._options.epochs
+        run.observer.stage_started(
+            run.name, self._name, epochs=epochs, steps=run.train.steps, done_epochs=self._done_epochs
         )
-        for epoch in range(self._done_epochs + 1, options.epochs + 1):
-            self._run_epoch(epoch)
+        for epoch in range(self._done_epochs + 1, epochs + 1):
+            self._train_epoch(epoch)
         return self.trained_model
 
-    def _run_epoch(self, epoch: int) -> None:
-        begin = time.perf_counter()
+    def _train_epoch(self, epoch: int) -> None:
+        run, begin = self._run, time.perf_counter()
         self._prepare_epoch_(epoch)
-        rates = learning_rates(self._options, epoch, self._context.train.steps)
+        rates = learning_rates(self._options, epoch, run.train.steps)
         self._done_steps = self._epochs.run(
             self._data_epochs_before + epoch,
             rates,
             start_step=self._done_steps,
-            should_stop=self._stop_question(),
-            on_step=lambda step: self._context.observer.steps_done(self._context.name, epoch=epoch, step=step),
+            should_stop=run.stop_question(),
+            on_step=lambda step: run.observer.steps_done(run.name, epoch=epoch, step=step),
         )
-        if self._done_steps < self._context.train.steps:
+        if self._done_steps < run.train.steps:
             self._check_weights(epoch, rates[self._done_steps])
             self._save(epoch - 1)
             raise RunInterrupted(f"stopped in epoch {epoch} of {self._name}")
         self._finish_epoch(epoch, rates[-1], begin)
-        if self._context.engine.any_true(self._context.should_stop()):
+        if run.engine.any_true(run.should_stop()):
             raise RunInterrupted(f"stopped after epoch {epoch} of {self._name}")
 
-    def _stop_question(self) -> Callable[[], bool]:
-        """What to ask after every step. Several processes stop together or not at all: they agree every some steps."""
-        engine, should_stop = self._context.engine, self._context.should_stop
-        if engine.world_size == 1:
-            return should_stop
-        asked = itertools.count(1)
-        return lambda: next(asked) % STEPS_BETWEEN_AGREEMENTS == 0 and engine.any_true(should_stop())
-
     def _prepare_epoch_(self, epoch: int) -> None:
+        """Every epoch draws its dropout from a seed of its own, so that it can be repeated on its own."""
         self._model.train()
-        # Not while a run in another thread draws its weights from the same generator.
+        # Processes that share a batch must not drop the same neurons.
+        process = f", process {self._run.engine.rank}" if self._run.engine.rank else ""
+        # A run in another thread may be drawing its weights from the same generator.
         with CAPTURE_LOCK:
             if self._done_steps == 0:
                 self._step.sums.zero_()
-                torch.manual_seed(self._dropout_seed(epoch))
-            else:
-                _set_random_states_(self._random_states)
-
-    def _dropout_seed(self, epoch: int) -> int:
-        """Dropout and the like: every epoch starts from its own seed, so that it can be repeated on its own."""
-        # Processes that share a batch must not drop the same neurons.
-        process = f", process {self._context.engine.rank}" if self._context.engine.rank else ""
-        return derived_seed(self._context.seed, f"{self._name} epoch{process}", epoch)
+                torch.manual_seed(derived_seed(self._run.recipe.seed, f"{self._name} epoch{process}", epoch))
+                return
+            torch.set_rng_state(self._random_states[0])
+            if len(self._random_states) > 1 and torch.cuda.is_available():
+                torch.cuda.set_rng_state(self._random_states[1])
 
     def _finish_epoch(self, epoch: int, rate: float, begin: float) -> None:
-        context = self._context
-        loss_sum, right = context.engine.summed(self._step.sums.clone()).tolist()
-        batches = context.train.steps * context.engine.world_size
+        run, engine = self._run, self._run.engine
+        loss_sum, right = engine.summed(self._step.sums.clone()).tolist()
+        batches = run.train.steps * engine.world_size
         trained = time.perf_counter()
-        context.engine.share_buffers_(self._model)
+        engine.share_buffers_(self._model)
         if self._step.average is not None:
             self._step.average.copy_counters_()
-            context.engine.share_buffers_(self._step.average.model)
+            engine.share_buffers_(self._step.average.model)
         accuracy = self._evaluation.accuracy()
+        # Also of the test images: the last step may have spoilt the weights, which must not reach a checkpoint.
         for loss in (loss_sum, accuracy.loss):
             self._check_finite(loss, epoch, rate)
         decided = self._rule.end_epoch()
@@ -218,7 +137,7 @@ class Stage:
             "epoch": epoch,
             "lr": rate,
             "train_loss": loss_sum / batches,
-            "train_top1": right / (batches * context.train.batch_size),
+            "train_top1": right / (batches * run.train.batch_size),
             "test_loss": accuracy.loss,
             "test_top1": accuracy.top1,
             "test_top5": accuracy.top5,
@@ -227,18 +146,17 @@ class Stage:
             "seconds": time.perf_counter() - begin,
         }
         self._done_epochs, self._done_steps = epoch, 0
-        if context.engine.is_first:
+        if engine.is_first:
             arrays = self._rule.arrays()
             if arrays:
-                context.folder.save_epoch_arrays(self._name, epoch, arrays)
-            context.folder.append_metrics(row)
+                run.folder.save_epoch_arrays(self._name, epoch, arrays)
+            run.folder.append_metrics(row)
         self._save(epoch)
-        if context.engine.is_first and (epoch == 1 or epoch % EPOCHS_BETWEEN_PICTURES == 0):
-            context.observer.matrices_seen(context.name, self._rule.matrices())
-        context.observer.epoch_done(context.name, row)
+        if engine.is_first and (epoch == 1 or epoch % EPOCHS_BETWEEN_PICTURES == 0):
+            run.observer.matrices_seen(run.name, self._rule.matrices())
+        run.observer.epoch_done(run.name, row)
 
     def _check_finite(self, loss: float, epoch: int, rate: float) -> None:
-        # Of the test images too: the epoch's last step may have spoilt the weights, which must not become a checkpoint.
         if not math.isfinite(loss):
             raise TrainingDiverged(
                 f"the loss became {loss} in epoch {epoch} of {self._name}; what was saved before that epoch is kept. "
@@ -246,53 +164,58 @@ class Stage:
             )
 
     def _check_weights(self, epoch: int, rate: float) -> None:
-        """In the middle of an epoch nothing else says whether what is about to be saved is worth it."""
+        """Before a checkpoint in the middle of an epoch, whose loss is not known yet."""
         largest = [parameter.detach().abs().max() for parameter in self._model.parameters() if parameter.numel()]
-        # Of all processes: where one found its own sums spoilt, the others would save without it.
-        loss_sum = self._context.engine.summed(self._step.sums.clone())[0]
+        # Summed over all processes, so that they decide together.
+        loss_sum = self._run.engine.summed(self._step.sums.clone())[0]
         self._check_finite(float(torch.stack(largest).sum() + loss_sum), epoch, rate)
 
     def _save(self, done_epochs: int) -> None:
-        """Write a checkpoint: of an epoch's end, or of the step within the next one that the run has come to."""
-        processes = _gathered(self._context.engine, (self._step.sums.cpu(), _random_states()))
-        if self._context.engine.is_first:
-            self._context.folder.save_checkpoint(
+        """Write a checkpoint of the present step."""
+        run, average = self._run, self._step.average
+        with CAPTURE_LOCK:
+            random_states = [torch.get_rng_state()]
+            if torch.cuda.is_available():
+                random_states.append(torch.cuda.get_rng_state())
+        processes = run.engine.gathered((self._step.sums.cpu(), random_states))
+        if run.engine.is_first:
+            run.folder.save_checkpoint(
                 {
                     "version": CHECKPOINT_VERSION,
                     "stage": self._name,
                     "done_epochs": done_epochs,
                     "done_steps": self._done_steps,
-                    "metrics_rows": len(self._context.folder.metrics()),
+                    "metrics_rows": len(run.folder.metrics()),
                     "model": self._model.state_dict(),
-                    "momenta": _momenta(self._step),
-                    "average": None if self._step.average is None else self._step.average.model.state_dict(),
+                    "momenta": self._step.momenta(),
+                    "average": None if average is None else average.model.state_dict(),
                     "rule": self._rule.state_dict(),
                     "sums": torch.stack([sums for sums, _ in processes]),
-                    "precision": self._context.engine.precision_state(),
+                    "precision": run.engine.precision_state(),
                     "random_states": [states for _, states in processes],
-                    "images": self._context.images,
+                    "images": run.images,
                     **self._digests,
                 }
             )
 
     def _restore_(self, checkpoint: Mapping[str, Any]) -> None:
         self._model.load_state_dict(checkpoint["model"])
-        for momentum, saved in zip(_momenta(self._step), checkpoint["momenta"], strict=True):
+        for momentum, saved in zip(self._step.momenta(), checkpoint["momenta"], strict=True):
             momentum.copy_(saved)
         if self._step.average is not None:
             self._step.average.model.load_state_dict(checkpoint["average"])
         if checkpoint["rule"]:
             self._rule.load_state_dict(checkpoint["rule"])
-        self._context.engine.load_precision_state(checkpoint["precision"])
+        self._run.engine.load_precision_state(checkpoint["precision"])
         self._done_epochs, self._done_steps = checkpoint["done_epochs"], checkpoint["done_steps"]
-        if self._done_epochs > self._options.epochs or self._done_steps >= self._context.train.steps:
+        if self._done_epochs > self._options.epochs or self._done_steps >= self._run.train.steps:
             raise ValueError(f"it has {self._done_epochs} epochs and {self._done_steps} steps of {self._name}")
         if self._done_steps:
             self._restore_process_(checkpoint["sums"], checkpoint["random_states"])
 
     def _restore_process_(self, sums: torch.Tensor, random_states: Sequence[Sequence[torch.Tensor]]) -> None:
         """Restore the sums and the random states of this process in the middle of an epoch."""
-        engine = self._context.engine
+        engine = self._run.engine
         if len(random_states) != engine.world_size:
             raise ValueError(
                 f"it was saved in the middle of an epoch by {len(random_states)} processes, and this run has "
@@ -300,36 +223,12 @@ class Stage:
             )
         self._step.sums.copy_(sums[engine.rank])
         self._random_states = random_states[engine.rank]
-        # Tried on generators of their own, so that an error is still put down to the checkpoint.
-        torch.Generator().set_state(self._random_states[0])
-        for state in self._random_states[1:] if torch.cuda.is_available() else []:
-            torch.Generator("cuda").set_state(state)
 
 
 def check_checkpoint(checkpoint: Mapping[str, Any], where: Path) -> None:
-    """Raise a `ValueError` unless a stage of this version may have written it."""
-    version = checkpoint.get("version")
-    if version != CHECKPOINT_VERSION:
+    """Refuse the checkpoint of another version."""
+    if checkpoint.get("version") != CHECKPOINT_VERSION:
         raise ValueError(
-            f"{where} was written by another version of strucspars ({version!r}, not {CHECKPOINT_VERSION}); "
-            "finish the run with that one"
+            f"{where} was written by another version of strucspars ({checkpoint.get('version')!r}, not "
+            f"{CHECKPOINT_VERSION}); finish the run with that one"
         )
-    for key in CHECKPOINT_NUMBERS:
-        try:
-            checked_at_least(key, checkpoint.get(key, "nothing"), 0)
-        except ValueError as error:
-            raise ValueError(f"{where}: the checkpoint is no stage's: {error}; {CHECKPOINT_REMEDY}") from error
-    if not isinstance(checkpoint.get("images"), Mapping | None):
-        raise ValueError(f"{where}: the checkpoint does not say which images it is of; {CHECKPOINT_REMEDY}")
-    if not isinstance(checkpoint.get("stage"), str):
-        raise ValueError(f"{where}: the checkpoint names no stage; {CHECKPOINT_REMEDY}")
-
-
-def _momenta(step: TrainingStep) -> list[torch.Tensor]:
-    """The optimizer's memory, in the order of its parameters."""
-    return [
-        step.optimizer.state[parameter]["momentum_buffer"]
-        for group in step.optimizer.param_groups
-        for parameter in group["params"]
-        if step.optimizer.state[parameter]
-    ]

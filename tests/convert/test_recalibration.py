@@ -1,18 +1,12 @@
-import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
-import strucspars as ss
-from strucspars.data.batches import Batch, Batches
+from strucspars.convert.recalibration import recalibrate_
+from strucspars.data.batches import Batches
 from strucspars.data.catalogue import batches_of, load_data
-from strucspars.train.compression import ablation_plan, form_milliseconds, recalibrate_
-from strucspars.train.engine import Engine
-from strucspars.train.recipe import EngineRecipe, StageRecipe
-
-ENGINE = Engine(EngineRecipe(device="cpu"))
 
 
 def network(*, dropout: float = 0.0) -> nn.Sequential:
@@ -35,6 +29,10 @@ def batches() -> Batches:
     return batches_of(load_data("digits", None), training=True, batch_size=449, device=torch.device("cpu"), seed=5)
 
 
+def pairs(batches: Batches) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return ((batch.images, batch.labels) for batch in batches.epoch(1))
+
+
 def features(model: nn.Sequential, until: int, images: torch.Tensor) -> torch.Tensor:
     for module in list(model)[:until]:
         images = module(images)
@@ -43,7 +41,7 @@ def features(model: nn.Sequential, until: int, images: torch.Tensor) -> torch.Te
 
 def test_recalibrated_statistics_are_those_of_one_epoch(batches: Batches) -> None:
     model = network()
-    recalibrate_(model, batches, ENGINE)
+    recalibrate_(model, pairs(batches))
     reference = network().train()
     means, variances = [], []
     with torch.no_grad():
@@ -62,7 +60,7 @@ def test_recalibration_changes_nothing_but_statistics_and_forgets_the_former_one
     norm = spoilt.get_submodule("1")
     norm.get_buffer("running_mean").fill_(1e6)
     for candidate in (model, spoilt):
-        recalibrate_(candidate, batches, ENGINE)
+        recalibrate_(candidate, pairs(batches))
     torch.testing.assert_close(dict(spoilt.state_dict()), dict(model.state_dict()))
     assert spoilt.get_submodule("5").momentum == 0.3
     for (name, before), after in zip(network().named_parameters(), model.parameters(), strict=True):
@@ -74,54 +72,18 @@ def test_recalibration_does_not_depend_on_what_was_drawn_before(batches: Batches
     for seed in (1, 2):
         model = network(dropout=0.5)
         torch.manual_seed(seed)
-        recalibrate_(model, batches, ENGINE)
+        recalibrate_(model, pairs(batches))
         states.append(dict(model.state_dict()))
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
 
-class SmallDeviation:
-    """One batch whose deviation is small beside its mean."""
-
-    steps, batch_size = 1, 4
-
-    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
-        images = torch.full((4, 1, 8, 8), 8.003)
-        images[:, :, ::2] = 7.997
-        yield Batch(images, torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool))
-
-
 def test_a_small_variance_beside_a_large_mean_is_not_lost() -> None:
     norm = nn.BatchNorm2d(1)
-    recalibrate_(norm, SmallDeviation(), ENGINE)
+    images = torch.full((4, 1, 8, 8), 8.003)
+    images[:, :, ::2] = 7.997
+    recalibrate_(norm, [images])
     assert norm.get_buffer("running_mean").item() == pytest.approx(8)
     assert norm.get_buffer("running_var").item() == pytest.approx(0.003**2 * 256 / 255, rel=0.01)
-
-
-def test_both_forms_are_timed_on_copies(batches: Batches) -> None:
-    model = network()
-    before = copy.deepcopy(dict(model.state_dict()))
-    plan = ss.one_shot_plan(model, target=0.4)
-    times = form_milliseconds(ENGINE, model, plan, StageRecipe(epochs=1, ema=0.9), batches)
-    assert sorted(times) == ["grouped", "masked"]
-    assert all(0 < value < 60_000 for value in times.values())
-    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
-    assert type(model[4]) is nn.Conv2d
-
-
-class FewSteps:
-    """A data set of one batch."""
-
-    steps, batch_size = 1, 4
-
-    def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
-        yield Batch(torch.randn(4, 3, 16, 16), torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.bool))
-
-
-def test_an_epoch_of_one_step_can_be_timed_too() -> None:
-    model = network()
-    plan = ss.one_shot_plan(model, target=0.4)
-    times = form_milliseconds(ENGINE, model, plan, StageRecipe(epochs=1), FewSteps())
-    assert all(value > 0 for value in times.values())
 
 
 def test_recalibration_forgets_the_statistics_of_a_training_that_counted_its_batches(batches: Batches) -> None:
@@ -131,29 +93,31 @@ def test_recalibration_forgets_the_statistics_of_a_training_that_counted_its_bat
         trained(100 * batch.images)
     assert int(trained.get_submodule("1").get_buffer("num_batches_tracked")) == 3
     for candidate in (model, trained):
-        recalibrate_(candidate, batches, ENGINE)
+        recalibrate_(candidate, pairs(batches))
     torch.testing.assert_close(dict(trained.state_dict()), dict(model.state_dict()))
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_recalibration_restores_the_models_mode(batches: Batches, training: bool) -> None:
     model = network().train(training)
-    recalibrate_(model, batches, ENGINE)
+    recalibrate_(model, pairs(batches))
     assert {module.training for module in model.modules()} == {training}
 
 
-def test_timing_leaves_the_scale_of_the_gradients_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(EngineRecipe(device="cpu"))
-    scale = {"scale": 65536.0}
-    loaded: list[dict[str, float]] = []
-    monkeypatch.setattr(engine, "precision_state", lambda: dict(scale))
-    monkeypatch.setattr(engine, "load_precision_state", loaded.append)
-    model = network()
-    form_milliseconds(engine, model, ss.one_shot_plan(model, target=0.4), StageRecipe(epochs=1), FewSteps())
-    assert loaded == [scale]
+def test_images_alone_do_as_well_as_pairs_with_labels(batches: Batches) -> None:
+    alone, with_labels = network(), network()
+    recalibrate_(alone, (batch.images for batch in batches.epoch(1)))
+    recalibrate_(with_labels, pairs(batches))
+    torch.testing.assert_close(dict(alone.state_dict()), dict(with_labels.state_dict()), rtol=0, atol=0)
 
 
-def test_the_random_orders_of_an_ablation_depend_on_the_seed_of_the_run() -> None:
-    plan = ss.one_shot_plan(network(), target=0.4)
-    orders = [ablation_plan(plan, "random", seed=seed).layers["4"].out_perm.tolist() for seed in (3, 3, 4)]
-    assert orders[0] == orders[1] != orders[2]
+def test_modules_in_another_mode_than_the_model_keep_it(batches: Batches) -> None:
+    model = network().train()
+    model[1].eval()
+    recalibrate_(model, pairs(batches))
+    assert [module.training for module in model] == [place != 1 for place in range(len(model))]
+
+
+def test_without_batches_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one batch"):
+        recalibrate_(network(), [])

@@ -1,0 +1,282 @@
+"""What a run holds while it goes: its recipe and folder, its engine, its data and its networks."""
+
+import itertools
+import math
+import os
+import textwrap
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from strucspars.data.batches import Batches
+from strucspars.data.catalogue import batches_of, load_data
+from strucspars.data.folder import FolderData
+from strucspars.data.image_set import ResidentData
+from strucspars.export.storage import load
+from strucspars.models.catalogue import build_model, names_a_function
+from strucspars.models.weights import load_weights_
+from strucspars.train.checkpoint import load_named
+from strucspars.train.engine import Engine
+from strucspars.train.epochs import CAPTURE_LOCK
+from strucspars.train.observer import RunObserver, Several
+from strucspars.train.recipe import Recipe
+from strucspars.train.run_folder import RunFolder, check_same_classes
+from strucspars.train.steps import Distillation
+
+# Name of the checkpoint after the first stage.
+SPARSIFIED = "sparsified"
+# No more than four processes read images unless the recipe asks for them.
+MOST_READERS = 4
+# Several processes stop together; they agree on it every so many steps.
+STEPS_BETWEEN_AGREEMENTS = 50
+# Of PyTorch's message about two networks that differ, which names every tensor.
+SHOWN_CHARACTERS = 300
+
+
+class RunInterrupted(Exception):
+    """The run was asked to stop; everything is saved, and the same command goes on."""
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss is not finite any more; the last good checkpoint is kept."""
+
+
+def derived_seed(seed: int, purpose: str, number: int = 0) -> int:
+    """A seed for one purpose of a run, such as the dropout of its epoch 7; different purposes are independent.
+
+    >>> derived_seed(0, "weights") == derived_seed(0, "weights") != derived_seed(1, "weights")
+    True
+    """
+    words = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), number]).generate_state(2)
+    return int(words[0]) << 31 | int(words[1]) >> 1
+
+
+@final
+class Run:
+    """One run. Data are loaded and networks built when they are first asked for.
+
+    Args:
+        recipe: what to do.
+        folder: of the run.
+        observer: receives its events.
+        should_stop: asked after every step.
+        executor: worker processes that learn channel orders.
+
+    Attributes:
+        checkpoint: where the run goes on from; None at its beginning.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        *,
+        observer: RunObserver | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        executor: Executor | None = None,
+    ) -> None:
+        self.recipe, self.folder = recipe, folder
+        self.observer = observer or Several()
+        self.should_stop, self.executor = should_stop, executor
+        self.checkpoint: Mapping[str, Any] | None = None
+        with CAPTURE_LOCK:
+            self.engine = Engine(recipe.engine)
+
+    @property
+    def name(self) -> str:
+        """What observers know the run by."""
+        return self.folder.path.name
+
+    def has_begun(self, stage: str) -> bool:
+        """Whether the checkpoint is one of this stage."""
+        return self.checkpoint is not None and self.checkpoint["stage"] == stage
+
+    def stop_question(self) -> Callable[[], bool]:
+        """What to ask after every step; all processes get the same answer."""
+        if self.engine.world_size == 1:
+            return self.should_stop
+        asked = itertools.count(1)
+        return lambda: next(asked) % STEPS_BETWEEN_AGREEMENTS == 0 and self.engine.any_true(self.should_stop())
+
+    @cached_property
+    def _data(self) -> ResidentData | FolderData:
+        options = self.recipe.data
+        if options.batch_size % self.engine.world_size:
+            raise ValueError(
+                f"data.batch_size {options.batch_size} cannot be shared by {self.engine.world_size} processes"
+            )
+        root = None if options.root is None else Path(options.root).expanduser()
+        return load_data(
+            options.name, root, download=options.download, image_size=options.image_size, seed=self.recipe.seed
+        )
+
+    @cached_property
+    def train(self) -> Batches:
+        """Batches to learn from.
+
+        Raises:
+            ValueError: there are fewer images than a batch has.
+        """
+        batch_size, count = self.recipe.data.batch_size, len(self._data.train)
+        if batch_size > count:
+            raise ValueError(
+                f"data.batch_size {batch_size} is more than the {count} images to learn from; give at most {count}, or "
+                "more images"
+            )
+        return self._batches(training=True)
+
+    @cached_property
+    def test(self) -> Batches:
+        """Batches to evaluate with."""
+        return self._batches(training=False)
+
+    def _batches(self, *, training: bool) -> Batches:
+        options, engine = self.recipe.data, self.engine
+        count = len(self._data.train if training else self._data.test)
+        return batches_of(
+            self._data,
+            training=training,
+            # An evaluation fills its last batch up: with few images, a full batch would be a waste of memory.
+            batch_size=math.ceil(min(options.batch_size, count) / engine.world_size),
+            device=engine.device,
+            seed=self.recipe.seed,
+            workers=default_readers() if options.workers is None else options.workers,
+            rank=engine.rank,
+            world_size=engine.world_size,
+            memory_format=engine.memory_format,
+        )
+
+    @property
+    def example(self) -> torch.Tensor:
+        """One image of zeros, to count operations with."""
+        return torch.zeros(1, *self._data.image_shape, device=self.engine.device)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes of an image folder in the order of the labels; None where they are fixed."""
+        return self._data.classes if isinstance(self._data, FolderData) else None
+
+    @cached_property
+    def images(self) -> dict[str, int | str] | None:
+        """Which images an image folder holds, for checkpoints; None where they are fixed."""
+        return self._data.listing() if isinstance(self._data, FolderData) else None
+
+    def check_classes_of(self, folder: RunFolder) -> None:
+        """Refuse a run whose network has other classes than these data.
+
+        Raises:
+            ValueError: names the first class that differs.
+        """
+        check_same_classes(folder, self.classes, data=f"data.root {self.recipe.data.root}")
+
+    def check_images_of(self, checkpoint: Mapping[str, Any]) -> None:
+        """Refuse to go on with other images than before: order, crops and steps of the epochs would be others.
+
+        Raises:
+            ValueError: names how many there were and are.
+        """
+        before, now = checkpoint["images"], self.images
+        if before == now:
+            return
+        assert now is not None, "another recipe is refused before"
+        there_were, there_are = (
+            f"{listing['train_images']} to learn from and {listing['test_images']} to test on"
+            for listing in (before, now)
+        )
+        change = f"now {there_are}" if there_were != there_are else "of other names or classes"
+        raise ValueError(
+            f"data.root {self.recipe.data.root} holds other images than when the run began: there were {there_were}, "
+            f"{change}; give the images of that run, or start another one in another folder"
+        )
+
+    def fresh_model(self, purpose: str = "weights") -> nn.Module:
+        """The recipe's network with fresh weights on the device; the same weights for the same purpose."""
+        return self._built(self.recipe, purpose)
+
+    def first_model(self) -> nn.Module:
+        """The network that training starts from: fresh, with the weights that the recipe names, or of another run."""
+        model = self.fresh_model()
+        if self.recipe.model.weights is not None:
+            load_weights_(model, self.recipe.model.weights, self.recipe.model.name)
+        if self.recipe.sparsify.from_run is not None:
+            self._load_first_stage_(model, self.recipe.sparsify.from_run)
+        return model
+
+    def _built(self, recipe: Recipe, purpose: str) -> nn.Module:
+        # Runs in other threads share the generator that initialises weights.
+        with CAPTURE_LOCK:
+            torch.manual_seed(derived_seed(self.recipe.seed, purpose))
+            model = build_model(
+                recipe.model.name, num_classes=self._data.num_classes, image_shape=self._data.image_shape
+            )
+        return self.engine.placed(model)
+
+    def _load_first_stage_(self, model: nn.Module, source: str) -> None:
+        """Load the weights that another run had after its first stage."""
+        origin = RunFolder(Path(source).expanduser())
+        saved = load_named(origin.checkpoints, SPARSIFIED)
+        if saved is None:
+            raise ValueError(
+                f"sparsify.from_run: {source} is no run that has finished its first stage; finish it, or name another"
+            )
+        self.check_classes_of(origin)
+        try:
+            model.load_state_dict(saved["model"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            reason = textwrap.shorten(str(error), SHOWN_CHARACTERS, placeholder=" ...")
+            raise ValueError(
+                f"sparsify.from_run: {source} belongs to another network: {reason}; give model.name as in its "
+                "recipe.yaml, or leave from_run out"
+            ) from error
+
+    def distillation(self) -> Distillation | None:
+        """The recipe's teacher; None without one.
+
+        Raises:
+            ValueError: the teacher's run is not finished, is not dense, or learned something else.
+        """
+        options = self.recipe.finetune
+        if options.teacher is None:
+            return None
+        folder = RunFolder(Path(options.teacher).expanduser())
+        if not folder.is_finished:
+            raise ValueError(
+                f"finetune.teacher: {folder.path} is not the folder of a finished run; train the teacher first, "
+                "or name the folder of one"
+            )
+        recipe = folder.load_recipe()
+        if recipe.kind == "slimming":
+            raise ValueError(f"finetune.teacher: {folder.path} is a run of kind slimming; name a dense one")
+        if _label_set(recipe.data.name) != _label_set(self.recipe.data.name):
+            raise ValueError(
+                f"finetune.teacher: {folder.path} was trained on {recipe.data.name}, this run learns from "
+                f"{self.recipe.data.name}: its outputs mean something else; name a teacher of the same data"
+            )
+        if names_a_function(recipe.model.name) and recipe.model.name != self.recipe.model.name:
+            raise ValueError(
+                f"finetune.teacher: {folder.path} names {recipe.model.name!r} as its network; code that a folder names "
+                "is not run unless the recipe names the same"
+            )
+        self.check_classes_of(folder)
+        teacher = load(folder.model_path, self._built(recipe, "weights"))
+        teacher.eval().requires_grad_(False)
+        return Distillation(teacher=teacher, weight=options.distill_weight, temperature=options.distill_temperature)
+
+
+def _label_set(data: str) -> str:
+    """Image folders under any name have the classes that they store; other data sets have labels of their own."""
+    return "classes" if data in ("imagenet", "folder") else data
+
+
+def default_readers() -> int:
+    """One process per core of this process, divided among those of torchrun, and at most `MOST_READERS`."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return min(MOST_READERS, max(1, cores // local_processes))
