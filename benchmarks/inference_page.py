@@ -13,8 +13,7 @@ from typing import Any
 
 from environment import ROOT
 
-from strucspars.bench.results import BenchReport, report_from_json
-from strucspars.bench.text import report_text
+from strucspars.bench.results import BenchReport, report_from_json, report_text
 from strucspars.paper.published import PAPER_TIMES
 
 FOLDER = ROOT / "results" / "inference"

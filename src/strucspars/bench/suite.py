@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from strucspars.bench.machine import environment, hardware, versions
-from strucspars.bench.networks import BenchForm, BenchNetwork, ImageShape
-from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, RowSize, sitting_words
+from strucspars.bench.networks import BenchNetwork, ImageShape
+from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, RowSize, RowTiming, sitting_words
 from strucspars.bench.runtimes import Images, InferenceForms, Program, Runtime, known_runtime, torch_threads
 from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times, row_timing
 from strucspars.convert.comparison import compare_outputs, random_image
@@ -187,32 +187,6 @@ def _contestants(subject: Subject, folder: Path) -> list[Contestant]:
     return contestants
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    """What a time is of."""
-
-    rate: float | None
-    form: BenchForm
-    runtime: str
-    images_per_call: int
-
-    def other(self, form: BenchForm) -> "_Entry":
-        """Another form of the same network, run in the same way."""
-        rate = None if form == "dense" else self.rate
-        return _Entry(rate=rate, form=form, runtime=self.runtime, images_per_call=self.images_per_call)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Checked:
-    """A program that may be timed, or the reason why not."""
-
-    contestant: Contestant
-    gathers: tuple[int | None, int | None] = (None, None)
-    difference: float | None = None
-    error: str = ""
-    timed: Callable[[], object] | None = None
-
-
 def sitting_rows(
     sitting: Sitting, contestants: Sequence[Contestant], rules: TimingRules, *, on_progress: OnProgress, clock: Clock
 ) -> list[BenchRow]:
@@ -233,15 +207,19 @@ def sitting_rows(
         on_progress(f"{words}: timing {len(programs)} programs, round {number}", done)
 
     with torch_threads(sitting.threads):
-        checked = dict(_checked_programs(sitting, contestants, images, words, on_progress))
-        programs = {entry: program.timed for entry, program in checked.items() if program.timed is not None}
+        checked = list(_checked_rows(sitting, contestants, images, words, on_progress))
+        programs = {row: timed for row, timed in checked if timed is not None}
         samples = interleaved_times(programs, rules, clock=clock, on_round=on_round)
-    return [_row(sitting, entry, program, samples) for entry, program in checked.items()]
+    return [replace(row, timing=_timing(row, samples)) if row in samples else row for row, _ in checked]
 
 
-def _checked_programs(
+CheckedRow = tuple[BenchRow, Callable[[], object] | None]
+
+
+def _checked_rows(
     sitting: Sitting, contestants: Sequence[Contestant], images: Images, words: str, on_progress: OnProgress
-) -> Iterator[tuple[_Entry, _Checked]]:
+) -> Iterator[CheckedRow]:
+    """A row without times for every program, and the program if it may be timed."""
     on_progress(f"{words}: what PyTorch computes", 0.0)
     expected = [_expected(contestant, images) for contestant in contestants]
     work = [
@@ -254,31 +232,40 @@ def _checked_programs(
         rate, form = contestant.network.rate, contestant.network.form
         name = form if rate is None else f"{form} {100 * rate:.3g}%"
         on_progress(f"{words}: preparing {name} for {runtime.title}", done / len(work))
-        entry = _Entry(rate=rate, form=form, runtime=runtime.name, images_per_call=images_per_call)
-        yield entry, _checked_program(contestant, runtime, images_per_call, sitting.threads, images, outputs)
+        row = BenchRow(
+            network=sitting.network,
+            image_shape=sitting.image_shape,
+            rate=rate,
+            form=form,
+            runtime=runtime.name,
+            batch=sitting.batch,
+            images_per_call=images_per_call,
+            threads=sitting.threads,
+            size=contestant.size,
+            difference=None,
+            error="",
+            timing=None,
+        )
+        yield _checked_row(row, runtime, contestant.forms, images, outputs)
 
 
-def _checked_program(
-    contestant: Contestant, runtime: Runtime, images_per_call: int, threads: int, images: Images, expected: Images
-) -> _Checked:
-    gathers: tuple[int | None, int | None] = (None, None)
+def _checked_row(
+    row: BenchRow, runtime: Runtime, forms: InferenceForms, images: Images, expected: Images
+) -> CheckedRow:
     try:
-        program = runtime.prepare(contestant.forms, images_per_call, threads)
-        gathers = runtime.gathers(contestant.forms)
-        outputs = _in_parts(program, images, images_per_call)
+        program = runtime.prepare(forms, row.images_per_call, row.threads)
+        num_gathers, gathered_bytes = runtime.gathers(forms)
+        row = replace(row, num_gathers=num_gathers, gathered_bytes=gathered_bytes)
+        outputs = _in_parts(program, images, row.images_per_call)
     # Converters and runtimes raise errors of any kind; the others are timed all the same.
     except Exception as error:
-        reason = f"not timed: {type(error).__name__}: {first_line(error)}"
-        return _Checked(contestant=contestant, gathers=gathers, error=reason)
+        return replace(row, error=f"not timed: {type(error).__name__}: {first_line(error)}"), None
     # Copies: outputs of runtimes may lie in their own memory, which is read-only.
     compared = compare_outputs(torch.tensor(outputs), torch.tensor(expected))
-    return _Checked(
-        contestant=contestant,
-        gathers=gathers,
-        difference=compared.relative_error,
-        error=f"not timed: {compared.complaint}" if compared.complaint else "",
-        timed=None if compared.complaint else partial(_in_parts, program, images, images_per_call),
-    )
+    row = replace(row, difference=compared.relative_error)
+    if compared.complaint:
+        return replace(row, error=f"not timed: {compared.complaint}"), None
+    return row, partial(_in_parts, program, images, row.images_per_call)
 
 
 def _in_parts(program: Program, images: Images, images_per_call: int) -> Images:
@@ -304,31 +291,22 @@ def _expected(contestant: Contestant, images: Images) -> Images:
     return expected
 
 
-def _row(sitting: Sitting, entry: _Entry, program: _Checked, samples: Mapping[_Entry, Samples]) -> BenchRow:
-    timing = None
-    if entry in samples:
-        dense = [times for other, times in samples.items() if other.form == "dense"]
-        timing = row_timing(
-            samples[entry],
-            batch=sitting.batch,
-            operation_ratio=program.contestant.size.operation_ratio,
-            dense=samples.get(entry.other("dense")),
-            best_dense=min(dense, key=lambda times: times.median, default=None),
-            bound=samples.get(entry.other("bound")) if entry.form == "compressed" else None,
-        )
-    return BenchRow(
-        network=sitting.network,
-        image_shape=sitting.image_shape,
-        rate=entry.rate,
-        form=entry.form,
-        runtime=entry.runtime,
-        batch=sitting.batch,
-        images_per_call=entry.images_per_call,
-        threads=sitting.threads,
-        size=program.contestant.size,
-        num_gathers=program.gathers[0],
-        gathered_bytes=program.gathers[1],
-        difference=program.difference,
-        error=program.error,
-        timing=timing,
+def _timing(row: BenchRow, samples: Mapping[BenchRow, Samples]) -> RowTiming:
+    """The times of a row, against those of the other forms of its network, run in the same way."""
+    same_way = {
+        (other.form, other.rate): times
+        for other, times in samples.items()
+        if (other.runtime, other.images_per_call) == (row.runtime, row.images_per_call)
+    }
+    return row_timing(
+        samples[row],
+        batch=row.batch,
+        operation_ratio=row.size.operation_ratio,
+        dense=same_way.get(("dense", None)),
+        best_dense=min(
+            (times for other, times in samples.items() if other.form == "dense"),
+            key=lambda times: times.median,
+            default=None,
+        ),
+        bound=same_way.get(("bound", row.rate)) if row.form == "compressed" else None,
     )

@@ -113,9 +113,9 @@ def bench(
     from functools import partial
 
     from strucspars.bench.networks import PAPER_GROUPS
+    from strucspars.bench.results import report_text
     from strucspars.bench.suite import BenchSettings
     from strucspars.bench.suite import bench as run_bench
-    from strucspars.bench.text import report_text
     from strucspars.bench.timing import TimingRules
     from strucspars.cli.networks import refuse_ignored
     from strucspars.io.files import followed, write_text

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from strucspars.bench.text import PublishedTime, PublishedTimes
+from strucspars.bench.results import PublishedTime, PublishedTimes
 from strucspars.paper.noise import Sample
 from strucspars.train.recipe import Ablation
 

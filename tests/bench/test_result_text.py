@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from strucspars.bench.results import BenchReport, BenchRow, Ratio
-from strucspars.bench.text import report_text
+from strucspars.bench.results import BenchReport, BenchRow, Ratio, report_text
 from strucspars.paper.published import PAPER_TIMES
 
 MakeRow = Callable[..., BenchRow]
