@@ -133,7 +133,7 @@ def test_a_checkpoint_without_one_of_its_parts_is_refused(missing: str, small_re
         ("", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
         ("__import__('os').abort()", "not valid JSON"),
-        ('{"format": "other"}', "not a grouping plan"),
+        ('{"format": "other"}', "format: must be 'strucspars-plan', got 'other'"),
         (None, "plan.json is missing, but the finetuning has begun; restore it"),
     ],
 )

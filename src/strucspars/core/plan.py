@@ -13,6 +13,7 @@ from strucspars._version import __version__
 from strucspars.core.checks import IntArray, checked_fraction, checked_target, is_whole_number
 from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
+from strucspars.io.records import as_record, check_header, parse_json
 
 FORMAT = "strucspars-plan"
 FORMAT_VERSION = 1
@@ -160,25 +161,15 @@ class GroupingPlan:
         return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **fields, "layers": layers})
 
     @classmethod
-    def from_json(cls, text: str) -> "GroupingPlan":
-        """Read a plan and check all of it; a file that is damaged, foreign or newer is a `ValueError`."""
-        document = _parse_object(text)
-        if document.get("format") != FORMAT:
-            raise ValueError(f"not a grouping plan: its 'format' is {document.get('format')!r}, expected {FORMAT!r}")
-        version = document.get("format_version")
-        if not is_whole_number(version) or version < 1:
-            raise ValueError(f"grouping plan has no usable 'format_version': {version!r}")
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"grouping plan has format version {version}, written by strucspars "
-                f"{document.get('strucspars_version')!r}; this is {__version__}, which reads up to version "
-                f"{FORMAT_VERSION}: upgrade strucspars"
-            )
-        _check_keys("grouping plan", document, ("format", "format_version", *PLAN_FIELDS, "layers"))
-        if not isinstance(document["layers"], dict):
-            raise ValueError(f"grouping plan: 'layers' must be an object, got {type(document['layers']).__name__}")
-        layers = {name: _layer_from_json(name, entry) for name, entry in document["layers"].items()}
-        return cls(layers, **{name: document[name] for name in PLAN_FIELDS})
+    def from_json(cls, text: str, where: str = "grouping plan") -> "GroupingPlan":
+        """Read a plan and check all of it; a file that is damaged, foreign or newer is a `ValueError`.
+
+        Args:
+            text: what `to_json` has written.
+            where: what an error calls it.
+        """
+        document = check_header(parse_json(text, where), where, format=FORMAT, format_version=FORMAT_VERSION)
+        return as_record(cls, document, where)
 
     def check_matches(self, weight_shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
@@ -203,41 +194,3 @@ def _hint(name: str, present: Iterable[str]) -> str:
 
 
 PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name != "layers")
-
-
-def _layer_from_json(name: str, entry: Any) -> LayerPlan:
-    _check_keys(f"layer {name!r}", entry, ("group_level", "weight_shape", "out_perm", "in_perm"))
-    for field in ("weight_shape", "out_perm", "in_perm"):
-        if not isinstance(entry[field], list) or not all(is_whole_number(value) for value in entry[field]):
-            raise ValueError(f"layer {name!r}: {field} must be a list of whole numbers")
-    try:
-        return LayerPlan(**entry)
-    except ValueError as error:
-        raise ValueError(f"layer {name!r}: {error}") from error
-
-
-def _parse_object(text: str) -> dict[str, Any]:
-    def refuse_constant(constant: str) -> None:
-        raise ValueError(f"{constant} is not a number")
-
-    def refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) < len(pairs):
-            raise ValueError("a name stands twice in one object")
-        return entries
-
-    try:
-        document = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_repeats)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"grouping plan is not valid JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ValueError(f"grouping plan must be a JSON object, got {type(document).__name__}")
-    return document
-
-
-def _check_keys(where: str, entry: Any, expected: Sequence[str]) -> None:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} must be an object, got {type(entry).__name__}")
-    missing, unknown = set(expected) - set(entry), set(entry) - set(expected)
-    if missing or unknown:
-        raise ValueError(f"{where}: missing {sorted(missing)}, unknown {sorted(unknown)}")

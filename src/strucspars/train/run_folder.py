@@ -179,11 +179,9 @@ class RunFolder:
     def load_plan(self) -> GroupingPlan | None:
         """The stored plan, None before there is one."""
         try:
-            return GroupingPlan.from_json(read_text(self.plan_path))
+            return GroupingPlan.from_json(read_text(self.plan_path), str(self.plan_path))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise ValueError(f"{self.plan_path}: {error}") from error
 
     def save_epoch_arrays(self, stage: str, epoch: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Store what an epoch of a stage did to every layer, by array name."""
