@@ -15,9 +15,15 @@ from strucspars.core.hierarchy import connection_mask, group_penalty
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.drawing import BLUE, VERMILLION
-from strucspars.report.importance import chosen_layers, importance_figure
 from strucspars.report.layer_view import layer_views, matrix_address
-from strucspars.report.layers import LayerImportance, boundaries, brightest, layer_importances
+from strucspars.report.layers import (
+    LayerImportance,
+    boundaries,
+    brightest,
+    chosen_layers,
+    importance_figure,
+    layer_importances,
+)
 from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"a.conv1": (64, 32, 1, 1), "a.conv2": (32, 64, 3, 3), "odd": (9, 15, 1, 1), "wide": (256, 512, 1, 1)}

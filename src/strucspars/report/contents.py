@@ -14,8 +14,8 @@ from strucspars.report.comparison_tables import comparison_tables
 from strucspars.report.confusion import Confusion, chosen_confusions, confusion_figure, confusions_of
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.dynamics import churn_figure, churn_of, dynamics_figure, dynamics_of
-from strucspars.report.importance import chosen_layers, importance_figure
 from strucspars.report.layer_view import LayerView, layer_views
+from strucspars.report.layers import chosen_layers, importance_figure
 from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
 from strucspars.report.tables import confusion_table, run_tables
