@@ -1,5 +1,6 @@
 """Worker processes that learn the channel orders."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -38,6 +39,8 @@ def _prepare_worker() -> None:
     # Ctrl-C reaches the whole process group, and the main process may still need its workers to finish an epoch.
     # SIGTERM must end a worker: that is how the pool ends the others after one has died.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The limit finds only libraries that are loaded, and `strucspars` loads its parts on first use.
+    importlib.import_module("strucspars.core.learning")
     threadpool_limits(limits=1, user_api="blas")
 
 
