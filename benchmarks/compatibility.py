@@ -5,19 +5,22 @@
 
 Every network has random weights, biases and batch-norm statistics. It is planned by the steps of `one_shot_plan` at
 30 and 60 % of its parameters, or at the most it allows, and converted. In double precision, the outputs must be those
-of the network that has the same weights set to zero but no groups.
+of the network that has the same weights set to zero but no groups. At the last target the rest of the way is gone too:
+gradients, `fold`, an ONNX file that ONNX Runtime runs, a saved file that a fresh network loads.
 """
 
 import argparse
 import copy
 import json
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -27,7 +30,9 @@ from environment import ROOT, describe
 from torch import nn
 
 import strucspars as ss
+from strucspars.core.hierarchy import num_groups
 from strucspars.nn.groupable import Selection, SkippedLayer
+from strucspars.nn.layers import dense_weight
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.layers import LayerState, learned_states
 from strucspars.sparsify.planning import network_size, plan_for_target
@@ -78,6 +83,22 @@ class AtTarget:
 
 
 @dataclass(frozen=True)
+class RoundTrip:
+    """What happens to a network after conversion; errors are relative to the largest entry.
+
+    `gradient_error` compares the weights' gradients with those of the masked network, `fold_error` and `load_error` the
+    outputs with those of the converted one. `untraced` says why `fold` keeps the shuffles, `onnx` why there is no file;
+    both are empty if all is well. ONNX Runtime's outputs are compared by `export` itself, in single precision.
+    """
+
+    gradient_error: float
+    fold_error: float
+    untraced: str
+    onnx: str
+    load_error: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """One network. A refusal has its reason and no conversions; `rest` tells which layers stay as they are."""
 
@@ -91,6 +112,7 @@ class Outcome:
     rest: dict[str, float]
     refusal: str
     conversions: list[AtTarget]
+    round_trip: RoundTrip | None
     seconds: float
 
 
@@ -144,13 +166,15 @@ def study(library: str, name: str, build: Callable[[], nn.Module]) -> Outcome:
     image = example_image(model)
     selection = ss.select_layers(model)
     params = sum(parameter.numel() for parameter in model.parameters())
-    refusal, conversions = "", []
+    refusal, conversions, round_trip = "", [], None
     if not selection.layers:
         refusal = reason_for_refusal(selection)
     else:
         try:
-            conversions = converted_at_all_targets(model, selection, params, image)
-        except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # one network must not end the run
+            plans = plans_at_all_targets(model, selection, params)
+            conversions = [converted_at(model, target, plan, image) for target, plan in plans.items()]
+            round_trip = round_trip_of(model, plans[conversions[-1].target], image, build)
+        except Exception as error:  # one network must not end the run
             refusal = f"failed: {type(error).__name__}: {str(error).splitlines()[0]}"
     return Outcome(
         network=name,
@@ -163,20 +187,18 @@ def study(library: str, name: str, build: Callable[[], nn.Module]) -> Outcome:
         rest={kind: count / params for kind, count in params_left(selection).most_common(3)},
         refusal=refusal,
         conversions=conversions,
+        round_trip=round_trip,
         seconds=round(time.perf_counter() - start, 1),
     )
 
 
-def converted_at_all_targets(
-    model: nn.Module, selection: Selection, params: int, image: torch.Tensor
-) -> list[AtTarget]:
-    """The conversions at every target, the last one at the most that can be removed where that is less."""
-    removable = sum(
-        layer.weight.numel() * (1 - 1 / ss.core.num_groups(layer.largest_level)) for layer in selection.layers
-    )
-    reachable = sorted({min(target, removable / params) for target in TARGETS})
+def plans_at_all_targets(model: nn.Module, selection: Selection, params: int) -> dict[float, ss.GroupingPlan]:
+    """The plan for every target, the last one for the most that can be removed where that is less."""
+    removable = sum(layer.weight.numel() * (1 - 1 / num_groups(layer.largest_level)) for layer in selection.layers)
     states = learned_states(selection.layers, one_shot(TARGETS[0]), None)
-    return [converted_at(model, selection, states, target, image) for target in reachable]
+    size = network_size(model, None)
+    targets = sorted({min(target, removable / params) for target in TARGETS})
+    return {target: plan_for_target(selection, states, size, one_shot(target)) for target in targets}
 
 
 def one_shot(target: float) -> SparsifyConfig:
@@ -184,11 +206,8 @@ def one_shot(target: float) -> SparsifyConfig:
     return SparsifyConfig(target=target, epochs=1, lambda_warmup=0)
 
 
-def converted_at(
-    model: nn.Module, selection: Selection, states: list[LayerState], target: float, image: torch.Tensor
-) -> AtTarget:
+def converted_at(model: nn.Module, target: float, plan: ss.GroupingPlan, image: torch.Tensor) -> AtTarget:
     """Convert a copy and compare it with a masked copy."""
-    plan = plan_for_target(selection, states, network_size(model, None), one_shot(target))
     with torch.no_grad():
         expected = ss.mask_(copy.deepcopy(model), plan)(image)
         converted = ss.convert_(copy.deepcopy(model), plan)
@@ -206,9 +225,40 @@ def converted_at(
     )
 
 
+def round_trip_of(
+    model: nn.Module, plan: ss.GroupingPlan, image: torch.Tensor, build: Callable[[], nn.Module]
+) -> RoundTrip:
+    """Compute gradients, fold, export, save and load a converted copy."""
+    masked, converted = ss.mask_(copy.deepcopy(model), plan), ss.convert_(copy.deepcopy(model), plan)
+    for network in (masked, converted):
+        network(image).square().sum().backward()
+    gradient_error = max(
+        relative_difference(
+            dense_weight(converted.get_parameter(f"{name}.weight").grad, layer),
+            masked.get_parameter(f"{name}.weight").grad,
+        )
+        for name, layer in plan.layers.items()
+        if layer.group_level > 1
+    )
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        outputs = converted(image)
+        folded = ss.fold(converted, image)
+        fold_error, untraced = relative_difference(folded(image), outputs), ss.fold_report(folded).untraced_reason
+        ss.save(converted, Path(folder) / "model.safetensors", plan=plan)
+        loaded = ss.load(Path(folder) / "model.safetensors", build().double().eval())
+        load_error = relative_difference(loaded(image), outputs)
+        onnx = ""
+        try:
+            ss.export(folded.float(), Path(folder) / "model.onnx", example_inputs=image.float())
+        except Exception as error:
+            onnx = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return RoundTrip(gradient_error, fold_error, untraced, onnx, load_error)
+
+
 def relative_difference(outputs: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest entry."""
-    return ((outputs - expected).abs().max() / expected.abs().max()).item()
+    """The largest difference, relative to the largest entry; nothing at all where both are zero."""
+    largest = expected.abs().max()
+    return ((outputs - expected).abs().max() / largest).item() if largest else outputs.abs().max().item()
 
 
 def plain_conv_params(model: nn.Module) -> int:
@@ -249,6 +299,9 @@ def reason_for_refusal(selection: Selection) -> str:
 def is_unexplained(row: dict[str, Any]) -> bool:
     """Refused although most of it could be grouped, or converted to another function, or to one that proves nothing."""
     equal = all(conversion["error"] < LARGEST_ERROR < conversion["effect"] for conversion in row["conversions"])
+    trip = row["round_trip"]
+    if trip is not None:
+        equal = equal and all(trip[error] < LARGEST_ERROR for error in ("gradient_error", "fold_error", "load_error"))
     return not equal or (bool(row["refusal"]) and row["plain_conv_fraction"] > MUST_BE_GROUPED)
 
 
