@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import strucspars as ss
-from strucspars.export.input_transform import TRANSFORM_KEY
+from strucspars.export.storage import TRANSFORM_KEY
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
@@ -94,10 +94,10 @@ def test_where_an_older_file_does_not_tell_the_model_stays_as_it_is_and_a_line_s
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{", "its strucspars.transform_input is damaged"),
-        ("[" * 100_000, "its strucspars.transform_input is damaged"),
-        ("[true]", r"must be true or false by name of module, got '\[true\]'"),
-        ('{"": 1}', "must be true or false by name of module"),
+        ("{", r"strucspars\.transform_input: is not valid JSON"),
+        ("[" * 100_000, r"strucspars\.transform_input: is not valid JSON"),
+        ("[true]", r"strucspars\.transform_input: must be a mapping, got \[True\]"),
+        ('{"": 1}', "must be true or false, got 1"),
         ('{"": true}', "'the network' was saved with transform_input=True.*load into one of them"),
         ('{"backbone": true}', "'backbone' was saved with transform_input=True"),
     ],

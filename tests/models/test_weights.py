@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from strucspars.convert.conversion import convert_
-from strucspars.export.input_transform import TRANSFORM_KEY
-from strucspars.export.storage import PLAN_KEY, save
+from strucspars.export.storage import PLAN_KEY, TRANSFORM_KEY, save
 from strucspars.models import weights
 from strucspars.models.catalogue import build_model
 from strucspars.models.cifar import CifarResNet
@@ -69,7 +68,7 @@ def test_safetensors_are_loaded(tmp_path: Path) -> None:
 
 def test_a_damaged_note_about_inputs_is_named(tmp_path: Path) -> None:
     save_file(copied_state(small_network()), tmp_path / "net.safetensors", {TRANSFORM_KEY: "{"})
-    with pytest.raises(ValueError, match=r"net\.safetensors': its strucspars.transform_input is damaged"):
+    with pytest.raises(ValueError, match=r"net\.safetensors': strucspars\.transform_input: is not valid JSON"):
         load_weights_(small_network(), str(tmp_path / "net.safetensors"), "small")
 
 

@@ -6,12 +6,12 @@ group it. So there is no class to pickle, and no model zoo to depend on.
 
 import hashlib
 import json
+import logging
 import os
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,8 +22,8 @@ from strucspars._version import __version__
 from strucspars.convert.conversion import check_fits, convert_, model_plan, plan_of
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.gathers import FOLDED_PLAN_KEY, is_folded
-from strucspars.export.input_transform import InputTransforms
 from strucspars.io.files import check_readable, replace_file
+from strucspars.io.records import convert, parse_json
 from strucspars.nn.groupable import parameter_key
 from strucspars.nn.layers import check_plain_weights, is_grouped, is_masked, planned_orders
 from strucspars.nn.names import (
@@ -43,8 +43,14 @@ FORMAT_KEY = "strucspars.format"
 FORMAT = "2"
 # JSON: the version of every module's state that is not 1, which PyTorch keeps in the state's `_metadata`.
 STATE_VERSIONS_KEY = "strucspars.state_versions"
-# What safetensors calls its own entry in a file's header.
-METADATA = "__metadata__"
+# JSON: which modules transform their inputs. Torchvision sets it where it loads its published weights, which were
+# trained on images of another scale, and keeps it in no state.
+TRANSFORM_KEY = "strucspars.transform_input"
+
+# By name, so that saving does not import torchvision.
+_WITH_TRANSFORM = frozenset({"torchvision.models.googlenet.GoogLeNet", "torchvision.models.inception.Inception3"})
+
+logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,10 +58,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan | None = None) -> None:
     """Write a converted (or dense) model to one safetensors file, all or nothing.
 
-    The file appears under its name only when it is complete; a file that was there before survives any failure. Names
-    in it are those of the network itself, also where `torch.compile`, `DistributedDataParallel` or their like have
-    wrapped it or parts of it. Whether torchvision's GoogLeNet or Inception transforms its inputs is kept beside its
-    tensors.
+    A file that was there before survives any failure. Names in it are those of the network itself, also where
+    `torch.compile`, `DistributedDataParallel` or the like have wrapped it or parts of it. Whether torchvision's
+    GoogLeNet or Inception transforms its inputs is kept beside its tensors.
 
     Args:
         model: what to save.
@@ -72,99 +77,23 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     >>> torch.equal(restored[0].weight, model[0].weight)
     True
     """
-    path = Path(path)
     check_plain_weights(model)
-    tensors, present = _tensors_to_save(_network_inside(model)), model_plan(model)
-    _check_state_is_whole(tensors, present)
+    network = _network_inside(model)
+    state = _bare_state(network)
+    for name, value in state.items():
+        _check_can_be_saved(name, value)
+    present = model_plan(model)
+    _check_state_is_whole(state, present)
     plan = present if plan is None else under_first_names(model, plan)
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
         raise ValueError(
             "the plan is not the one that the model was converted with; leave it out or give the right one"
         )
-    versions = {name: version for name, version in state_versions(_network_inside(model)).values() if version != 1}
-    metadata = {
-        PLAN_KEY: plan.to_json(),
-        VERSION_KEY: __version__,
-        FORMAT_KEY: FORMAT,
-        STATE_VERSIONS_KEY: json.dumps(versions, sort_keys=True),
-    }
-    write_tensors(path, tensors, metadata | InputTransforms.of(model).as_metadata())
-
-
-def _network_inside(model: nn.Module) -> nn.Module:
-    # Past wrappers with hooks too: its tensors are asked for, not what it computes.
-    while (inner := inner_name(model)) is not None:
-        model = model.get_submodule(inner)
-    return model
-
-
-def _bare_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    state = model.state_dict()
-    return {bare: state[name] for name, bare in bare_state_names(model).items()}
-
-
-def _tensors_to_save(model: nn.Module) -> dict[str, torch.Tensor]:
-    state = _bare_state(model)
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
-        if value.layout != torch.strided or not _has_known_precision(value):
-            raise ValueError(
-                f"{name!r} of the model is a tensor of {value.layout} and {value.dtype}, which the file format lacks; "
-                "make it a dense one of another precision, or leave it out of the state (persistent=False)"
-            )
-        if value.is_meta:
-            raise ValueError(
-                f"{name!r} of the model is on the meta device, where there is nothing to save; call "
-                "model.to_empty(device=...) and load the weights first"
-            )
-    return state
-
-
-def _check_state_is_whole(state: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
-    """Raise a `ValueError` where a model's own `state_dict` leaves out a grouped layer: no file could bring it back."""
-    for name, layer in plan.layers.items():
-        if layer.group_level > 1 and _key(name, "weight") not in state:
-            raise ValueError(
-                f"layer {name!r} is not in the model's state_dict(), which leaves it out or calls it otherwise, so "
-                "that it could not be loaded; give the network that this one holds, or a state_dict() that is whole"
-            )
-
-
-def _has_known_precision(tensor: torch.Tensor) -> bool:
-    try:
-        serialised({"any": tensor.new_empty(0, device="cpu")})
-    except (KeyError, RuntimeError):
-        return False
-    return True
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file that appears under its name only when it is complete, or raise an `OSError`.
-
-    The same tensors and metadata give the same bytes.
-    """
-    # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
-    separate = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    try:
-        content = serialised(separate, metadata)
-    except SafetensorError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
-    header_end = 8 + int.from_bytes(content[:8], "little")
-    with replace_file(path, follow_link=True) as unfinished, unfinished.open("wb") as file:
-        # As bytes, written here: the library's own files can be read by nobody else.
-        file.write(_in_order(content[8:header_end]))
-        file.write(memoryview(content)[header_end:])
-
-
-def _in_order(header: bytes) -> bytes:
-    """The header with its length before it, and its metadata by name: the library has them in any order."""
-    entries = json.loads(header)
-    entries[METADATA] = dict(sorted(entries[METADATA].items()))
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    # The format aligns the tensors that follow.
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    versions = {name: version for name, version in state_versions(network).values() if version != 1}
+    metadata = {PLAN_KEY: plan.to_json(), FORMAT_KEY: FORMAT, STATE_VERSIONS_KEY: json.dumps(versions, sort_keys=True)}
+    if transforms := input_transforms(model):
+        metadata[TRANSFORM_KEY] = json.dumps(transforms)
+    write_tensors(path, state, metadata)
 
 
 def load(path: str | os.PathLike[str], model: Model) -> Model:
@@ -187,43 +116,95 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     ...     load(f"{folder}/dense.safetensors", nn.Linear(2, 2))
     Linear(in_features=2, out_features=2, bias=True)
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no saved model at {path}")
-    saved, network = _read(path), _network_inside(model)
+    tensors, metadata = read_tensors(path)
+    network = _network_inside(model)
+    if PLAN_KEY not in metadata:
+        raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
+    if metadata.get(FORMAT_KEY) != FORMAT:
+        raise ValueError(
+            f"{path} holds its weights in storage format {metadata.get(FORMAT_KEY, '1')}, this version reads format "
+            f"{FORMAT}; save the network anew with this version"
+        )
+    try:
+        plan = GroupingPlan.from_json(metadata[PLAN_KEY])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    transforms = read_transforms(metadata, str(path))
+    versions = _read_json(metadata, STATE_VERSIONS_KEY, dict[str, int], str(path))
     _check_dense(network)
     try:
-        check_fits(network, saved.plan)
-        saved.input_transforms.check_fit(network)
+        check_fits(network, plan)
+        _check_transforms(transforms, network)
     except ValueError as error:
         raise ValueError(f"{path} belongs to another network: {error}") from error
-    _check_state_is_whole(_bare_state(network), under_first_names(network, saved.plan))
-    _check_tensors(path, saved.tensors, expected=_expected_tensors(network, saved.plan))
-    _check_tied(path, saved.tensors, _bare_state(network))
-    _check_orders(path, saved.tensors, saved.plan)
-    convert_(network, saved.plan)
-    state = OrderedDict((name, saved.tensors[bare]) for name, bare in bare_state_names(network).items())
-    # Where PyTorch itself keeps them, and reads them again.
-    state._metadata = {  # type: ignore[attr-defined]  # an attribute that PyTorch adds
-        name: {"version": saved.state_versions.get(bare, 1)} for name, (bare, _) in state_versions(network).items()
+    state = _bare_state(network)
+    _check_state_is_whole(state, under_first_names(network, plan))
+    needed = _tensors_after_conversion(state, network, plan)
+    check_tensors(path, tensors, needed, fixed={name for name, tensor in needed.items() if not tensor.is_meta})
+    _check_tied(path, tensors, state)
+    convert_(network, plan)
+    loaded = OrderedDict((name, tensors[bare]) for name, bare in bare_state_names(network).items())
+    # Where PyTorch itself keeps the versions, and reads them again.
+    loaded._metadata = {  # type: ignore[attr-defined]  # an attribute that PyTorch adds
+        name: {"version": versions.get(bare, 1)} for name, (bare, _) in state_versions(network).items()
     }
-    network.load_state_dict(state)
-    saved.input_transforms.set_(network)
+    network.load_state_dict(loaded)
+    _set_transforms_(network, transforms)
     return model
 
 
-@dataclass(frozen=True)
-class _SavedNetwork:
-    """What a file holds."""
+def write_tensors(path: str | os.PathLike[str], state: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file that appears under its name only when it is complete.
 
-    plan: GroupingPlan
-    tensors: Mapping[str, torch.Tensor]
-    input_transforms: InputTransforms
-    state_versions: Mapping[str, int]
+    The same tensors and metadata give the same bytes.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
+    separate = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+    content = serialised(separate, metadata | {VERSION_KEY: __version__})
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    # The library has the metadata in any order.
+    entries = json.loads(content[8:header_end])
+    entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    # The format aligns the tensors that follow.
+    header += b" " * (-len(header) % 8)
+    with replace_file(Path(path), follow_link=True) as unfinished, unfinished.open("wb") as file:
+        # As bytes, written here: only their owner can read the files that the library writes.
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(memoryview(content)[header_end:])
 
 
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file; a `ValueError` where it is damaged."""
+def _check_can_be_saved(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{name!r} of the model's state is a {type(value).__name__}; a file holds tensors only")
+    if value.is_meta:
+        raise ValueError(
+            f"{name!r} of the model is on the meta device, where there is nothing to save; call "
+            "model.to_empty(device=...) and load the weights first"
+        )
+    try:
+        is_known = value.layout == torch.strided and bool(serialised({"any": value.new_empty(0, device="cpu")}))
+    except (KeyError, RuntimeError):
+        is_known = False
+    if not is_known:
+        raise ValueError(
+            f"{name!r} of the model is a tensor of {value.layout} and {value.dtype}, which the file format lacks; "
+            "make it a dense one of another precision, or leave it out of the state (persistent=False)"
+        )
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file cannot be read, or is damaged.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no saved model at {path}")
     check_readable(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -235,21 +216,56 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         ) from error
 
 
-def _read(path: Path) -> _SavedNetwork:
-    tensors, metadata = read_tensors(path)
-    if PLAN_KEY not in metadata:
-        raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
-    if metadata.get(FORMAT_KEY) != FORMAT:
-        raise ValueError(
-            f"{path} holds its weights in storage format {metadata.get(FORMAT_KEY, '1')}, this version reads format "
-            f"{FORMAT}; save the network anew with this version"
-        )
-    try:
-        plan = GroupingPlan.from_json(metadata[PLAN_KEY])
-        versions = json.loads(metadata.get(STATE_VERSIONS_KEY, "{}"))
-        return _SavedNetwork(plan, tensors, InputTransforms.from_metadata(metadata), versions)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+def check_tensors(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, torch.Tensor],
+    needed: Mapping[str, torch.Tensor],
+    *,
+    fixed: Collection[str] = (),
+) -> None:
+    """Raise a `ValueError` unless the tensors of a file are those that a network needs, by name, shape and kind.
+
+    Args:
+        path: of the file.
+        tensors: what it holds.
+        needed: the state of the network, on any device.
+        fixed: names of tensors whose values are known: an index out of range reads foreign memory on some devices.
+    """
+    missing, unknown = sorted(set(needed) - set(tensors)), sorted(set(tensors) - set(needed))
+    if missing or unknown:
+        raise ValueError(f"{path} belongs to another network: it lacks {missing[:3]} and has {unknown[:3]} besides")
+    for name, own in needed.items():
+        found = tensors[name]
+        kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (found, own)]
+        if found.shape != own.shape or kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{path}: {name!r} is {found.dtype} {tuple(found.shape)}, the model needs {own.dtype} "
+                f"{tuple(own.shape)}"
+            )
+        if name in fixed and not torch.equal(found, own.cpu()):
+            raise ValueError(f"{path}: {name!r} contradicts the file's own plan or selection; the file is damaged")
+
+
+def _network_inside(model: nn.Module) -> nn.Module:
+    # Past wrappers with hooks too: the tensors matter, not what the wrapper computes.
+    while (inner := inner_name(model)) is not None:
+        model = model.get_submodule(inner)
+    return model
+
+
+def _bare_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    state = model.state_dict()
+    return {bare: state[name] for name, bare in bare_state_names(model).items()}
+
+
+def _check_state_is_whole(state: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
+    """Raise a `ValueError` where a model's own `state_dict` leaves out a grouped layer: no file could bring it back."""
+    for name, layer in plan.layers.items():
+        if layer.group_level > 1 and _key(name, "weight") not in state:
+            raise ValueError(
+                f"layer {name!r} is not in the model's state_dict(), which leaves it out or calls it otherwise, so "
+                "that it could not be loaded; give the network that this one holds, or a state_dict() that is whole"
+            )
 
 
 def _check_dense(model: nn.Module) -> None:
@@ -262,9 +278,11 @@ def _check_dense(model: nn.Module) -> None:
             raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
 
 
-def _expected_tensors(model: nn.Module, plan: GroupingPlan) -> dict[str, torch.Tensor]:
-    """Empty tensors in the shapes and precisions that the model's will have once it is converted."""
-    expected = {name: tensor.to("meta") for name, tensor in _bare_state(model).items()}
+def _tensors_after_conversion(
+    state: Mapping[str, torch.Tensor], model: nn.Module, plan: GroupingPlan
+) -> dict[str, torch.Tensor]:
+    """The model's state as it is once converted: channel orders with their values, all else on the meta device."""
+    needed = {name: tensor.to("meta") for name, tensor in state.items()}
     modules, names = modules_by_name(model), defaultdict(list)
     for name, module in bare_modules(model, remove_duplicate=False):
         names[module].append(name)
@@ -272,10 +290,10 @@ def _expected_tensors(model: nn.Module, plan: GroupingPlan) -> dict[str, torch.T
         out_channels, in_channels, *kernel = layer.weight_shape
         # A shared module stands in the state under each of its names.
         for alias in names[modules[name]] if layer.group_level > 1 else ():
-            weight = expected[_key(alias, "weight")]
-            expected[_key(alias, "weight")] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
-            expected |= {_key(alias, order): perm.to("meta") for order, perm in planned_orders(layer).items()}
-    return expected
+            weight = needed[_key(alias, "weight")]
+            needed[_key(alias, "weight")] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
+            needed |= {_key(alias, order): perm for order, perm in planned_orders(layer).items()}
+    return needed
 
 
 def _key(module: str, tensor: str) -> str:
@@ -283,42 +301,69 @@ def _key(module: str, tensor: str) -> str:
     return f"{module}.{tensor}" if module else tensor
 
 
-def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    missing, unknown = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
-    if missing or unknown:
-        raise ValueError(f"{path} belongs to another network: it lacks {missing[:3]} and has {unknown[:3]} besides")
-    for name, model_tensor in expected.items():
-        shape, needed = tuple(tensors[name].shape), tuple(model_tensor.shape)
-        if shape != needed:
-            raise ValueError(f"{path}: {name!r} has shape {shape}, the model needs {needed}")
-        kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (tensors[name], model_tensor)]
-        if kinds[0] != kinds[1]:
-            raise ValueError(f"{path}: {name!r} holds {tensors[name].dtype}, the model needs {model_tensor.dtype}")
-
-
-def _check_tied(path: Path, tensors: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> None:
+def _check_tied(
+    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
+) -> None:
     """What is one tensor in the model must be so in the file: of two, the last one would stay."""
     first_names: dict[object, str] = {}
     for name, tensor in state.items():
         first = first_names.setdefault((parameter_key(tensor), tensor.shape, tensor.stride(), tensor.dtype), name)
-        if first != name and not _is_same(tensors[first], tensors[name]):
+        # By their bytes: NaN is the same as itself.
+        if not torch.equal(*(tensors[each].reshape(-1).view(torch.uint8) for each in (first, name))):
             raise ValueError(
                 f"{path}: {first!r} and {name!r} differ, and are one tensor in the model; load into one in which they "
                 "are not tied"
             )
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # By their bytes: NaN is the same as itself.
-    return torch.equal(*(tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)))
+def input_transforms(model: nn.Module) -> dict[str, bool]:
+    """Whether torchvision's GoogLeNet and Inception in a model transform their inputs, by name; usually empty.
+
+    >>> input_transforms(nn.Conv2d(1, 1, 1))
+    {}
+    """
+    return {name: bool(module.transform_input) for name, module in _with_transform(model).items()}
 
 
-def _check_orders(path: Path, tensors: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
-    """The stored orders must be the plan's: an index out of range would read foreign memory on some devices."""
-    for name, layer in plan.layers.items():
-        for order, perm in planned_orders(layer).items() if layer.group_level > 1 else ():
-            if not torch.equal(tensors[_key(name, order)], perm):
-                raise ValueError(f"{path}: {name!r} has an {order} that contradicts the plan; the file is damaged")
+def read_transforms(metadata: Mapping[str, str], where: str) -> dict[str, bool]:
+    """What the metadata of a file tells of `input_transforms`; empty if nothing."""
+    transforms: dict[str, bool] = _read_json(metadata, TRANSFORM_KEY, dict[str, bool], where)
+    return transforms
+
+
+def _check_transforms(transforms: Mapping[str, bool], model: nn.Module) -> None:
+    unable = [name for name, transform in transforms.items() if transform and name not in _with_transform(model)]
+    if unable:
+        raise ValueError(
+            f"{unable[0] or 'the network'!r} was saved with transform_input=True, which only torchvision's GoogLeNet "
+            "and Inception3 have; load into one of them"
+        )
+
+
+def _set_transforms_(model: nn.Module, transforms: Mapping[str, bool]) -> None:
+    for name, module in _with_transform(model).items():
+        if name in transforms:
+            module.transform_input = transforms[name]
+        else:
+            logger.warning(
+                "the file does not tell whether %s was trained with transform_input; it keeps %s: set it to what is "
+                "right",
+                *(repr(name) if name else "the network", bool(module.transform_input)),
+            )
+
+
+def _with_transform(model: nn.Module) -> dict[str, Any]:
+    return {
+        name: module
+        for name, module in bare_modules(model)
+        if any(f"{base.__module__}.{base.__qualname__}" in _WITH_TRANSFORM for base in type(module).__mro__)
+    }
+
+
+def _read_json(metadata: Mapping[str, str], key: str, hint: Any, where: str) -> Any:
+    """A value that the metadata of a file has as JSON; an empty one if it has none."""
+    where = f"{where}: {key}"
+    return convert(hint, parse_json(metadata.get(key, "{}"), where), where)
 
 
 def plan_hash(plan: GroupingPlan) -> str:

@@ -12,15 +12,14 @@ import torchvision
 from torch import nn
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.export.input_transform import InputTransforms
-from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, read_tensors
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, input_transforms, read_tensors, read_transforms
 from strucspars.io.files import check_not_packed, open_file
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
 from strucspars.nn.names import COMPILED
 
 logger = logging.getLogger(__name__)
 
-TORCHVISIONS_TRANSFORMS = InputTransforms({"": True})
+TORCHVISIONS_TRANSFORMS = {"": True}
 
 PICKLED_SUFFIXES = (".pt", ".pth")
 CHECKPOINT_SUFFIXES = (".safetensors", *PICKLED_SUFFIXES)
@@ -71,7 +70,7 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     _load_all_or_nothing_(model, state, where)
 
 
-def _checked_metadata(metadata: Mapping[str, str], path: Path) -> InputTransforms:
+def _checked_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, bool]:
     """Whether the network of a file transforms its inputs, as far as it tells: files of `strucspars.save` do.
 
     Refuses grouped and slimmed networks: a dense one has no place for their tensors.
@@ -80,9 +79,9 @@ def _checked_metadata(metadata: Mapping[str, str], path: Path) -> InputTransform
         raise ValueError(f"weights {str(path)!r}: this network is slimmed already; give dense weights")
     try:
         is_grouped = PLAN_KEY in metadata and len(GroupingPlan.from_json(metadata[PLAN_KEY]).layers) > 0
-        transforms = InputTransforms.from_metadata(metadata)
     except ValueError as error:
         raise ValueError(f"weights {str(path)!r}: {error}") from error
+    transforms = read_transforms(metadata, f"weights {str(path)!r}")
     if is_grouped:
         raise ValueError(
             f"weights {str(path)!r}: this network is compressed already; give dense weights. To finetune what is here, "
@@ -91,19 +90,18 @@ def _checked_metadata(metadata: Mapping[str, str], path: Path) -> InputTransform
     return transforms
 
 
-def _check_transforms(model: nn.Module, told: InputTransforms, where: str) -> None:
-    """The model is not changed: its name alone must build it again."""
-    present = InputTransforms.of(model)
+def _check_transforms(model: nn.Module, told: Mapping[str, bool], where: str) -> None:
+    """Refuse weights trained with the other setting: the model's name alone must build it again."""
+    present = input_transforms(model)
     remedy = "name a function of your own that builds the network: package.module:function"
-    if not told.by_name:
+    if not told:
         logger.warning(
             "%s: taken to be trained with transform_input=%s, which the file does not tell; for the other, %s",
-            *(where, present.by_name.get(""), remedy),
+            *(where, present.get(""), remedy),
         )
     elif told != present:
         raise ValueError(
-            f"{where} were trained with transform_input={told.by_name.get('')}, and the network has "
-            f"{present.by_name.get('')}; {remedy}"
+            f"{where} were trained with transform_input={told.get('')}, and the network has {present.get('')}; {remedy}"
         )
 
 

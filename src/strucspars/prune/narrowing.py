@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -20,9 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from strucspars._version import __version__
 from strucspars.core.checks import IntArray, checked_at_least, checked_fraction, is_number
-from strucspars.export.storage import SELECTION_KEY, VERSION_KEY, read_tensors, write_tensors
+from strucspars.export.storage import SELECTION_KEY, check_tensors, read_tensors, write_tensors
 from strucspars.io.records import RecordError, as_record, check_header, parse_json
 from strucspars.models.cifar import EXPANSION, BasicBlock, CifarResNet, PreactivationBottleneck, PreactivationResNet
 from strucspars.nn.copying import copied
@@ -395,7 +393,7 @@ def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.P
     True
     """
     check_slimmed(model, selection)
-    write_tensors(Path(path), model.state_dict(), {SELECTION_KEY: selection.to_json(), VERSION_KEY: __version__})
+    write_tensors(path, model.state_dict(), {SELECTION_KEY: selection.to_json()})
 
 
 def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
@@ -411,9 +409,6 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
         FileNotFoundError: there is no such file.
         ValueError: the file or the model does not fit; the message says where.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no slimmed network at {path}")
     tensors, metadata = read_tensors(path)
     if SELECTION_KEY not in metadata:
         raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")
@@ -423,22 +418,7 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
         trial = slim_(copied(model), selection)
     except ValueError as error:
         raise ValueError(f"cannot load {path}: {error}") from error
-    _check_tensors(path, tensors, trial.state_dict())
+    needed = trial.state_dict()
+    check_tensors(path, tensors, needed, fixed={name for name in needed if name.endswith(".kept")})
     slim_(model, selection).load_state_dict(tensors)
     return model
-
-
-def _check_tensors(path: Path, tensors: Mapping[str, torch.Tensor], needed: Mapping[str, torch.Tensor]) -> None:
-    """The file's tensors must be those of the slimmed network, and its selected channels those of the selection."""
-    differing = sorted(set(tensors) ^ set(needed))
-    if differing:
-        raise ValueError(f"{path} belongs to another network: {differing[:3]} are only in one of the two")
-    for name, own in needed.items():
-        found = tensors[name]
-        if found.shape != own.shape or found.is_floating_point() != own.is_floating_point():
-            raise ValueError(
-                f"{path}: {name!r} is {found.dtype} {tuple(found.shape)}, the network needs {own.dtype} "
-                f"{tuple(own.shape)}"
-            )
-        if name.endswith(".kept") and not torch.equal(found, own.cpu()):
-            raise ValueError(f"{path}: {name!r} contradicts the channel selection; the file is damaged")
