@@ -1,5 +1,6 @@
 """What the tests of the command line share: a tiny network, tiny recipes, and the program in this process."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,25 @@ Call = Callable[..., Said]
 def tiny() -> tuple[str, ...]:
     """Overrides that make any recipe take a second."""
     return TINY
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run, trained once for all tests."""
+    place = tmp_path_factory.mktemp("trained")
+    (place / "tiny_networks.py").write_text(NETWORKS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(place)
+        patched.chdir(place)
+        assert main(("run", "demo", *TINY, "--quiet")) == 0
+    return place / "runs" / "demo"
+
+
+@pytest.fixture
+def finished(networks: Path, trained: Path) -> Path:
+    """A copy of that folder in the working directory."""
+    shutil.copytree(trained, "runs/demo")
+    return Path("runs/demo")
 
 
 @pytest.fixture

@@ -43,8 +43,7 @@ def test_the_report_goes_to_a_file_and_to_scripts(call: Any) -> None:
     )
 
 
-def test_a_run_is_timed_against_its_dense_network(call: Any, tiny: tuple[str, ...]) -> None:
-    assert call("run", "demo", *tiny, "--quiet").status == 0
+def test_a_run_is_timed_against_its_dense_network(call: Any, finished: Path) -> None:
     said = call("bench", "runs/demo", "--model", SMALL, *QUICK, "--json")
     assert said.status == 0
     document = json.loads(said.out)
@@ -157,8 +156,7 @@ def _never(*arguments: object, **options: object) -> None:
     raise AssertionError("measured before it was known whether the report can be written")
 
 
-def test_code_that_a_folder_names_is_run_only_if_the_user_names_it(call: Any, tiny: tuple[str, ...]) -> None:
-    assert call("run", "demo", *tiny, "--quiet").status == 0
+def test_code_that_a_folder_names_is_run_only_if_the_user_names_it(call: Any, finished: Path) -> None:
     said = call("bench", "runs/demo", *QUICK)
     assert said.status == 2
     assert f"--model {SMALL}" in said.err

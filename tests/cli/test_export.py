@@ -26,8 +26,7 @@ def compressed(networks: Path) -> Path:
     return Path("small.safetensors")
 
 
-def test_a_finished_run_gets_a_file_beside_its_network(call: Any, tiny: tuple[str, ...]) -> None:
-    assert call("run", "demo", *tiny, "--quiet").status == 0
+def test_a_finished_run_gets_a_file_beside_its_network(call: Any, tiny: tuple[str, ...], finished: Path) -> None:
     said = call("export", "runs/demo", *ONNX)
     assert said.status == 2
     assert f"run only if you name it too: --model {SMALL}" in said.err
@@ -164,15 +163,13 @@ def test_wrong_use_is_one_line(call: Any, compressed: Path, arguments: tuple[str
     assert not list(Path().glob("*.onnx"))
 
 
-def test_a_run_is_exported_for_other_images_if_asked(call: Any, tiny: tuple[str, ...]) -> None:
-    assert call("run", "demo", *tiny, "--quiet").status == 0
+def test_a_run_is_exported_for_other_images_if_asked(call: Any, finished: Path) -> None:
     assert call("export", "runs/demo", *ONNX, "--model", SMALL, "--image-shape", "3x24x32").status == 0
     (value,) = onnx.load("runs/demo/model.onnx").graph.input
     assert [size.dim_value for size in value.type.tensor_type.shape.dim][1:] == [3, 24, 32]
 
 
-def test_a_run_is_not_exported_for_images_that_its_network_cannot_take(call: Any, tiny: tuple[str, ...]) -> None:
-    assert call("run", "demo", *tiny, "--quiet").status == 0
+def test_a_run_is_not_exported_for_images_that_its_network_cannot_take(call: Any, finished: Path) -> None:
     said = call("export", "runs/demo", *ONNX, "--model", SMALL, "--image-shape", "1x24x32")
     assert said.status == 2
     assert "network 'tiny_networks:small' cannot take images of shape (1, 24, 32)" in said.err

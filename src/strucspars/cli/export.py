@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strucspars.export.checked import ExportReport
 
 EXAMPLES = examples(
-    "strucspars export runs/cifar10-resnet20-40 --format onnx",
+    "strucspars export runs/cifar10-resnet20-40",
     "strucspars export small.safetensors --model resnet50 --format openvino --out small.xml",
     "strucspars export resnet50.pth --model resnet50 --format torch --image-shape 3x160x160",
 )
@@ -54,7 +54,7 @@ def export(
             help="onnx, openvino, torch, or package.module:exporter.",
             autocompletion=complete_format,
         ),
-    ],
+    ] = "onnx",
     model: Annotated[
         str | None,
         typer.Option(
