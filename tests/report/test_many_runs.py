@@ -636,3 +636,9 @@ def test_a_point_has_the_mean_cost_of_its_runs(template: RunData) -> None:
     other = replace(runs[1].summary, params=BeforeAfter(219_482, 120_394))
     (point,) = points_of(experiments([runs[0], replace(runs[1], summary=other)]))
     assert point.costs["params"] == (130_394 + 120_394) / 2
+
+
+def test_no_axis_of_accuracies_goes_far_beyond_a_hundred_percent(template: RunData) -> None:
+    points = points_of(experiments([finished(template, "demo", 1.0), finished(template, "demo-dense", 1.0)]))
+    for axis in trade_off_figure(points, data="any").figure.axes:
+        assert 100 < axis.get_ylim()[1] < 101

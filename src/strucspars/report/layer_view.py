@@ -69,7 +69,6 @@ class LayerView:
 
     Attributes:
         id: of its element, made of its place: the name may hold anything.
-        groups: their number, in words.
         facts: a line about it.
         pictures: in the order to show them.
         levels: all levels that it can have.
@@ -84,7 +83,7 @@ class LayerView:
 
     @property
     def groups(self) -> str:
-        """Their number, in words."""
+        """The number of groups in words."""
         return "1 group" if self.num_groups == 1 else f"{self.num_groups} groups"
 
 
