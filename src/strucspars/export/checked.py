@@ -19,11 +19,11 @@ from strucspars.export.program import (
     ExampleBatch,
     Exporter,
     Run,
+    TorchExporter,
     first_line,
     inference_program,
     output_tensors,
 )
-from strucspars.export.torch_program import TorchExporter
 from strucspars.io.files import check_companion, followed, replace_file
 
 EXPORTERS: Registry[Exporter] = Registry(
