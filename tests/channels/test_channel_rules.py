@@ -47,7 +47,7 @@ def remaining(model: nn.Module, images: torch.Tensor = IMAGES) -> int:
 
 
 class FirstOfTwo(nn.Module):
-    """Pooling that also tells where the largest values were, which nobody asks for."""
+    """Pooling that also returns the places of the largest values, which are not used."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class Opaque:
         self.mask = mask
 
 
-# By name, in this module: given as they are, tracing would look inside of them.
+# By name, in this module: given as they are, tracing would look inside them.
 @fx.wrap
 def packed(mask: torch.Tensor) -> Opaque:
     return Opaque(mask)

@@ -18,7 +18,7 @@ from strucspars.nn.layers import is_grouped
 # In the meta of calls: the name of the module that the called one is a copy of.
 ORIGIN_KEY = "strucspars.origin"
 
-# Modules that stay single calls, whatever is inside them: those that channel rules are registered for.
+# Modules that stay single calls, with all that is inside them: those that channel rules are registered for.
 LEAF_TYPES: set[type[nn.Module]] = set()
 
 SPLIT_FUNCTIONS = frozenset({torch.chunk, torch.split})

@@ -49,7 +49,7 @@ def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]
 
 @dataclass(frozen=True)
 class MergedCalls:
-    """How copies were merged.
+    """The copies that were merged.
 
     Attributes:
         names: by the name of a copy, that of the module which is called instead.

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.cost.layers import LayerForm, layer_forms, network_params
+from strucspars.cost.layers import LayerSize, layer_sizes, network_params
 from strucspars.nn.batch_norms import is_batch_norm
 from strucspars.nn.layers import channels
 from strucspars.nn.names import unwrapped
@@ -100,16 +100,16 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
     (115200, 121600, 1200, LayerCount(params=1168, macs=115200))
     """
     with undisturbed(model):
-        forms = layer_forms(model, plan)
-        trace = trace_forward(model, forms, example_inputs)
+        sizes = layer_sizes(model, plan)
+        trace = trace_forward(model, sizes, example_inputs)
     layers = {
-        name: LayerCount(params=form.params.after, macs=form.weight_params.after * trace.positions[name])
-        for name, form in forms.items()
+        name: LayerCount(params=size.params.after, macs=size.weight_params.after * trace.positions[name])
+        for name, size in sizes.items()
     }
-    return NetworkCount(layers, network_params(model, forms).after, trace.batch_norm_elements)
+    return NetworkCount(layers, network_params(model, sizes).after, trace.batch_norm_elements)
 
 
-def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inputs: ExampleInputs) -> ForwardTrace:
+def trace_forward(model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs) -> ForwardTrace:
     """Call the model once and note how often each weight is used. The hooks are gone afterwards, also on errors."""
     # The network inside a wrapper: one for several processes waits for them, one for several devices calls copies.
     inner = unwrapped(model)
@@ -127,12 +127,12 @@ def trace_forward(model: nn.Module, forms: Mapping[str, LayerForm], example_inpu
     batch_norms = [module for module in model.modules() if is_batch_norm(module)]
     with ExitStack() as hooks, uncompiled(model):
         # Ahead of the user's own hooks, which may change the output.
-        for form in forms.values():
-            hooks.callback(form.module.register_forward_hook(count_layer, prepend=True, with_kwargs=True).remove)
+        for size in sizes.values():
+            hooks.callback(size.module.register_forward_hook(count_layer, prepend=True, with_kwargs=True).remove)
         for module in batch_norms:
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
         inner(*arguments)
-    positions = {name: uses[form.module] for name, form in forms.items()}
+    positions = {name: uses[size.module] for name, size in sizes.items()}
     return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
 
 

@@ -32,7 +32,7 @@ class BeforeAfter:
 
 
 @dataclass(frozen=True)
-class LayerForm:
+class LayerSize:
     """One convolution or linear layer, before grouping and after.
 
     Attributes:
@@ -50,7 +50,7 @@ class LayerForm:
     params: BeforeAfter
 
 
-def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerForm]:
+def layer_sizes(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerSize]:
     """Every convolution and linear layer by name; shared modules once, under their first name.
 
     A dense or masked layer that the plan names, by any of its names, is described as the grouped layer it would become.
@@ -58,7 +58,7 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     Raises:
         ValueError: a layer is lazy, or the plan belongs to another network.
 
-    >>> layer_forms(nn.Sequential(nn.Conv2d(8, 16, 3)))["0"].params
+    >>> layer_sizes(nn.Sequential(nn.Conv2d(8, 16, 3)))["0"].params
     BeforeAfter(before=1168, after=1168)
     """
     refuse_lazy_modules(model)
@@ -70,10 +70,10 @@ def layer_forms(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
             raise ValueError(
                 f"layer {name!r}: {type(modules[name]).__name__} cannot be grouped; leave it out of the plan"
             )
-    forms = {name: _layer_form(name, module, planned.get(name)) for name, module in modules.items()}
+    sizes = {name: _layer_size(name, module, planned.get(name)) for name, module in modules.items()}
     if plan is not None:
-        plan.check_matches({name: form.weight_shape for name, form in forms.items()})
-    return forms
+        plan.check_matches({name: size.weight_shape for name, size in sizes.items()})
+    return sizes
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
@@ -81,15 +81,15 @@ def weight_of(module: nn.Module) -> torch.Tensor:
     return cast(nn.Conv2d, module).weight
 
 
-def network_params(model: nn.Module, forms: Mapping[str, LayerForm]) -> BeforeAfter:
+def network_params(model: nn.Module, sizes: Mapping[str, LayerSize]) -> BeforeAfter:
     """Parameters of the whole network, those of its layers before and after grouping; shared ones once."""
-    removed = {name: form.params.before - form.params.after for name, form in forms.items()}
+    removed = {name: size.params.before - size.params.after for name, size in sizes.items()}
     present = sum(parameter.numel() for parameter in model.parameters())
-    before = present + sum(removed[name] for name, form in forms.items() if is_grouped(form.module))
+    before = present + sum(removed[name] for name, size in sizes.items() if is_grouped(size.module))
     return BeforeAfter(before, before - sum(removed.values()))
 
 
-def _layer_form(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerForm:
+def _layer_size(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerSize:
     weight = weight_of(module)
     if is_grouped(module):
         # Only these were dense once, not the network's own group convolutions.
@@ -102,7 +102,7 @@ def _layer_form(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerF
     weight_params = BeforeAfter(dense, dense * groups.before // groups.after)
     others = sum(parameter.numel() for parameter in module.parameters()) - weight.numel()
     params = BeforeAfter(others + weight_params.before, others + weight_params.after)
-    return LayerForm(module, shape, groups, weight_params, params)
+    return LayerSize(module, shape, groups, weight_params, params)
 
 
 def refuse_lazy_modules(model: nn.Module) -> None:

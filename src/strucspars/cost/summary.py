@@ -16,7 +16,7 @@ from strucspars.cost.counting import (
     undisturbed,
 )
 from strucspars.cost.gathers import RemainingGather, fold_report, is_folded, noted_shuffles
-from strucspars.cost.layers import BeforeAfter, LayerForm, layer_forms, network_params, weight_of
+from strucspars.cost.layers import BeforeAfter, LayerSize, layer_sizes, network_params, weight_of
 from strucspars.cost.text_table import Column, short_count, text_table
 from strucspars.nn.groupable import LayerRules, SkippedLayer, is_plain, select_layers
 from strucspars.nn.importance import importance_matrix
@@ -125,18 +125,18 @@ def summary(
     """
     planned: Mapping[str, LayerPlan] = {} if plan is None else under_first_names(model, plan).layers
     with undisturbed(model), noted_shuffles(model, planned) as shuffles:
-        forms = layer_forms(model, plan)
-        trace = None if example_inputs is None else trace_forward(model, forms, example_inputs)
+        sizes = layer_sizes(model, plan)
+        trace = None if example_inputs is None else trace_forward(model, sizes, example_inputs)
         skipped = {layer.name: layer for layer in select_layers(model, rules).skipped}
         positions = None if trace is None else trace.positions
         rows = tuple(
-            _row(name, forms[name], planned.get(name), positions, skipped.get(name))
-            if name in forms
+            _row(name, sizes[name], planned.get(name), positions, skipped.get(name))
+            if name in sizes
             else _opaque_row(skipped[name])
             for name, _ in bare_modules(model)
-            if name in forms or name in skipped
+            if name in sizes or name in skipped
         )
-    params = network_params(model, forms)
+    params = network_params(model, sizes)
     if trace is None:
         return Summary(rows, params, macs=None, paper_flops=None, gathers=None)
     counted = [row.macs for row in rows if row.macs is not None]
@@ -157,30 +157,30 @@ def summary(
 
 def _row(
     name: str,
-    form: LayerForm,
+    size: LayerSize,
     layer: LayerPlan | None,
     positions: Mapping[str, int] | None,
     skipped: SkippedLayer | None,
 ) -> SummaryRow:
     notes = []
-    if skipped is not None and layer is None and not is_grouped(form.module):
+    if skipped is not None and layer is None and not is_grouped(size.module):
         notes.append(skipped.reason)
-    if _is_all_zero(form.module):
+    if _is_all_zero(size.module):
         notes.append("all zero")
     macs = None
     if positions is not None:
-        params, uses = form.weight_params, positions[name]
+        params, uses = size.weight_params, positions[name]
         macs = BeforeAfter(params.before * uses, params.after * uses)
         if uses == 0:
             notes.append("not called as a module in this pass: no MACs counted")
     return SummaryRow(
         name=name,
-        layer_type=type(form.module).__name__,
-        weight_shape=form.weight_shape,
-        groups=form.groups,
-        params=form.params,
+        layer_type=type(size.module).__name__,
+        weight_shape=size.weight_shape,
+        groups=size.groups,
+        params=size.params,
         macs=macs,
-        kept_norm=None if layer is None else _kept_norm(name, form.module, layer),
+        kept_norm=None if layer is None else _kept_norm(name, size.module, layer),
         note="; ".join(notes),
     )
 
