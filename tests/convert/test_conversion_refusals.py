@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import strucspars as ss
 from strucspars.convert.conversion import convert_, mask_
-from strucspars.nn.copying import copied
+from strucspars.nn.names import copied
 
 
 def bad_plan(model: nn.Module, name: str, shape: tuple[int, ...]) -> ss.GroupingPlan:

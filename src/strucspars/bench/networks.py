@@ -21,9 +21,9 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, count_macs, undisturbed
 from strucspars.models.catalogue import build_model
-from strucspars.nn.copying import copied
 from strucspars.nn.groupable import LayerRules, SelectedLayer, select_layers
 from strucspars.nn.layers import channel_orders, is_grouped
+from strucspars.nn.names import copied
 
 ImageShape = tuple[int, int, int]
 BenchForm = Literal["dense", "compressed", "bound"]

@@ -26,8 +26,7 @@ from strucspars.cost.gathers import (
     shuffles_in_pass,
 )
 from strucspars.nn.batch_norms import is_batch_norm
-from strucspars.nn.copying import copied
-from strucspars.nn.names import unwrap_children_, unwrapped
+from strucspars.nn.names import copied, unwrap_children_, unwrapped
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,8 @@ from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, undisturbed
 from strucspars.cost.gathers import RemainingGather, fold_report, is_folded
 from strucspars.export.storage import VERSION_KEY, hash_of_model
-from strucspars.nn.copying import copied
 from strucspars.nn.layers import check_plain_weights
-from strucspars.nn.names import unwrapped
+from strucspars.nn.names import copied, unwrapped
 
 PLAN_HASH_KEY = "strucspars.plan_sha256"
 GATHERS_KEY = "strucspars.num_gathers"

@@ -23,8 +23,8 @@ from strucspars.core.checks import IntArray, checked_at_least, checked_fraction,
 from strucspars.export.storage import SELECTION_KEY, check_tensors, read_tensors, write_tensors
 from strucspars.io.records import RecordError, as_record, check_header, parse_json
 from strucspars.models.cifar import EXPANSION, BasicBlock, CifarResNet, PreactivationBottleneck, PreactivationResNet
-from strucspars.nn.copying import copied
 from strucspars.nn.layers import like_memory_format, replace_values_
+from strucspars.nn.names import copied
 
 FORMAT = "strucspars-channel-selection"
 FORMAT_VERSION = 1

@@ -14,7 +14,7 @@ from torch import nn
 from strucspars.bench.machine import environment_after
 from strucspars.convert.recalibration import recalibrate_
 from strucspars.io.files import write_text
-from strucspars.nn.copying import copied
+from strucspars.nn.names import copied
 from strucspars.train.checkpoint import save_named
 from strucspars.train.engine import lost_processes_explained
 from strucspars.train.epochs import CAPTURE_LOCK, Accuracy, Evaluation

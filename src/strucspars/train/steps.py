@@ -10,8 +10,8 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from strucspars.nn.copying import copied
 from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES
+from strucspars.nn.names import copied
 from strucspars.train.engine import Engine
 from strucspars.train.recipe import StageRecipe
 from strucspars.train.rules import TrainingRule

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import strucspars as ss
-from strucspars.nn.copying import copied
+from strucspars.nn.names import copied
 
 
 class Remembering(nn.Module):
