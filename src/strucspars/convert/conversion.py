@@ -174,7 +174,7 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan, attributes: tuple[st
         if is_grouped(module):
             if not is_grouped_as(module, layer):
                 raise ValueError(
-                    f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network anew "
+                    f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network again "
                     "and convert that, or remove the layer from the plan"
                 )
         elif layer.group_level > 1:

@@ -1,8 +1,8 @@
-"""Which modules are batch norms: PyTorch's, and those of other libraries that are frozen and no kin of them."""
+"""Which modules are batch norms: PyTorch's, and the frozen ones of other libraries, which do not inherit from them."""
 
 from torch import nn
 
-# By name, so that nobody imports these libraries for it.
+# By name, so that these libraries are not imported.
 _OF_TORCHVISION = "torchvision.ops.misc.FrozenBatchNorm2d"
 _WITH_ACTIVATION = "timm.layers.norm_act.FrozenBatchNormAct2d"
 

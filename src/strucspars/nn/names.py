@@ -43,7 +43,7 @@ def inner_name(module: nn.Module) -> str | None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside of `torch.compile`, `DataParallel`, `DistributedDataParallel` and their like, in any order.
+    """The network inside `torch.compile`, `DataParallel`, `DistributedDataParallel` and the like, in any order.
 
     A wrapper with hooks of its own, or one that gives its inputs another precision, does more than call, and stays.
 
@@ -65,7 +65,7 @@ def _changes_precision(wrapper: nn.Module) -> bool:
 
 
 def unwrap_children_(model: nn.Module) -> None:
-    """Let every module of a network call the modules themselves, not wrappers around them, in place."""
+    """Take the wrappers off all modules below a network, in place."""
     for module in list(model.modules()):
         # Not named_children(): of a module that has several names it gives the first alone.
         for name, child in module._modules.items():
@@ -74,7 +74,7 @@ def unwrap_children_(model: nn.Module) -> None:
 
 
 def bare_modules(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of a network as `named_modules` lists them where nothing is wrapped: no wrapper, no name of one.
+    """The modules of a network as `named_modules` would list them if nothing were wrapped.
 
     So a layer has one name in plans and files, whether parts of its network are compiled or not.
 
@@ -127,7 +127,7 @@ def _without_wrappers(name: str, wrappers: list[tuple[str, str]]) -> str:
 
 
 def _wrappers_in_state(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """What names in the state begin with inside of each wrapper: the wrapper's own name, and the inner one."""
+    """The prefixes of names in the state below each wrapper: the wrapper's own name, and the inner one."""
     for name, module in _names_without(model, _NOT_IN_STATES, remove_duplicate=False):
         inner = inner_name(module)
         if inner is not None and inner not in _NOT_IN_STATES:
@@ -140,7 +140,7 @@ def _names_without(model: nn.Module, left_out: Set[str], *, remove_duplicate: bo
     inside: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=remove_duplicate):
         parent, _, own_name = name.rpartition(".")
-        # Inside of a wrapper stands what the wrapper is called.
+        # What is inside a wrapper has the wrapper's name.
         before = names.get(parent, "")
         names[name] = before if name in inside else _joined(before, own_name)
         inner = inner_name(module)
@@ -184,7 +184,7 @@ def copied(model: Model) -> Model:
     """A deep copy with tensors of its own.
 
     A module may keep what it computed last: features, an auxiliary loss, a weight-normed weight. PyTorch refuses to
-    copy tensors with a history, so those are copied without it.
+    copy tensors with a gradient history, so those are copied without it.
 
     >>> model = nn.Conv2d(2, 2, 1)
     >>> model.last = model(torch.zeros(1, 2, 1, 1))
