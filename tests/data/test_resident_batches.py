@@ -184,7 +184,6 @@ def test_the_split_itself_stays_as_it_was() -> None:
     ("changes", "complaint"),
     [
         ({"batch_size": 0}, "batch_size must be 1 or more"),
-        ({"mean": (0.5,)}, "3 channels"),
         ({"dtype": torch.uint8}, "floating-point"),
         ({"memory_format": torch.preserve_format}, "contiguous or channels_last"),
         ({"rank": 1}, "rank"),

@@ -17,7 +17,6 @@ from strucspars.data.image_set import (
     ImageSet,
     Stream,
     Variations,
-    check_pixel_statistics,
     drawn_variations,
     generator_for,
     varied,
@@ -137,17 +136,12 @@ class ResidentBatches(Batches):
 
     Args:
         split: the images.
-        mean: per channel, of pixels scaled to 0 .. 1.
-        std: per channel, of the same.
-        batch_size: images per step of this process.
+        mean, std: per channel, of pixels scaled to 0 .. 1.
+        batch_size, shuffled, rank, world_size: see `EpochOrder`; shuffled for training.
         device: where images and buffers live.
-        shuffled: see `EpochOrder`; for training.
         augmentation: None for evaluation.
         seed: of order and augmentation.
-        rank: this process, from 0.
-        world_size: how many processes there are.
-        memory_format: of each step's images.
-        dtype: of the images.
+        memory_format, dtype: of each step's images.
 
     Attributes:
         images: `(steps, B, C, H, W)`.
@@ -172,7 +166,6 @@ class ResidentBatches(Batches):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         count, channels, height, width = split.images.shape
-        check_pixel_statistics(mean, std, channels=channels)
         self.order = EpochOrder(
             count=count, batch_size=batch_size, shuffled=shuffled, seed=seed, rank=rank, world_size=world_size
         )

@@ -23,20 +23,6 @@ class ImageSet:
     images: torch.Tensor
     labels: torch.Tensor
 
-    def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise ValueError(f"images must be uint8 (N, C, H, W), got {_described(self.images)}")
-        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise ValueError(f"labels must be int64 (N,), got {_described(self.labels)}")
-        if len(self.images) != len(self.labels):
-            raise ValueError(
-                f"every image needs one label, got {len(self.images)} images and {len(self.labels)} labels"
-            )
-        if self.images.numel() == 0:
-            raise ValueError(f"there must be at least one image of one pixel, got {_described(self.images)}")
-        if self.labels.min() < 0:
-            raise ValueError(f"labels count from 0, got {int(self.labels.min())}")
-
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -51,10 +37,6 @@ class Augmentation:
 
     padding: int
     flip: bool
-
-    def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ValueError(f"padding must be 0 pixels or more, got {self.padding}")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -79,35 +61,11 @@ class ResidentData:
     std: tuple[float, ...]
     augmentation: Augmentation | None
 
-    def __post_init__(self) -> None:
-        if self.train.images.shape[1:] != self.test.images.shape[1:]:
-            raise ValueError(
-                f"{self.name}: training images are {tuple(self.train.images.shape[1:])}, "
-                f"test images {tuple(self.test.images.shape[1:])}; they must have one shape"
-            )
-        for split, images in (("train", self.train), ("test", self.test)):
-            largest = int(images.labels.max())
-            if largest >= self.num_classes:
-                raise ValueError(f"{self.name}: a {split} label is {largest}, but there are {self.num_classes} classes")
-        check_pixel_statistics(self.mean, self.std, channels=self.image_shape[0])
-
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of every image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
-
-
-def check_pixel_statistics(mean: tuple[float, ...], std: tuple[float, ...], *, channels: int) -> None:
-    """Raise a `ValueError` unless there is one mean and one positive deviation for every channel."""
-    if len(mean) != channels or len(std) != channels:
-        raise ValueError(f"images of {channels} channels need as many means and deviations, got {mean} and {std}")
-    if min(std) <= 0:
-        raise ValueError(f"every deviation must be positive, got {std}")
-
-
-def _described(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 class Stream(IntEnum):
