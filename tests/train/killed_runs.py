@@ -113,7 +113,7 @@ def _run(options: tuple[str, ...], folder: Path, pipe: int) -> None:
     status = 1
     try:
         run_pipeline(
-            read_recipe(Path(__file__).with_name("small_recipe.yaml"), options), folder, observer=Reporter(pipe)
+            read_recipe(Path(__file__).with_name("small_recipe.yaml"), options), folder, observers=[Reporter(pipe)]
         )
         status = 0
     except BaseException:

@@ -86,7 +86,7 @@ def main(place: Path) -> None:
             except RunInterrupted as stop:
                 stopped = str(stop)
             small_networks.built.clear()
-        summary = run_pipeline(recipe, place / name, observer=witness).to_json()
+        summary = run_pipeline(recipe, place / name, observers=[witness]).to_json()
         findings[name] = {"digests": witness.digests, "summary": summary, "stopped": stopped}
         findings[name]["seeds"] = witness.seeds
     findings["midway"] = {name: stopped_midway(place, name, rank) for name in ("plain", "dropout")}

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -84,7 +84,7 @@ def test_a_run_begins_with_the_end_of_the_first_stage_and_of_the_teacher_that_it
     family: dict[str, Recipe], tmp_path: Path
 ) -> None:
     diary = Diary(held="base", until="distilled")
-    outcomes = run_side_by_side(at(tmp_path, family), jobs=2, observer=diary)
+    outcomes = run_side_by_side(at(tmp_path, family), jobs=2, observers=[diary])
     assert all(isinstance(outcome, RunSummary) for outcome in outcomes.values()), outcomes
     assert diary.has_in_order("base: sparsify", "base: finetune", "distilled begins", "base ends")
     assert diary.has_in_order("teacher ends", "distilled begins")
@@ -110,7 +110,7 @@ def test_finetuning_begins_when_what_the_first_stage_leaves_is_written(base: Rec
         def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
             seen.append(all(path.is_file() for path in files))
 
-    run_pipeline(base, tmp_path / "base", observer=Witness())
+    run_pipeline(base, tmp_path / "base", observers=[Witness()])
     assert seen == [False, True]
 
 
@@ -123,7 +123,7 @@ def test_a_first_stage_that_was_over_before_is_not_waited_for(
         run_pipeline(base, tmp_path / "base", should_stop=stop_after(9 if finetuning_has_begun else 7))
     diary = Diary(held="base", until="dependent")
     recipes = at(tmp_path, {"base": base, "dependent": dependent})
-    outcomes = run_side_by_side(recipes, jobs=2, observer=diary)
+    outcomes = run_side_by_side(recipes, jobs=2, observers=[diary])
     assert all(isinstance(outcome, RunSummary) for outcome in outcomes.values()), outcomes
     assert diary.has_in_order("dependent begins", "base ends")
 
@@ -147,7 +147,7 @@ def test_runs_whose_base_fails_are_not_begun_and_name_it(
 ) -> None:
     diary = Diary()
     recipes = {"base": small_recipe(*SHORT, "stage1.lr=1e30"), "dependent": dependent, "other": small_recipe(*SHORT)}
-    outcomes = run_side_by_side(at(tmp_path, recipes), jobs=jobs, observer=diary)
+    outcomes = run_side_by_side(at(tmp_path, recipes), jobs=jobs, observers=[diary])
     assert isinstance(outcomes[tmp_path / "base"], TrainingDiverged)
     assert isinstance(outcomes[tmp_path / "other"], RunSummary)
     error = outcomes[tmp_path / "dependent"]
@@ -224,12 +224,12 @@ class Rehearsal:
         self._begins = {name: threading.Event() for name in told}
         self._goes_on = {name: threading.Event() for name in told}
 
-    def __call__(self, recipe: Recipe, path: Path, *, observer: RunObserver, **options: object) -> None:
+    def __call__(self, recipe: Recipe, path: Path, *, observers: Sequence[RunObserver], **options: object) -> None:
         self.begun.append(path.name)
         if path.name in self._begins:
             self._begins[path.name].set()
             assert self._goes_on[path.name].wait(PATIENCE_SECONDS)
-        observer.stage_started(path.name, FINETUNE, epochs=1, steps=1, done_epochs=0)
+        observers[0].stage_started(path.name, FINETUNE, epochs=1, steps=1, done_epochs=0)
 
     def has_begun(self, name: str) -> bool:
         return self._begins[name].wait(PATIENCE_SECONDS)

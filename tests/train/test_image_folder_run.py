@@ -168,7 +168,7 @@ def test_a_killed_reader_of_images_ends_the_run_in_a_sentence_and_it_can_go_on(
     recipe = folder_recipe(small_recipe, images, workers=2)
     words = r"^a process that reads images has died \(killed by signal: Killed\).*; the same command goes on from "
     with pytest.raises(ChildProcessError, match=words):
-        run_pipeline(recipe, tmp_path / "run", observer=Killing())
+        run_pipeline(recipe, tmp_path / "run", observers=[Killing()])
     run_pipeline(recipe, tmp_path / "run")
     assert_same_outcome(whole[2], tmp_path / "run")
 

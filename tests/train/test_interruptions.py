@@ -131,10 +131,10 @@ def test_observers_are_told_where_a_run_goes_on_and_how_it_ends(
 ) -> None:
     recipe, diary = small_recipe("kind=dense"), Diary()
     with pytest.raises(RunInterrupted, match="after epoch 1"):
-        run_pipeline(recipe, tmp_path / "run", observer=diary, should_stop=stop_after(QUESTIONS_PER_EPOCH))
-    summary = run_pipeline(recipe, tmp_path / "run", observer=diary)
+        run_pipeline(recipe, tmp_path / "run", observers=[diary], should_stop=stop_after(QUESTIONS_PER_EPOCH))
+    summary = run_pipeline(recipe, tmp_path / "run", observers=[diary])
     with pytest.raises(ValueError, match="another recipe"):
-        run_pipeline(small_recipe("kind=dense", "seed=4"), tmp_path / "run", observer=diary)
+        run_pipeline(small_recipe("kind=dense", "seed=4"), tmp_path / "run", observers=[diary])
     assert diary.entries == [
         "run: train, 0 of 2 epochs are done",
         "run: stopped",

@@ -126,7 +126,7 @@ def test_a_finished_run_is_read_and_not_trained_again(
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in base.path.rglob("*") if path.name != ".lock"}
     listener = Listener()
-    assert run_pipeline(small_recipe(), base.path, observer=listener) == summary
+    assert run_pipeline(small_recipe(), base.path, observers=[listener]) == summary
     assert listener.stages == []
     assert before == {path: path.stat().st_mtime_ns for path in base.path.rglob("*") if path.name != ".lock"}
 
@@ -141,7 +141,7 @@ def test_another_recipe_is_refused_in_the_same_folder(base: RunFolder, small_rec
 
 def test_observers_are_told_what_the_metrics_hold(base: RunFolder, small_recipe: Recipes, tmp_path: Path) -> None:
     listener = Listener()
-    run_pipeline(small_recipe(), tmp_path / "run", observer=listener)
+    run_pipeline(small_recipe(), tmp_path / "run", observers=[listener])
     assert listener.stages == ["sparsify", "finetune"]
     assert listener.rows == RunFolder(tmp_path / "run").metrics()
 
@@ -156,7 +156,7 @@ def test_a_first_stage_that_another_run_has_finished_is_not_repeated(
     base: RunFolder, small_recipe: Recipes, tmp_path: Path, summary: RunSummary
 ) -> None:
     listener = Listener()
-    again = run_pipeline(small_recipe(f"sparsify.from_run={base.path}"), tmp_path / "run", observer=listener)
+    again = run_pipeline(small_recipe(f"sparsify.from_run={base.path}"), tmp_path / "run", observers=[listener])
     assert listener.stages == ["finetune"]
     folder = RunFolder(tmp_path / "run")
     assert folder.plan_path.read_text() == base.plan_path.read_text()
@@ -292,7 +292,7 @@ def test_what_cannot_be_slimmed_is_refused_before_it_is_trained(
 def test_a_dense_run_is_the_second_stage_alone(small_recipe: Recipes, tmp_path: Path) -> None:
     listener = Listener()
     recipe = small_recipe("kind=dense", "stage2.epochs=3", "data.batch_size=64")
-    summary = run_pipeline(recipe, tmp_path / "run", observer=listener)
+    summary = run_pipeline(recipe, tmp_path / "run", observers=[listener])
     folder = RunFolder(tmp_path / "run")
     assert listener.stages == ["train"]
     assert [row["epoch"] for row in folder.metrics()] == [1, 2, 3]

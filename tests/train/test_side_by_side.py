@@ -2,7 +2,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -89,13 +89,14 @@ def test_runs_get_what_they_share_and_no_more_than_asked_for_go_on_at_once(
         def run_started(self, run: str) -> None:
             heard.append(run)
 
-    def noted(recipe: Recipe, path: Path, *, observer: RunObserver, **options: object) -> None:
+    def noted(recipe: Recipe, path: Path, *, observers: Sequence[RunObserver], **options: object) -> None:
         nonlocal active, most
         with lock:
             active += 1
             most = max(most, active)
         given.append(options)
-        observer.run_started(path.name)
+        for observer in observers:
+            observer.run_started(path.name)
         threads.add(threading.current_thread())
         time.sleep(0.05)
         with lock:
@@ -109,7 +110,7 @@ def test_runs_get_what_they_share_and_no_more_than_asked_for_go_on_at_once(
 
     monkeypatch.setattr("strucspars.train.side_by_side.run_pipeline", noted)
     recipes = {tmp_path / str(number): small_recipe() for number in range(4)}
-    outcomes = run_side_by_side(recipes, jobs=jobs, observer=Listener(), should_stop=should_stop, executor=executor)
+    outcomes = run_side_by_side(recipes, jobs=jobs, observers=[Listener()], should_stop=should_stop, executor=executor)
     assert [str(outcome) for outcome in outcomes.values()] == ["noted"] * 4
     assert given == [{"should_stop": should_stop, "executor": executor}] * 4
     assert sorted(heard) == ["0", "1", "2", "3"]

@@ -242,7 +242,9 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
                 progress.stopping()
             return stop()
 
-        outcomes = run_side_by_side(recipes, jobs=jobs, observer=progress, should_stop=should_stop, executor=executor)
+        outcomes = run_side_by_side(
+            recipes, jobs=jobs, observers=[progress], should_stop=should_stop, executor=executor
+        )
     _check_not_interrupted(outcomes, stop)
     output.remark("")
     return outcomes

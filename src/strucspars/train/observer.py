@@ -41,44 +41,6 @@ class RunObserver:
 
 
 @final
-class Several(RunObserver):
-    """Passes every event on to several observers, or to none."""
-
-    def __init__(self, *observers: RunObserver) -> None:
-        self._observers = observers
-
-    def run_started(self, run: str) -> None:
-        """Pass it on."""
-        for observer in self._observers:
-            observer.run_started(run)
-
-    def run_ended(self, run: str, words: str) -> None:
-        """Pass it on."""
-        for observer in self._observers:
-            observer.run_ended(run, words)
-
-    def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
-        """Pass it on."""
-        for observer in self._observers:
-            observer.stage_started(run, stage, epochs=epochs, steps=steps, done_epochs=done_epochs)
-
-    def steps_done(self, run: str, *, epoch: int, step: int) -> None:
-        """Pass it on."""
-        for observer in self._observers:
-            observer.steps_done(run, epoch=epoch, step=step)
-
-    def matrices_seen(self, run: str, matrices: Mapping[str, "FloatArray"]) -> None:
-        """Pass it on."""
-        for observer in self._observers:
-            observer.matrices_seen(run, matrices)
-
-    def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
-        """Pass it on."""
-        for observer in self._observers:
-            observer.epoch_done(run, row)
-
-
-@final
 class TensorBoardLog(RunObserver):
     """Writes the numbers of every epoch; the epochs of all stages share one axis, in the order they ran."""
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +19,7 @@ from strucspars.train.checkpoint import save_named
 from strucspars.train.engine import lost_processes_explained
 from strucspars.train.epochs import CAPTURE_LOCK, Accuracy, Evaluation
 from strucspars.train.methods import METHODS, Method
-from strucspars.train.observer import RunObserver, Several, TensorBoardLog
+from strucspars.train.observer import RunObserver, TensorBoardLog
 from strucspars.train.outcome import RunSummary, read_metrics, read_summary, run_summary
 from strucspars.train.outcome_text import outcome_text
 from strucspars.train.recipe import COMPRESS, Recipe
@@ -41,7 +41,7 @@ def run_pipeline(
     recipe: Recipe,
     path: str | Path,
     *,
-    observer: RunObserver | None = None,
+    observers: Sequence[RunObserver] = (),
     should_stop: Callable[[], bool] = lambda: False,
     executor: Executor | None = None,
 ) -> RunSummary:
@@ -50,7 +50,7 @@ def run_pipeline(
     Args:
         recipe: what to do.
         path: the run folder.
-        observer: receives the events of the run.
+        observers: receive the events of the run.
         should_stop: asked after every step; once it is true, the state is saved and `RunInterrupted` raised.
         executor: worker processes that learn the channel orders.
 
@@ -61,19 +61,21 @@ def run_pipeline(
         TrainingDiverged: the loss is not finite.
         ChildProcessError, ConnectionError: another process of the run has died.
     """
-    folder, observer = RunFolder(path), observer or Several()
-    observer.run_started(folder.path.name)
+    folder = RunFolder(path)
+    for observer in observers:
+        observer.run_started(folder.path.name)
     words = "failed"
     try:
         with lost_processes_explained(), ExitStack() as stack:
-            run = Run(recipe, folder, observer=observer, should_stop=should_stop, executor=executor)
+            run = Run(recipe, folder, observers=observers, should_stop=should_stop, executor=executor)
             summary = _run(run, stack)
         words = f"finished, accuracy {summary.converted_top1:.2%}"
     except RunInterrupted:
         words = "stopped"
         raise
     finally:
-        observer.run_ended(folder.path.name, words)
+        for observer in observers:
+            observer.run_ended(folder.path.name, words)
     return summary
 
 
@@ -98,7 +100,7 @@ def _run(run: Run, stack: ExitStack) -> RunSummary:
     if engine.is_first:
         _begin(run, stack, was_locked)
         log = stack.enter_context(TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics())))
-        run.observer = Several(run.observer, log)
+        run.observers.append(log)
 
     if method.first_stage is not None and not run.has_begun(method.last_stage):
         if first_rule is not None:
@@ -238,7 +240,8 @@ def _compress(run: Run, method: Method, model: nn.Module) -> nn.Module:
     row["seconds"] = time.perf_counter() - begin
     if run.engine.is_first:
         run.folder.append_metrics(row)
-    run.observer.epoch_done(run.name, row)
+    for observer in run.observers:
+        observer.epoch_done(run.name, row)
     return cut if recalibrates and method.is_cut_trainable else model
 
 

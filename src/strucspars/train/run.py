@@ -5,7 +5,7 @@ import math
 import os
 import textwrap
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from strucspars.models.weights import load_weights_
 from strucspars.train.checkpoint import load_named
 from strucspars.train.engine import Engine
 from strucspars.train.epochs import CAPTURE_LOCK
-from strucspars.train.observer import RunObserver, Several
+from strucspars.train.observer import RunObserver
 from strucspars.train.recipe import Recipe
 from strucspars.train.run_folder import RunFolder, check_same_classes
 from strucspars.train.steps import Distillation
@@ -65,7 +65,7 @@ class Run:
     Args:
         recipe: what to do.
         folder: of the run.
-        observer: receives its events.
+        observers: receive its events.
         should_stop: asked after every step.
         executor: worker processes that learn channel orders.
 
@@ -78,12 +78,12 @@ class Run:
         recipe: Recipe,
         folder: RunFolder,
         *,
-        observer: RunObserver | None = None,
+        observers: Sequence[RunObserver] = (),
         should_stop: Callable[[], bool] = lambda: False,
         executor: Executor | None = None,
     ) -> None:
         self.recipe, self.folder = recipe, folder
-        self.observer = observer or Several()
+        self.observers = list(observers)
         self.should_stop, self.executor = should_stop, executor
         self.checkpoint: Mapping[str, Any] | None = None
         with CAPTURE_LOCK:

@@ -4,7 +4,7 @@ Every run has a thread and a stream of its own. Its random numbers, except those
 own, so its outcome does not depend on its neighbours.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from strucspars.train.checkpoint import has_named
 from strucspars.train.engine import is_one_of_several_processes, lost_processes_explained
-from strucspars.train.observer import RunObserver, Several
+from strucspars.train.observer import RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import FINETUNE, Recipe
@@ -51,7 +51,7 @@ def run_side_by_side(
     recipes: Mapping[Path, Recipe],
     *,
     jobs: int,
-    observer: RunObserver | None = None,
+    observers: Sequence[RunObserver] = (),
     should_stop: Callable[[], bool] = lambda: False,
     executor: Executor | None = None,
 ) -> dict[Path, RunSummary | Exception]:
@@ -66,7 +66,7 @@ def run_side_by_side(
         For every folder its summary, or what went wrong; a `RunInterrupted` also where the stop came before the run, a
         `BaseRunFailed` where it could not begin because of another one.
     """
-    runs = _Runs(recipes, observer or Several(), should_stop, executor)
+    runs = _Runs(recipes, observers, should_stop, executor)
     with lost_processes_explained():
         if jobs == 1:
             # In the main thread, which some libraries that a network may use require.
@@ -99,11 +99,11 @@ class _Runs:
     def __init__(
         self,
         recipes: Mapping[Path, Recipe],
-        observer: RunObserver,
+        observers: Sequence[RunObserver],
         should_stop: Callable[[], bool],
         executor: Executor | None,
     ) -> None:
-        self._recipes, self._observer, self._should_stop, self._executor = recipes, observer, should_stop, executor
+        self._recipes, self._observers, self._should_stop, self._executor = recipes, observers, should_stop, executor
         self._bases = _earlier_bases(recipes)
         self._past_first_stage: set[Path] = set()
         self.outcomes: dict[Path, RunSummary | Exception] = {}
@@ -127,7 +127,7 @@ class _Runs:
             return run_pipeline(
                 self._recipes[path],
                 path,
-                observer=Several(_FirstStageWatch(lambda: self._past_first_stage.add(path)), self._observer),
+                observers=[_FirstStageWatch(lambda: self._past_first_stage.add(path)), *self._observers],
                 should_stop=self._should_stop,
                 executor=self._executor,
             )

@@ -77,9 +77,10 @@ class Stage:
             TrainingDiverged: the loss is not finite.
         """
         run, epochs = self._run, self._options.epochs
-        run.observer.stage_started(
-            run.name, self._name, epochs=epochs, steps=run.train.steps, done_epochs=self._done_epochs
-        )
+        for observer in run.observers:
+            observer.stage_started(
+                run.name, self._name, epochs=epochs, steps=run.train.steps, done_epochs=self._done_epochs
+            )
         for epoch in range(self._done_epochs + 1, epochs + 1):
             self._train_epoch(epoch)
         return self.trained_model
@@ -93,7 +94,7 @@ class Stage:
             rates,
             start_step=self._done_steps,
             should_stop=run.stop_question(),
-            on_step=lambda step: run.observer.steps_done(run.name, epoch=epoch, step=step),
+            on_step=lambda step: self._tell_step(epoch, step),
         )
         if self._done_steps < run.train.steps:
             self._check_weights(epoch, rates[self._done_steps])
@@ -102,6 +103,10 @@ class Stage:
         self._finish_epoch(epoch, rates[-1], begin)
         if run.engine.any_true(run.should_stop()):
             raise RunInterrupted(f"stopped after epoch {epoch} of {self._name}")
+
+    def _tell_step(self, epoch: int, step: int) -> None:
+        for observer in self._run.observers:
+            observer.steps_done(self._run.name, epoch=epoch, step=step)
 
     def _prepare_epoch_(self, epoch: int) -> None:
         """Every epoch draws its dropout from a seed of its own, so that it can be repeated on its own."""
@@ -152,9 +157,11 @@ class Stage:
                 run.folder.save_epoch_arrays(self._name, epoch, arrays)
             run.folder.append_metrics(row)
         self._save(epoch)
-        if engine.is_first and (epoch == 1 or epoch % EPOCHS_BETWEEN_PICTURES == 0):
-            run.observer.matrices_seen(run.name, self._rule.matrices())
-        run.observer.epoch_done(run.name, row)
+        has_pictures = engine.is_first and (epoch == 1 or epoch % EPOCHS_BETWEEN_PICTURES == 0)
+        matrices = self._rule.matrices() if has_pictures else {}
+        for observer in run.observers:
+            observer.matrices_seen(run.name, matrices)
+            observer.epoch_done(run.name, row)
 
     def _check_finite(self, loss: float, epoch: int, rate: float) -> None:
         if not math.isfinite(loss):
