@@ -142,7 +142,7 @@ def test_one_failure_does_not_stop_the_others(call: Any, tiny: tuple[str, ...]) 
 
 @pytest.mark.parametrize("seeds", ["0", "0,1"])
 def test_json_has_the_failures_also_where_every_run_fails(call: Any, tiny: tuple[str, ...], seeds: str) -> None:
-    arguments = ("run", "demo-dense", *tiny, "stage2.lr=1e30", "--seeds", seeds, "--quiet")
+    arguments = ("run", "demo-dense", *tiny, "stage2.lr=1e18", "--seeds", seeds, "--quiet")
     said = call(*arguments, "--json")
     assert said.status == 1
     document = json.loads(said.out)
@@ -164,7 +164,7 @@ def test_a_busy_folder_is_an_error_of_one_line(call: Any, tiny: tuple[str, ...])
 
 
 def test_a_diverged_run_fails_with_status_1(call: Any, tiny: tuple[str, ...]) -> None:
-    said = call("run", "demo-dense", *tiny, "stage2.lr=1e30", "--quiet")
+    said = call("run", "demo-dense", *tiny, "stage2.lr=1e18", "--quiet")
     assert said.status == 1
     assert said.err.startswith("error: the loss became")
 

@@ -110,7 +110,7 @@ def test_processes_that_are_stopped_say_once_how_to_go_on_together(networks: Pat
 
 
 def test_processes_whose_runs_diverge_go_on_to_the_next_and_say_so(networks: Path, arguments: list[str]) -> None:
-    outcome = ended(networks, started(networks, [*arguments, "stage1.lr=1e30", "--seeds", "0,1", "--json", "--quiet"]))
+    outcome = ended(networks, started(networks, [*arguments, "stage1.lr=1e18", "--seeds", "0,1", "--json", "--quiet"]))
     first, second = outcome.ranks
     assert [run["folder"] for run in json.loads(first.out)["failed"]] == ["runs/demo", "runs/demo-seed1"]
     for rank in outcome.ranks:

@@ -146,7 +146,7 @@ def test_runs_whose_base_fails_are_not_begun_and_name_it(
     jobs: int, small_recipe: Recipes, dependent: Recipe, tmp_path: Path
 ) -> None:
     diary = Diary()
-    recipes = {"base": small_recipe(*SHORT, "stage1.lr=1e30"), "dependent": dependent, "other": small_recipe(*SHORT)}
+    recipes = {"base": small_recipe(*SHORT, "stage1.lr=1e18"), "dependent": dependent, "other": small_recipe(*SHORT)}
     outcomes = run_side_by_side(at(tmp_path, recipes), jobs=jobs, observers=[diary])
     assert isinstance(outcomes[tmp_path / "base"], TrainingDiverged)
     assert isinstance(outcomes[tmp_path / "other"], RunSummary)
@@ -173,7 +173,7 @@ def test_runs_whose_teacher_fails_are_not_begun_and_name_it(family: dict[str, Re
 def test_a_base_that_fails_after_its_first_stage_has_done_its_part(
     jobs: int, small_recipe: Recipes, dependent: Recipe, tmp_path: Path
 ) -> None:
-    recipes = at(tmp_path, {"base": small_recipe(*SHORT, "stage2.lr=1e30"), "dependent": dependent})
+    recipes = at(tmp_path, {"base": small_recipe(*SHORT, "stage2.lr=1e18"), "dependent": dependent})
     outcomes = run_side_by_side(recipes, jobs=jobs)
     assert [type(outcome) for outcome in outcomes.values()] == [TrainingDiverged, RunSummary]
 
@@ -201,7 +201,7 @@ def test_runs_that_have_taken_over_a_first_stage_do_not_need_it_again(
         with pytest.raises(RunInterrupted):
             run_pipeline(dependent, tmp_path / "dependent", should_stop=stop_after(3))
     shutil.rmtree(tmp_path / "base")
-    recipes = at(tmp_path, {"base": small_recipe(*SHORT, "stage1.lr=1e30"), "dependent": dependent})
+    recipes = at(tmp_path, {"base": small_recipe(*SHORT, "stage1.lr=1e18"), "dependent": dependent})
     outcomes = run_side_by_side(recipes, jobs=2)
     assert [type(outcome) for outcome in outcomes.values()] == [TrainingDiverged, RunSummary]
 

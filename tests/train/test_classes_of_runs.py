@@ -137,16 +137,3 @@ def test_a_run_goes_on_with_the_same_images_elsewhere_their_classes_renamed(
     monkeypatch.chdir(moved)
     run_pipeline(folder_recipe(small_recipe, Path(), "kind=dense"), folder.path)
     assert folder.summary_json_path.exists()
-
-
-def test_a_checkpoint_of_before_images_were_noted_goes_on(
-    small_recipe: Recipes, images: Path, tmp_path: Path, stop_after: Stops
-) -> None:
-    recipe = folder_recipe(small_recipe, images, "kind=dense")
-    folder = begun(recipe, tmp_path / "run", stop_after)
-    checkpoint = folder.load_checkpoint()
-    assert checkpoint is not None
-    del checkpoint["images"]
-    folder.save_checkpoint(checkpoint)
-    run_pipeline(recipe, folder.path)
-    assert folder.summary_json_path.exists()

@@ -123,7 +123,7 @@ def test_a_run_that_fails_does_not_stop_the_others(small_recipe: Recipes, tmp_pa
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.tex").write_text("mine")
     recipes = {
-        tmp_path / "diverging": small_recipe("stage1.lr=1e30"),
+        tmp_path / "diverging": small_recipe("stage1.lr=1e18"),
         tmp_path / "foreign": small_recipe(),
         tmp_path / "good": small_recipe(),
     }
