@@ -141,6 +141,10 @@ try:
     ss.export(model, "x.onnx", example_inputs=images)
 except ModuleNotFoundError as error:
     print(error)
+try:
+    import strucspars.integrations.lightning
+except ModuleNotFoundError as error:
+    print(error)
 """
 PROGRAM = "import runpy; runpy.run_module('strucspars', run_name='__main__')"
 
@@ -155,7 +159,9 @@ def with_the_base_alone(program: str, *arguments: str) -> subprocess.CompletedPr
 def test_the_library_works_with_the_base_dependencies_alone() -> None:
     done = with_the_base_alone(LIBRARY)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "onnx is missing: pip install 'strucspars[onnx]'\n"
+    assert done.stdout == (
+        "onnx is missing: pip install 'strucspars[onnx]'\nlightning is missing: pip install 'strucspars[lightning]'\n"
+    )
 
 
 def test_the_command_line_names_the_extra_that_is_missing() -> None:

@@ -77,7 +77,7 @@ def bench(
     threads: Annotated[
         str | None, typer.Option(metavar="1,all", help="Threads of a runtime.", show_default="1; with --full 1,all")
     ] = None,
-    min_channels_per_group: Annotated[int, typer.Option(min=1, help="No group narrower than this.")] = 1,
+    min_channels_per_group: Annotated[int, typer.Option(metavar="N", min=1, help="No group narrower than this.")] = 1,
     widen_groups_below: Annotated[
         int | None,
         typer.Option(

@@ -75,7 +75,7 @@ def compress(
         str, typer.Option(help="Which channel orders are learned: free, or package.module:function.")
     ] = "free",
     min_channels_per_group: Annotated[
-        int, typer.Option(min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
+        int, typer.Option(metavar="N", min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
     ] = 1,
     include: Annotated[
         list[str] | None,

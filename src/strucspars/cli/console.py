@@ -105,9 +105,10 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
 Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.", show_default=False)]
-Jobs = Annotated[int, typer.Option(min=1, help="How many runs at a time.")]
+Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="How many runs at a time.")]
 Classes = Annotated[
-    int | None, typer.Option(min=1, help="Number of classes.", show_default="10 for CIFAR networks, else 1000")
+    int | None,
+    typer.Option(metavar="N", min=1, help="Number of classes.", show_default="10 for CIFAR networks, else 1000"),
 ]
 ImageShapeOption = Annotated[
     str | None,

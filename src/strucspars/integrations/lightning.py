@@ -15,10 +15,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins.precision import MixedPrecision
+    from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+    from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+except ModuleNotFoundError as error:
+    message = f"{error.name} is missing: pip install 'strucspars[lightning]'"
+    raise ModuleNotFoundError(message, name=error.name) from error
 
 from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
