@@ -304,3 +304,9 @@ def test_names_are_refused_by_a_format_that_keeps_none(tmp_path: Path) -> None:
 def test_an_unknown_format_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"format must be one of onnx, openvino, torch.* got 'tflite'"):
         ss.export(nn.Identity(), tmp_path / "network.tflite", example_inputs=IMAGES, format="tflite")
+
+
+def test_a_class_in_place_of_an_exporter_is_refused(tmp_path: Path) -> None:
+    format = "strucspars.export.program:TorchExporter"
+    with pytest.raises(ValueError, match=f"format '{format}' must name an instance of a subclass of Exporter"):
+        ss.export(nn.Identity(), tmp_path / "network.pt2", example_inputs=IMAGES, format=format)

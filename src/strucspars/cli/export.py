@@ -123,8 +123,8 @@ def export_network(
         usual_image_shape,
     )
     from strucspars.convert.comparison import random_image
-    from strucspars.export.checked import EXPORTERS
     from strucspars.export.checked import export as write_export
+    from strucspars.export.checked import find_exporter
     from strucspars.io.files import followed
     from strucspars.models.catalogue import check_takes_images
 
@@ -141,7 +141,7 @@ def export_network(
             refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
         stem, shape = Path(file_stem(name)), image_shape or usual_image_shape(name)
         network_of = partial(_checkpoint, target, name, classes, shape)
-    exporter = EXPORTERS.find(format)
+    exporter = find_exporter(format)
     out = out or stem.with_name(stem.name + exporter.suffix)
     companions = () if out.is_dir() else exporter.companions(followed(out))
     check_can_be_written(out, force=force, companions=companions)
@@ -180,9 +180,9 @@ def _checkpoint(target: str, name: str, classes: int | None, image_shape: ImageS
 
 def check_runtime(format: str) -> None:
     """Raise an `ImportError` if a format's runtime is not installed: before the training, not after it."""
-    from strucspars.export.checked import EXPORTERS
+    from strucspars.export.checked import find_exporter
 
-    EXPORTERS.find(format).runtime()
+    find_exporter(format).runtime()
 
 
 def export_document(report: ExportReport) -> dict[str, Any]:

@@ -54,6 +54,14 @@ def register_exporter(name: str, exporter: Exporter) -> None:
     EXPORTERS.register(name, exporter)
 
 
+def find_exporter(format: str) -> Exporter:
+    """The exporter of a format, by its name or as `package.module:exporter`."""
+    exporter = EXPORTERS.find(format)
+    if not isinstance(exporter, Exporter):
+        raise ValueError(f"format {format!r} must name an instance of a subclass of Exporter, got {exporter!r}")
+    return exporter
+
+
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
     """How closely a runtime agrees with the network.
@@ -172,7 +180,7 @@ def export(
     >>> report.num_gathers, report.agreement.batch_sizes, report.agreement.max_relative_error < 1e-4
     (0, (2, 1), True)
     """
-    exporter = EXPORTERS.find(format) if isinstance(format, str) else format
+    exporter = find_exporter(format) if isinstance(format, str) else format
     name = format if isinstance(format, str) else type(format).__name__
     path = Path(path)
     if path.suffix != exporter.suffix:
