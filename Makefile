@@ -46,7 +46,7 @@ browser: ## Chromium and its driver, for the tests that open reports; needs root
 bench: $(INSTALLED) ## the solver against the original method, about 10 minutes on one core
 	$(BIN)/python benchmarks/permutations.py
 
-test-matrix: $(INSTALLED) ## every torchvision classifier and many of timm, about 7 minutes; writes docs/compatibility.md
+test-matrix: $(INSTALLED) ## every torchvision classifier and many of timm, about half an hour; writes docs/compatibility.md
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/compatibility.py
 
 test-recipes: $(INSTALLED) ## every recipe of Table 2 for 1 + 1 epochs on generated images; writes results/table2_recipes.md
