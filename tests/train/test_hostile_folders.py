@@ -402,9 +402,9 @@ def test_a_link_below_a_folder_of_the_run_is_replaced_not_followed(
 def test_a_recipe_in_a_run_folder_takes_nothing_from_elsewhere(run: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "private").write_text("name: a secret")
     run.recipe_path.write_text(f"base: {tmp_path / 'private'}")
-    with pytest.raises(ValueError, match=r"recipe\.yaml: base: a run folder's recipe stands for itself"):
+    with pytest.raises(ValueError, match=r"recipe\.yaml: base: a run folder's recipe takes no base"):
         run.load_recipe()
-    with pytest.raises(ValueError, match="stands for itself"):
+    with pytest.raises(ValueError, match="takes no base"):
         read_run(run.path)
 
 

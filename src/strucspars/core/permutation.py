@@ -12,7 +12,7 @@ from strucspars.core.checks import FloatArray, IntArray
 
 
 def checked_permutation(perm: npt.ArrayLike, length: int, *, name: str) -> IntArray:
-    """A read-only int64 copy, or a `ValueError` unless every channel from 0 to `length - 1` stands in it once.
+    """A read-only int64 copy, or a `ValueError` unless it holds every channel from 0 to `length - 1` once.
 
     >>> checked_permutation([1, 0, 2], 3, name="out_perm")
     array([1, 0, 2])
@@ -59,7 +59,7 @@ class Connectivity:
         in_perm: order Q of the input channels, likewise.
         cost: what was minimised, `sum(S[out_perm][:, in_perm] * R)`.
         sweeps: pairs of exact half-steps made.
-        converged: False if the sweep limit ended the search; the orders are valid all the same.
+        converged: False if the sweep limit ended the search; the orders are valid nevertheless.
 
     >>> import strucspars as ss
     >>> learned = ss.core.learn_permutations([[0.0, 1.0], [1.0, 0.0]])

@@ -208,7 +208,7 @@ def _mean_field_gains(centred: Float32Array, starts: int) -> tuple[Float32Array,
 
 
 def _balanced_signs(scores: Float32Array) -> Float32Array:
-    """+1 for the upper half of the scores along the last axis, -1 for the lower; ties are broken somehow."""
+    """+1 for the upper half of the scores along the last axis, -1 for the lower; ties are broken arbitrarily."""
     half = scores.shape[-1] // 2
     upper = np.argpartition(scores, half, axis=-1)[..., half:]
     signs = np.full_like(scores, -1)

@@ -36,7 +36,7 @@ def assign_by_group_cycles(cost: FloatArray) -> IntArray:
         move_price = np.take_along_axis(price, cheapest_place[:, None, :], axis=1)[:, 0, :]
         _, target = linear_sum_assignment(move_price)
         paid = move_price[group, target]
-        # A sum that rounding alone could make negative saves nothing, and turning such cycles could go on forever.
+        # A sum that rounding alone could make negative saves nothing, and following such cycles might not end.
         if paid.sum() >= -(groups + 1) * np.finfo(np.float64).eps * np.abs(paid).sum():
             return members.ravel()
         origin = np.flatnonzero(target != group)

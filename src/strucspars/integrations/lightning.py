@@ -39,7 +39,7 @@ class SparsifyCallback(Callback):
     """Sparsify any LightningModule while a Trainer fits it, then plan its groups and, if asked, convert it in place.
 
     After every epoch it logs `sparsify/lambda_value` and `sparsify/removed_fraction`. Its state is part of the
-    Trainer's checkpoints: a resumed fit continues exactly, if the data loader does. Every other fit starts anew.
+    Trainer's checkpoints: a resumed fit continues exactly, if the data loader does. Other fits start afresh.
 
     Checkpoints of a fit hold the dense model. After one with `convert=True` test the module itself,
     `trainer.test(module)`; a dense checkpoint (`ckpt_path="best"`) does not fit it any more. Finetune it with a Trainer
@@ -74,9 +74,9 @@ class SparsifyCallback(Callback):
         self._sparsifier: Sparsifier | None = None
         self._plan: GroupingPlan | None = None
         self._optimizer_index = 0
-        # What a checkpoint says comes before there is a Sparsifier to tell it.
+        # A checkpoint is read before there is a Sparsifier.
         self._restored: dict[str, Any] = {}
-        self._open_epoch: int | None = None  # begun, and its end not told to the Sparsifier
+        self._open_epoch: int | None = None  # begun, and not yet ended in the Sparsifier
         self._steps_of_epoch = 0
 
     @property
@@ -98,7 +98,7 @@ class SparsifyCallback(Callback):
         self._restored = {}
         if stage == "fit":
             _check_strategy(trainer)
-            # Who looks for a learning rate or a batch size saves all callbacks before a fit, and restores them.
+            # A search for a learning rate or a batch size saves all callbacks before its fit, and restores them.
             self._sparsifier, self._plan = None, None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -196,7 +196,7 @@ def _check_strategy(trainer: Trainer) -> None:
 
 def _optimizer_index(optimizers: Sequence[torch.optim.Optimizer], layers: Sequence[SelectedLayer]) -> int:
     """Which optimizer trains the layers: the penalty belongs to its steps only."""
-    # A single one is not asked: it may be given its parameters later, as when a backbone is unfrozen.
+    # A single one is not checked: it may get its parameters later, as when a backbone is unfrozen.
     if len(optimizers) <= 1:
         return 0
     owners: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""One decision for all processes: rank 0 decides, all others take it over, and everybody checks that they did."""
+"""One decision for all processes: rank 0 decides, the others take it over, and all check a hash of it."""
 
 import hashlib
 import pickle
@@ -11,10 +11,10 @@ Decision = TypeVar("Decision")
 
 
 def agreed(decide: Callable[[], Decision]) -> Decision:
-    """What `decide` returns on rank 0, on every rank; only rank 0 calls it. One process takes the same way.
+    """What `decide` returns on rank 0, on every rank; only rank 0 calls it. A single process does the same.
 
     Raises:
-        ValueError: rank 0's decision failed so; all ranks fail with it, instead of waiting for it forever.
+        ValueError: rank 0's decision failed so; all ranks raise it, instead of waiting forever.
         RuntimeError: rank 0 failed otherwise, or some rank holds another decision after the broadcast.
     """
     distributed = dist.is_available() and dist.is_initialized()

@@ -167,7 +167,9 @@ def _learned_by_workers(layers: Sequence[LayerToOrder], config: SparsifyConfig, 
         futures = {index: executor.submit(_learned, layers[index], config) for index in order}
         return [futures[index].result() for index in range(len(layers))]
     except BrokenExecutor:
-        logger.warning("a worker process died, for lack of memory maybe; the channel orders are learned without them")
+        logger.warning(
+            "a worker process died, perhaps for lack of memory; the channel orders are learned in this process"
+        )
         return _learned_here(layers, config)
 
 

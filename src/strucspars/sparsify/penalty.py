@@ -19,8 +19,8 @@ from strucspars.core.importance import Norm
 class StructuredPenalty:
     """The penalty on a list of weights, with strengths that change from epoch to epoch.
 
-    It holds two tensors of the weights' size, the strengths and room to work in, but not the weights: they are given
-    anew for every step, since a module's weight may be replaced by another one (`load_state_dict(assign=True)`).
+    It holds two tensors of the weights' size, the strengths and a buffer, but not the weights: every call takes them,
+    since a module's weight may be replaced (`load_state_dict(assign=True)`).
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], norm: Norm) -> None:
@@ -101,10 +101,10 @@ _Layout = tuple[torch.Size, tuple[int, ...], int]
 
 
 class _Bucket:
-    """Strengths of the weights of one device and precision, and room for their copy: each side by side in one tensor.
+    """Strengths of the weights of one device and precision, and a buffer for their copy: each contiguous in one tensor.
 
-    So the value takes one fused copy and two plain kernels however many weights there are. Most of what the loss term
-    adds to a step is work of the host: small tensors made, listed and handed to autograd.
+    The value then takes one fused copy and two plain kernels, however many weights there are. Most of the cost of the
+    loss term is work on the host: creating small tensors and passing them to autograd.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], indices: list[int]) -> None:
@@ -116,7 +116,7 @@ class _Bucket:
         self._make_views()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the views: pickled one by one, they would come back as tensors of their own.
+        # Without the views: pickled one by one, they would be restored as separate tensors.
         return {"indices": self.indices, "_layouts": self._layouts, "all_strengths": self.all_strengths}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolve
     """
     document = _find(source, folder=Path())
     if is_resolved and BASE in _content(document):
-        raise ValueError(f"{document.label}: {BASE}: a run folder's recipe stands for itself; write its keys out")
+        raise ValueError(f"{document.label}: {BASE}: a run folder's recipe takes no base; write its keys out")
     given: _Layer = {"name": _Given(document.name, document.label)}
     for layer in (*_layers(document, chain=()), *map(_override_values, overrides)):
         given |= layer
@@ -87,7 +87,7 @@ def recipe_yaml(recipe: Recipe) -> str:
     >>> recipe_yaml(Recipe(name="mine")).splitlines()[:2]
     ['name: mine', 'kind: strucspars']
     """
-    # In ASCII, by escapes: written as they are, some line breaks of Unicode come back as spaces.
+    # In ASCII, by escapes: unescaped, some line breaks of Unicode are read back as spaces.
     return yaml.safe_dump(_with_lists(asdict(recipe)), sort_keys=False, allow_unicode=False)
 
 
