@@ -34,7 +34,7 @@ def size(*, params: int = 100, operation_ratio: float = 1.0, removed: float = 0.
     return RowSize(params=params, macs=1000, removed_conv_fraction=removed, operation_ratio=operation_ratio)
 
 
-def timing(ms: float, speedup: float, *, share: float | None = None) -> RowTiming:
+def timing(ms: float, speedup: float) -> RowTiming:
     ratio = Ratio(median=speedup, low=speedup, high=speedup)
     return RowTiming(
         ms=ms,
@@ -45,8 +45,6 @@ def timing(ms: float, speedup: float, *, share: float | None = None) -> RowTimin
         calls=9,
         speedup=ratio,
         speedup_over_best=ratio,
-        efficiency=speedup / 2,
-        gather_share=share,
     )
 
 
@@ -87,7 +85,7 @@ def report() -> BenchReport:
         settings={"seconds": 1},
         rows=(
             row(),
-            row(rate=0.65, form="compressed", size=compressed, timing=timing(40.0, 2.0, share=0.15), **gathers),
+            row(rate=0.65, form="compressed", size=compressed, timing=timing(40.0, 2.0), **gathers),
             row(rate=0.65, form="bound", size=compressed, timing=timing(33.0, 2.4)),
             row(
                 rate=0.85,

@@ -1,4 +1,4 @@
-"""Speed-up, efficiency and share of the gathers."""
+"""Speed-ups."""
 
 import pytest
 from hypothesis import given
@@ -23,14 +23,12 @@ def test_the_spread_of_a_ratio_is_that_of_the_rounds() -> None:
     assert ratio == Ratio(median=4.0, low=3.0, high=5.0)
 
 
-def test_a_row_has_its_times_its_speedups_and_its_efficiency() -> None:
+def test_a_row_has_its_times_and_its_speedups() -> None:
     timing = row_timing(
         Samples(((0.020, 0.040), (0.030,))),
         batch=3,
-        operation_ratio=4.0,
         dense=Samples(((0.090,), (0.090,))),
         best_dense=Samples(((0.060,), (0.060,))),
-        bound=Samples(((0.024,), (0.024,))),
     )
     assert (timing.ms, timing.ms_low, timing.ms_high) == pytest.approx((30, 25, 35))
     assert timing.frames_per_second == pytest.approx(100)
@@ -39,12 +37,9 @@ def test_a_row_has_its_times_its_speedups_and_its_efficiency() -> None:
     assert timing.speedup.median == pytest.approx(3)
     assert timing.speedup_over_best is not None
     assert timing.speedup_over_best.median == pytest.approx(2)
-    assert timing.efficiency == pytest.approx(0.75)
-    assert timing.gather_share == pytest.approx(0.2)
 
 
-def test_without_a_dense_time_and_a_bound_nothing_is_compared() -> None:
-    timing = row_timing(Samples(((1.0,),)), batch=1, operation_ratio=2.0, dense=None, best_dense=None, bound=None)
+def test_without_a_dense_time_nothing_is_compared() -> None:
+    timing = row_timing(Samples(((1.0,),)), batch=1, dense=None, best_dense=None)
     assert timing.ms == 1000
-    compared = (timing.speedup, timing.speedup_over_best, timing.efficiency, timing.gather_share)
-    assert compared == (None,) * 4
+    assert (timing.speedup, timing.speedup_over_best) == (None, None)

@@ -29,7 +29,7 @@ def changed(report: BenchReport, **changes: Any) -> str:
     ("changes", "message"),
     [
         ({"format": "other"}, "format: must be 'strucspars-bench', got 'other'"),
-        ({"format_version": 1}, "format_version: must be 2, got 1"),
+        ({"format_version": 2}, "format_version: must be 3, got 2"),
         ({"rows": [{}]}, r"rows\[0\]\.network: is missing"),
         ({"rows": 3}, "rows: must be"),
         ({"more": 1}, "more: is not known here"),

@@ -66,7 +66,7 @@ def timings(rows: list[BenchRow], value: Callable[[Any], Any]) -> list[Any]:
     return [value(row.timing) for row in rows]
 
 
-def test_speedups_efficiency_and_share_are_those_of_the_times(clock: Any, contestants: list[Contestant]) -> None:
+def test_speedups_are_those_of_the_times(clock: Any, contestants: list[Contestant]) -> None:
     fast, slow = (told(clock, name, contestants, slow=factor) for name, factor in (("pytorch", 1), ("openvino", 2)))
     rows = rows_of(clock, contestants, fast, slow)
     assert [(row.runtime, row.form) for row in rows] == [
@@ -75,8 +75,6 @@ def test_speedups_efficiency_and_share_are_those_of_the_times(clock: Any, contes
     assert timings(rows, lambda timing: timing.ms) == [8000, 4000, 3000, 16000, 8000, 6000]
     assert timings(rows, lambda timing: timing.speedup.median) == pytest.approx([1, 2, 8 / 3, 1, 2, 8 / 3])
     assert timings(rows, lambda timing: timing.speedup_over_best.median) == pytest.approx([1, 2, 8 / 3, 0.5, 1, 4 / 3])
-    assert timings(rows, lambda timing: timing.efficiency)[1] == 0.5
-    assert timings(rows, lambda timing: timing.gather_share) == [None, 0.25, None, None, 0.25, None]
 
 
 def test_wrong_outputs_are_an_error_row_and_never_timed(clock: Any, contestants: list[Contestant]) -> None:
@@ -120,7 +118,7 @@ def test_without_a_right_dense_network_there_is_no_speedup(clock: Any, contestan
     assert rows[0].timing is None
     assert rows[1].timing is not None
     timing = rows[1].timing
-    assert (timing.speedup, timing.speedup_over_best, timing.efficiency) == (None, None, None)
+    assert (timing.speedup, timing.speedup_over_best) == (None, None)
 
 
 def test_a_batch_is_timed_at_once_and_one_by_one(clock: Any, contestants: list[Contestant]) -> None:

@@ -18,7 +18,7 @@ VARIES = "varies"
 VOLATILE = frozenset(
     {
         *("seconds", "train_seconds", "solver_seconds", "ms", "ms_low", "ms_high", "frames_per_second", "rounds"),
-        *("calls", "median", "low", "high", "efficiency", "gather_share", "max_relative_error"),
+        *("calls", "median", "low", "high", "max_relative_error"),
         *("commit", "hardware", "versions", "strucspars_version"),
     }
 )

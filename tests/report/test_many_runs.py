@@ -524,8 +524,6 @@ def bench_row(*, form: str, ms: float, runtime: str = "onnxruntime", batch: int 
         calls=1,
         speedup=Ratio(median=1.5, low=1.4, high=1.6),
         speedup_over_best=None,
-        efficiency=None,
-        gather_share=None,
     )
     return BenchRow(
         network="run",

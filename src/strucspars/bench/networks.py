@@ -14,12 +14,14 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from strucspars.convert.conversion import convert_
+from strucspars.convert.recalibration import recalibrate_
 from strucspars.core.checks import checked_target
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.cost.counting import ExampleInputs, count_macs, undisturbed
+from strucspars.cost.counting import ExampleInputs, count_macs
 from strucspars.models.catalogue import build_model
 from strucspars.nn.groupable import LayerRules, SelectedLayer, select_layers
 from strucspars.nn.layers import channel_orders, is_grouped
@@ -31,7 +33,6 @@ Model = TypeVar("Model", bound=nn.Module)
 
 # A batch norm needs more than one value per channel, also where the image has shrunk to one pixel.
 _IMAGES_FOR_STATISTICS = 2
-_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 
 # Groups of the 1x1 convolutions, and of the wider ones, by stage.
 StageCounts = tuple[tuple[int, int], ...]
@@ -58,11 +59,7 @@ _STAGE = re.compile(r"(?:layer|denseblock|transition)([1-4])\.")
 
 
 def conv_params(model: nn.Module) -> int:
-    """Weights of all convolutions: what the rates of the paper's Table 2 count.
-
-    >>> conv_params(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 2)))
-    216
-    """
+    """Weights of all convolutions: what the rates of the paper's Table 2 count."""
     return sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.modules.conv._ConvNd))
 
 
@@ -78,10 +75,6 @@ def group_levels(
         rate: fraction of the convolutions' weights to remove. A table may miss it by a point or two, the rule never
             stays below.
         min_channels_per_group: no group narrower than this. A table's counts are lowered to it, and less is removed.
-
-    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 1))
-    >>> group_levels(model, torch.zeros(1, 4, 8, 8), name="own", rate=0.4)
-    {'0': 2, '1': 1}
     """
     checked_target(rate)
     layers = select_layers(model, LayerRules(min_channels_per_group=min_channels_per_group)).layers
@@ -159,10 +152,6 @@ def random_networks(
         num_classes: outputs.
         min_channels_per_group: no group narrower than this.
         seed: of weights, statistics and orders.
-
-    >>> networks = random_networks("cifar-resnet8", [0.5], image_shape=(3, 32, 32), num_classes=10)
-    >>> [(network.form, network.rate) for network in networks]
-    [('dense', None), ('compressed', 0.5), ('bound', 0.5)]
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -203,15 +192,7 @@ def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageS
 
 
 def without_shuffles(model: Model) -> Model:
-    """A copy with the identity for all channel orders: same sizes, no gathers, another function.
-
-    >>> import strucspars as ss
-    >>> layer = ss.ShuffledGroupConv2d(4, 4, 1, groups=2)
-    >>> layer.in_perm.copy_(torch.tensor([2, 0, 1, 3]))
-    tensor([2, 0, 1, 3])
-    >>> without_shuffles(layer).in_perm
-    tensor([0, 1, 2, 3])
-    """
+    """A copy with the identity for all channel orders: same sizes, no gathers, another function."""
     twin = copied(model)
     for module in twin.modules():
         if is_grouped(module):
@@ -227,15 +208,13 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
     down, and rounding errors that hide a real difference.
     """
     generator = torch.Generator().manual_seed(seed)
-    norms = [
-        module for module in model.modules() if isinstance(module, _BATCH_NORMS) and module.running_var is not None
-    ]
-    with undisturbed(model):
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.running_var is not None]
+    with torch.no_grad():
         for norm in norms:
             if norm.weight is not None and norm.bias is not None:
                 norm.weight.copy_(torch.empty_like(norm.weight).uniform_(0.5, 1.5, generator=generator))
                 norm.bias.copy_(torch.empty_like(norm.bias).normal_(0, 0.3, generator=generator))
-        _take_statistics_(model, norms, torch.randn(_IMAGES_FOR_STATISTICS, *image_shape, generator=generator))
+        recalibrate_(model, [torch.randn(_IMAGES_FOR_STATISTICS, *image_shape, generator=generator)])
         for norm in norms:
             assert norm.running_mean is not None
             assert norm.running_var is not None
@@ -244,17 +223,6 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
             # A channel that is always zero would be divided by almost zero.
             norm.running_var.clamp_(min=1e-2)
     return model
-
-
-def _take_statistics_(model: nn.Module, norms: Sequence[_BATCH_NORMS], images: torch.Tensor) -> None:
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.training, norm.momentum = True, 1.0
-    try:
-        model(images)
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.training, norm.momentum = False, momentum
 
 
 def _random_plan(model: nn.Module, levels: dict[str, int], seed: int) -> GroupingPlan:

@@ -11,7 +11,7 @@ from strucspars.bench.runtimes import known_runtime
 from strucspars.cost.text_table import Column, text_table
 from strucspars.io.records import as_record, check_header, parse_json, plain, to_json
 
-HEADER: dict[str, str | int] = {"format": "strucspars-bench", "format_version": 2}
+HEADER: dict[str, str | int] = {"format": "strucspars-bench", "format_version": 3}
 TEXT_WIDTH = 120
 # Cells by title; columns that are empty in all lines of a table are left out.
 Line = Mapping[str, str]
@@ -46,11 +46,7 @@ class RowSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """A ratio of times taken within each round: median over the rounds, first and third quartile.
-
-    >>> Ratio(median=2.0, low=1.9, high=2.1).median
-    2.0
-    """
+    """A ratio of times taken within each round: median over the rounds, first and third quartile."""
 
     median: float
     low: float
@@ -67,8 +63,6 @@ class RowTiming:
         rounds, calls: how often it was measured.
         speedup: against the same runtime's dense network, run in the same way; None where that has no time.
         speedup_over_best: against the fastest dense network of all runtimes, at this batch and these threads.
-        efficiency: speed-up by operation ratio; 1 if the time shrinks as the operations do.
-        gather_share: fraction of the time that goes when every gather does; None without a bound to compare with.
     """
 
     ms: float
@@ -79,8 +73,6 @@ class RowTiming:
     calls: int
     speedup: Ratio | None
     speedup_over_best: Ratio | None
-    efficiency: float | None
-    gather_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +82,12 @@ class BenchRow:
     Attributes:
         network: its name.
         image_shape: channels, height and width.
-        rate: fraction of the convolutions' weights that was to go; None for the dense one.
-        form: `dense`, `compressed`, or `bound`: no network to use, but what `compressed` would be without gathers.
+        rate: fraction of the convolutions' weights to remove; None for the dense one.
+        form: `dense`, `compressed`, or `bound`, the compressed network without gathers: a limit, not a usable network.
         runtime: its name.
-        batch: images to be computed.
-        images_per_call: of them at a time; 1 for a batch of 16 means sixteen calls.
-        threads: that the runtime may use.
+        batch: number of images.
+        images_per_call: how many of them go into one call; 1 for a batch of 16 means sixteen calls.
+        threads: how many the runtime may use.
         size: of the network.
         num_gathers: channel shuffles that remain in the graph that this runtime runs; None where it got none.
         gathered_bytes: what they copy for one image.
@@ -163,14 +155,7 @@ class BenchReport:
 
 @dataclass(frozen=True)
 class PublishedTime:
-    """A published time of a network.
-
-    Attributes:
-        rate: None for the dense network.
-        gflops: as they were published.
-        ms: average run time.
-        frames_per_second: as published.
-    """
+    """A published time of a network; the rate is None for the dense one."""
 
     rate: float | None
     gflops: float

@@ -36,9 +36,6 @@ class BenchSettings:
         threads: numbers of threads. Every batch is timed with each of them.
         widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
             export for the runtime does by default.
-
-    >>> BenchSettings(runtimes=("onnxruntime",), batches=(1, 16)).threads
-    (1,)
     """
 
     runtimes: tuple[str, ...] = DEFAULT_RUNTIMES
@@ -79,7 +76,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contestant:
-    """A form of a network with all that is known of it before it is timed."""
+    """A form of a network, its inference graph and files, and its size."""
 
     network: BenchNetwork
     forms: InferenceForms
@@ -292,21 +289,11 @@ def _expected(contestant: Contestant, images: Images) -> Images:
 
 
 def _timing(row: BenchRow, samples: Mapping[BenchRow, Samples]) -> RowTiming:
-    """The times of a row, against those of the other forms of its network, run in the same way."""
-    same_way = {
-        (other.form, other.rate): times
-        for other, times in samples.items()
-        if (other.runtime, other.images_per_call) == (row.runtime, row.images_per_call)
-    }
+    """The times of a row, against the dense network run in the same way and against the fastest dense one."""
+    dense = {(other.runtime, other.images_per_call): times for other, times in samples.items() if other.form == "dense"}
     return row_timing(
         samples[row],
         batch=row.batch,
-        operation_ratio=row.size.operation_ratio,
-        dense=same_way.get(("dense", None)),
-        best_dense=min(
-            (times for other, times in samples.items() if other.form == "dense"),
-            key=lambda times: times.median,
-            default=None,
-        ),
-        bound=same_way.get(("bound", row.rate)) if row.form == "compressed" else None,
+        dense=dense.get((row.runtime, row.images_per_call)),
+        best_dense=min(dense.values(), key=lambda times: times.median, default=None),
     )

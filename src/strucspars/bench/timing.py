@@ -28,9 +28,6 @@ class TimingRules:
         warmup_calls: untimed calls of every program before the first round.
         min_rounds: fewest rounds, for a spread.
         max_rounds: most rounds.
-
-    >>> TimingRules(seconds=20).min_rounds
-    3
     """
 
     seconds: float = 90.0
@@ -52,11 +49,7 @@ class TimingRules:
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds of every timed call of one program, by round.
-
-    >>> Samples(((1.0, 2.0), (3.0,))).median
-    2.0
-    """
+    """Seconds of every timed call of one program, by round."""
 
     rounds: tuple[tuple[float, ...], ...]
 
@@ -100,10 +93,6 @@ def interleaved_times(
         rules: how long and how often.
         clock: returns seconds.
         on_round: called after every round with their number and the seconds since the start.
-
-    >>> times = interleaved_times({"nothing": lambda: None}, TimingRules(seconds=0.01, visit_seconds=1e-6))
-    >>> len(times["nothing"].rounds) >= 3
-    True
     """
     started = clock()
     with _without_garbage_collection():
@@ -157,11 +146,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def paired_ratio(numerator: Samples, denominator: Samples) -> Ratio:
-    """How many times longer one took than the other, within every round: slow rounds cancel.
-
-    >>> paired_ratio(Samples(((4.0,), (8.0,))), Samples(((2.0,), (4.0,))))
-    Ratio(median=2.0, low=2.0, high=2.0)
-    """
+    """How many times longer one took than the other, within every round: slow rounds cancel."""
     ratios = [above / below for above, below in zip(numerator.round_medians, denominator.round_medians, strict=True)]
     low, median, high = np.percentile(ratios, (25, 50, 75))
     return Ratio(median=float(median), low=float(low), high=float(high))
@@ -171,23 +156,18 @@ def row_timing(
     samples: Samples,
     *,
     batch: int,
-    operation_ratio: float,
     dense: Samples | None,
     best_dense: Samples | None,
-    bound: Samples | None,
 ) -> RowTiming:
     """The numbers of one row.
 
     Args:
         samples: seconds for the whole batch.
         batch: its images.
-        operation_ratio: MACs of the dense network by those of this one.
         dense: of the same runtime; None where it has no times.
         best_dense: of the fastest runtime.
-        bound: of the same network without gathers, in the same runtime.
     """
     low, high = samples.quartiles
-    speedup = None if dense is None else paired_ratio(dense, samples)
     return RowTiming(
         ms=1000 * samples.median,
         ms_low=1000 * low,
@@ -195,8 +175,6 @@ def row_timing(
         frames_per_second=batch / samples.median,
         rounds=len(samples.rounds),
         calls=samples.calls,
-        speedup=speedup,
+        speedup=None if dense is None else paired_ratio(dense, samples),
         speedup_over_best=None if best_dense is None else paired_ratio(best_dense, samples),
-        efficiency=None if speedup is None else speedup.median / operation_ratio,
-        gather_share=None if bound is None else 1 - paired_ratio(bound, samples).median,
     )

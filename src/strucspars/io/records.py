@@ -1,7 +1,7 @@
 """Text of JSON and YAML as plain values, plain values as dataclasses, and one error that says where.
 
     document = parse_json(read_text(path), str(path))           # no NaN, no name twice; or parse_yaml, bounded
-    fields = check_header(document, str(path), format="strucspars-bench", format_version=2)
+    fields = check_header(document, str(path), format="strucspars-bench", format_version=3)
     report = as_record(BenchReport, fields, str(path))          # dataclasses in it too, as their annotations say
     width = convert(int, document["width"], str(path), "width")  # one value: any annotation that a record may have
     write_text(path, to_json(report))                           # dataclasses become objects, NaN becomes null
