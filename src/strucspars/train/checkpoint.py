@@ -8,7 +8,6 @@ import hashlib
 import io
 import logging
 import os
-import re
 from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
     """Write a checkpoint that is kept for good, to `NAME.pt`; otherwise as `save_checkpoint`."""
-    _save(_named(folder, name), state, None)
+    _save(folder / f"{name}.pt", state, None)
 
 
 def load_named(folder: Path, name: str) -> dict[str, Any] | None:
@@ -90,24 +89,11 @@ def load_named(folder: Path, name: str) -> dict[str, Any] | None:
         ValueError: it is damaged or holds more than data.
     """
     try:
-        return _load(_named(folder, name))
+        return _load(folder / f"{name}.pt")
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise ValueError(f"{error}; {_REMEDY}") from error
-
-
-def has_named(folder: Path, name: str) -> bool:
-    """Whether `save_named` has written a checkpoint under the name; it is not read."""
-    return _named(folder, name).is_file()
-
-
-def _named(folder: Path, name: str) -> Path:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or f"{name}.pt" in (LAST, PREVIOUS):
-        raise ValueError(
-            f"a checkpoint's name is made of letters, digits, '-' and '_', and not 'last' or 'previous'; got {name!r}"
-        )
-    return folder / f"{name}.pt"
 
 
 def _save(path: Path, state: dict[str, Any], former: Path | None) -> None:

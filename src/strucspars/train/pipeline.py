@@ -190,7 +190,10 @@ def _begin(run: Run, stack: ExitStack, was_locked: bool) -> None:
     folder.write_recipe(recipe_yaml(run.recipe))
     store_classes(folder, run.classes)
     former = None
-    if checkpoint is not None:
+    if checkpoint is None:
+        # An earlier attempt may have left one; runs that take over the first stage wait for that of this attempt.
+        folder.plan_path.unlink(missing_ok=True)
+    else:
         try:
             former = folder.read_json(folder.environment_path)
         except ValueError as error:
