@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from strucspars.core.checks import FloatArray
 from strucspars.core.hierarchy import group_penalty, penalty_matrix
-from strucspars.core.permutation import connection_cost
-from strucspars.core.search import Alternation, alternate
+from strucspars.core.permutation import Connectivity, connection_cost
+from strucspars.core.search import alternate
 from strucspars.core.transport import AssignToGroups, assign_by_group_cycles, assign_by_positions
 
 EXACT_SOLVERS = pytest.mark.parametrize("assign", [assign_by_group_cycles, assign_by_positions])
 
 
-def from_identity(importance: FloatArray, halvings: int, assign: AssignToGroups, max_sweeps: int = 100) -> Alternation:
+def from_identity(importance: FloatArray, halvings: int, assign: AssignToGroups, max_sweeps: int = 100) -> Connectivity:
     out_channels, in_channels = importance.shape
     return alternate(
         importance,

@@ -293,7 +293,6 @@ def test_refining_at_a_level_never_lowers_the_kept_norm(shape: tuple[int, int]) 
         ({"decay": "0.5"}, "decay must lie in"),
         ({"start": ([0, 1, 2, 2], range(8))}, "start's out_perm is not a permutation"),
         ({"start": (range(4), range(7))}, "start's in_perm must list 8 channels"),
-        ({"start": [0, 1, 2, 3]}, "start must be a Connectivity or a pair"),
         ({"seed": -1}, "seed must be a whole number from 0 on, got -1"),
         ({"max_sweeps": 0}, "max_sweeps must be a whole number from 1 on, got 0"),
     ],

@@ -22,17 +22,15 @@ class LambdaSchedule:
         lambda_step: by how much lambda changes after an epoch, Delta in the paper; `default_lambda_step` gives one.
         warmup: fraction of the epochs after which lambda stays 0, rounded to whole ones. The paper's code does so for
             10 of 100. At least one epoch is left in which lambda acts.
-        raise_above_target: follow Appendix B to the letter and raise lambda on a small gain even above the target.
 
     >>> LambdaSchedule(target=0.6, epochs=100, lambda_step=default_lambda_step(100, steps_per_epoch=782, lr=0.1))
-    LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-06, warmup=0.1, raise_above_target=False)
+    LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-06, warmup=0.1)
     """
 
     target: float
     epochs: int
     lambda_step: float
     warmup: float = 0.1
-    raise_above_target: bool = False
 
     def __post_init__(self) -> None:
         make_plain_(self)
@@ -55,11 +53,7 @@ class LambdaSchedule:
 
 @dataclass(frozen=True)
 class LambdaState:
-    """Where the controller stands after `epoch` epochs; `lambda_value` holds for the next one.
-
-    >>> LambdaState()
-    LambdaState(epoch=0, lambda_value=0.0, removed_fraction=0.0)
-    """
+    """Where the controller stands after `epoch` epochs; `lambda_value` holds for the next one."""
 
     epoch: int = 0
     lambda_value: float = 0.0
@@ -98,7 +92,7 @@ def next_lambda(schedule: LambdaSchedule, state: LambdaState, removed_fraction: 
         epochs_left = max(1, schedule.epochs - epoch + 1)
         expected_gain = (schedule.target - state.removed_fraction) / epochs_left
         lags = removed_fraction - state.removed_fraction < expected_gain
-        if lags and (removed_fraction < schedule.target or schedule.raise_above_target):
+        if lags and removed_fraction < schedule.target:
             lambda_value += schedule.lambda_step
         elif removed_fraction > schedule.target:
             lambda_value = max(0.0, lambda_value - schedule.lambda_step)

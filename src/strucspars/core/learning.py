@@ -10,7 +10,7 @@ import numpy.typing as npt
 from strucspars.core import hierarchy
 from strucspars.core.checks import FloatArray, IntArray, checked_at_least
 from strucspars.core.importance import checked_importance
-from strucspars.core.permutation import Connectivity, cheaper, checked_permutation, measured_connectivity
+from strucspars.core.permutation import Connectivity, cheaper, checked_permutation
 from strucspars.core.search import alternate, refresh, search_from_scratch
 from strucspars.core.transport import (
     AssignToGroups,
@@ -106,7 +106,7 @@ def refine_at_level(
 
 
 def _in_scale(importance: FloatArray) -> tuple[FloatArray, int]:
-    """The matrix over a power of two, its largest entry near 1 and negligible ones zero; and the exponent of that."""
+    """The matrix divided by a power of two, largest entry near 1 and negligible ones zero; and the exponent."""
     exponent = math.frexp(float(importance.max()))[1]
     scaled = np.ldexp(importance, -exponent)
     return np.where(scaled < NEGLIGIBLE, 0.0, scaled), exponent
@@ -120,22 +120,16 @@ def _improve(
     assign: AssignToGroups,
     max_sweeps: int,
 ) -> Connectivity:
-    """The plain alternation, measured. Never worse than its start."""
-    end = alternate(importance, penalty, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
-    found = measured_connectivity(
-        importance, penalty, out_perm=end.out_perm, in_perm=end.in_perm, sweeps=end.sweeps, converged=end.converged
-    )
+    """The plain alternation. Never worse than its start."""
+    found = alternate(importance, penalty, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
     return cheaper(found, importance, penalty, out_perm=out_perm, in_perm=in_perm)
 
 
 def _checked_start(start: Start | None, shape: tuple[int, ...]) -> tuple[IntArray, IntArray]:
     if start is None:
         return np.arange(shape[0]), np.arange(shape[1])
-    if isinstance(start, Connectivity):
-        start = (start.out_perm, start.in_perm)
-    if not isinstance(start, tuple) or len(start) != 2:
-        raise ValueError(f"start must be a Connectivity or a pair (out_perm, in_perm), got {type(start).__name__}")
+    out_perm, in_perm = (start.out_perm, start.in_perm) if isinstance(start, Connectivity) else start
     return (
-        checked_permutation(start[0], shape[0], name="start's out_perm"),
-        checked_permutation(start[1], shape[1], name="start's in_perm"),
+        checked_permutation(out_perm, shape[0], name="start's out_perm"),
+        checked_permutation(in_perm, shape[1], name="start's in_perm"),
     )

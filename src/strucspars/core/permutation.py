@@ -3,7 +3,7 @@
 `perm[new] = old`, so `S[out_perm][:, in_perm]` is the permuted matrix.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,7 @@ from strucspars.core.checks import FloatArray, IntArray
 
 
 def checked_permutation(perm: npt.ArrayLike, length: int, *, name: str) -> IntArray:
-    """A read-only int64 copy, or a `ValueError` unless it holds every channel from 0 to `length - 1` once.
-
-    >>> checked_permutation([1, 0, 2], 3, name="out_perm")
-    array([1, 0, 2])
-    """
+    """A read-only int64 copy, or a `ValueError` unless it holds every channel from 0 to `length - 1` once."""
     values = np.asarray(perm)
     if values.shape != (length,):
         raise ValueError(f"{name} must list {length} channels, got shape {values.shape}")
@@ -75,13 +71,9 @@ class Connectivity:
 
 
 def connection_cost(importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_perm: IntArray) -> float:
-    """`sum(S[P][:, Q] * R)` with R given between groups: the metric of block-diagonality (Sec. 3.2).
-
-    >>> connection_cost(np.ones((4, 4)), np.array([[0.0, 1.0], [1.0, 0.0]]), np.arange(4), np.arange(4))
-    8.0
-    """
+    """`sum(S[P][:, Q] * R)` with R given between groups: the metric of block-diagonality (Sec. 3.2)."""
     groups, (out_channels, in_channels) = len(penalty), importance.shape
-    # The wider side is added up by groups before the other is moved: there is less to move then.
+    # Sum the wider side by groups first: less is left to reorder.
     if out_channels < in_channels:
         return connection_cost(importance.T, penalty.T, in_perm, out_perm)
     by_row_group = importance.take(out_perm, axis=0).reshape(groups, -1, in_channels).sum(axis=1)
@@ -107,7 +99,7 @@ def cheaper(
     found: Connectivity, importance: FloatArray, penalty: FloatArray, *, out_perm: IntArray, in_perm: IntArray
 ) -> Connectivity:
     """The found orders if they cost less than the given ones, else those."""
-    given = measured_connectivity(
-        importance, penalty, out_perm=out_perm, in_perm=in_perm, sweeps=found.sweeps, converged=found.converged
-    )
-    return found if found.cost < given.cost else given
+    given_cost = connection_cost(importance, penalty, out_perm, in_perm)
+    if found.cost < given_cost:
+        return found
+    return replace(found, out_perm=locked_copy(out_perm), in_perm=locked_copy(in_perm), cost=given_cost)

@@ -53,7 +53,7 @@ class LayerPlan:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups of the level."""
+        """`2**(group_level - 1)`."""
         return num_groups(self.group_level)
 
     def __repr__(self) -> str:
@@ -76,11 +76,7 @@ class LayerPlan:
 
 
 def group_counts(layers_by_groups: Mapping[int, int]) -> str:
-    """How many layers have how many groups, in a line.
-
-    >>> group_counts({4: 2, 1: 1})
-    'groups per layer: 1 (1 layer), 4 (2 layers)'
-    """
+    """How many layers have how many groups, in a line."""
     counts = [f"{groups} ({count} layer{'s'[: count != 1]})" for groups, count in sorted(layers_by_groups.items())]
     return f"groups per layer: {', '.join(counts) or 'no layers'}"
 
@@ -116,31 +112,17 @@ class GroupingPlan:
     strucspars_version: str = __version__
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layers, Mapping):
-            raise ValueError(f"layers must map names to LayerPlan, got {type(self.layers).__name__}")
-        for name, layer in self.layers.items():
-            if not isinstance(name, str) or not isinstance(layer, LayerPlan):
-                raise ValueError(f"layers must map names to LayerPlan, got {name!r}: {type(layer).__name__}")
         object.__setattr__(self, "layers", MappingProxyType(dict(self.layers)))
-        if not isinstance(self.budget, str) or not self.budget:
-            raise ValueError(f"budget must be the name of one, got {self.budget!r}")
         for field in ("removed_param_fraction", "target", "min_kept_norm", "removed_mac_fraction"):
             value = getattr(self, field)
             if value is not None or field == "removed_param_fraction":
                 object.__setattr__(self, field, checked_fraction(field, value))
-        if not isinstance(self.strucspars_version, str):
-            raise ValueError(f"strucspars_version must be a text, got {self.strucspars_version!r}")
-        self._check_target()
-
-    def _check_target(self) -> None:
-        """A plan that names a target must have met it."""
-        achieved = {"params": self.removed_param_fraction, "macs": self.removed_mac_fraction}
         # The plan does not record what it removes of other budgets.
-        if self.target is None or self.budget not in achieved:
-            return
-        removed = achieved[self.budget]
-        if removed is None or removed < checked_target(self.target):
-            raise ValueError(f"target {self.target:g} of all {self.budget} is not met: the plan removes {removed}")
+        achieved = {"params": self.removed_param_fraction, "macs": self.removed_mac_fraction}
+        if self.target is not None and self.budget in achieved:
+            removed = achieved[self.budget]
+            if removed is None or removed < checked_target(self.target):
+                raise ValueError(f"target {self.target:g} of all {self.budget} is not met: the plan removes {removed}")
 
     def __repr__(self) -> str:
         counts = Counter(layer.num_groups for layer in self.layers.values())
@@ -151,7 +133,7 @@ class GroupingPlan:
         return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}\n{group_counts(counts)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and other processes get the plan as JSON: a read-only mapping cannot be pickled."""
+        """Pickle as JSON: a read-only mapping cannot be pickled."""
         return GroupingPlan.from_json, (self.to_json(),)
 
     def to_json(self) -> str:
@@ -185,7 +167,7 @@ class GroupingPlan:
 
 
 def _hint(name: str, present: Iterable[str]) -> str:
-    """What may be meant by a name that a network lacks: its plan may be for a part of it, or for one around it."""
+    """A suggestion for a name that the network lacks: perhaps a typo, or the plan of a part or a wrapper of it."""
     names = list(present)
     part = [each for each in names if each and (each.endswith(f".{name}") or name.endswith(f".{each}"))]
     near = difflib.get_close_matches(name, names, n=1) or part

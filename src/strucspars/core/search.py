@@ -1,12 +1,11 @@
-"""Good orders by recursive bisection: split both sides in two, then each half again, all blocks at once.
+"""The searches for channel orders: the paper's alternation, and recursive bisection that gives it a good start.
 
-The alternation of Sec. 3.2 stops at the first partial optimum it meets, so its start decides what it finds. With
-`decay = 0.5` the cost is `m_1 - m_2 / 2 - m_3 / 4 - ...` where `m_g` is the norm kept at level `g`: the first split
-counts most. So we maximise the kept norm level by level, from the top.
+The alternation of Sec. 3.2 stops at the first partial optimum, so its start decides the result. The bisection splits
+both sides in two, then each half again, all blocks at once; the first split counts most in the cost.
 
-One split of a block A asks for balanced signs x, y in {-1, +1} with the largest `x' A y`. Given y, the best x is the
-top half of the row scores `A y`: a matrix product. Annealed mean-field iterations, `x = tanh(beta * A y)` with rising
-`beta`, lead random starts past poor optima before they are rounded to signs.
+A split of a block A needs balanced signs x, y in {-1, +1} with the largest `x' A y`. Given y, the best x is the top
+half of the row scores `A y`. Annealed mean-field iterations, `x = tanh(beta * A y)` with rising `beta`, lead random
+starts past poor optima before they are rounded to signs. See `docs/decisions/0006-solver.md`.
 """
 
 from dataclasses import dataclass
@@ -20,16 +19,6 @@ from strucspars.core.permutation import Connectivity, cheaper, measured_connecti
 from strucspars.core.transport import AssignToGroups, assign_by_group_cycles
 
 
-@dataclass(frozen=True, eq=False)
-class Alternation:
-    """Where the alternation ended, after how many pairs of steps, and whether by itself."""
-
-    out_perm: IntArray
-    in_perm: IntArray
-    sweeps: int
-    converged: bool
-
-
 def alternate(
     importance: FloatArray,
     penalty: FloatArray,
@@ -38,11 +27,10 @@ def alternate(
     in_perm: IntArray,
     assign: AssignToGroups,
     max_sweeps: int,
-) -> Alternation:
+) -> Connectivity:
     """Lower `sum(S[P][:, Q] * R)` by exact steps over P and Q in turn until neither can gain (Sec. 3.2).
 
-    Every step is optimal for the other side's present order, so the cost never rises; the end is a partial optimum,
-    not always the global one.
+    The cost never rises. The end is a partial optimum, not always the global one.
 
     Args:
         importance: S, `(C_out, C_in)`.
@@ -63,7 +51,10 @@ def alternate(
             break
         if better is not None:
             perms[side] = better
-    return Alternation(perms[0], perms[1], sweeps=half_step // 2 + 1, converged=converged)
+    sweeps = half_step // 2 + 1
+    return measured_connectivity(
+        importance, penalty, out_perm=perms[0], in_perm=perms[1], sweeps=sweeps, converged=converged
+    )
 
 
 def _better_order(
@@ -245,10 +236,7 @@ def search_from_scratch(
 def refresh(
     importance: FloatArray, penalty: FloatArray, *, out_perm: IntArray, in_perm: IntArray, max_sweeps: int
 ) -> Connectivity:
-    """Warm search from given orders, without random starts.
-
-    Never worse than its start, although what pays in the trunk can cost more in the leaves: then the start comes back.
-    """
+    """Warm search from given orders, without random starts. Never worse than its start."""
     found = _polish(importance, penalty, out_perm, in_perm, max_sweeps)
     return cheaper(found, importance, penalty, out_perm=out_perm, in_perm=in_perm)
 
@@ -258,18 +246,13 @@ def _polish(
 ) -> Connectivity:
     """Exact alternation over the trunk's groups, then bisection inside each of them."""
     leaf_groups = _leaf_groups(penalty)
-    trunk_penalty = penalty[::leaf_groups, ::leaf_groups]
-    end = alternate(
-        importance,
-        trunk_penalty,
-        out_perm=out_perm,
-        in_perm=in_perm,
-        assign=assign_by_group_cycles,
-        max_sweeps=max_sweeps,
-    )
-    rows, columns = end.out_perm.reshape(len(trunk_penalty), -1), end.in_perm.reshape(len(trunk_penalty), -1)
-    if leaf_groups > 1:
-        rows, columns = _order_leaves(importance, penalty[:leaf_groups, :leaf_groups], rows, columns)
+    trunk = penalty[::leaf_groups, ::leaf_groups]
+    assign = assign_by_group_cycles
+    end = alternate(importance, trunk, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
+    if leaf_groups == 1:
+        return end
+    rows, columns = end.out_perm.reshape(len(trunk), -1), end.in_perm.reshape(len(trunk), -1)
+    rows, columns = _order_leaves(importance, penalty[:leaf_groups, :leaf_groups], rows, columns)
     return measured_connectivity(
         importance,
         penalty,
@@ -297,7 +280,7 @@ def _order_leaves(
 
 
 def _leaf_groups(penalty: FloatArray) -> int:
-    """How many of the finest groups one trunk group holds. Their separation from the first one costs little."""
+    """How many of the finest groups, cheap to separate, one trunk group holds."""
     return int(np.count_nonzero(penalty[0] <= LEAF_PENALTY))
 
 
