@@ -71,6 +71,8 @@ def test_a_record_has_the_types_of_its_dataclass() -> None:
         ({"layers": {"conv": 3}}, "layers.conv: must be an object, got 3"),
         ({"layers": []}, "layers: must be a mapping, got []"),
         ({"target": math.nan}, "target: must be a finite number or null, got nan"),
+        ({"target": math.inf}, "target: must be a finite number or null, got inf"),
+        ({"target": 10**400}, "target: must be a finite number or null, got 1000"),
         ({"target": "0.5"}, "target: must be a finite number or null, got '0.5'"),
         ({"form": "grouped"}, "form: must be one of masked, 32, got 'grouped'"),
         ({"shape": [1]}, "shape: must be a list of 2, got [1]"),
@@ -177,6 +179,11 @@ def test_json_text_comes_back_with_null_for_what_it_cannot_hold() -> None:
     ):
         with pytest.raises(ValueError, match=complaint):
             plain({"a": value}, "row")
+
+
+@pytest.mark.parametrize("value", [1e30, -1.7e308, 2**63, 5e-324])
+def test_every_finite_number_is_one(value: float) -> None:
+    assert convert(float, value, "a") == value
 
 
 def test_a_type_that_stands_alone_is_converted_too() -> None:

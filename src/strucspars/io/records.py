@@ -14,6 +14,7 @@ Nothing here opens a file.
 import json
 import math
 import reprlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record")
 
-# Nothing that is measured or counted is larger, and arithmetic with larger numbers may overflow.
-LARGEST = 2.0**63
+# Whole numbers stay below it, so that they fit into 64 bits.
+LARGEST = 2**63
 # Of a YAML text, with every alias written out.
 MOST_NODES = 100_000
 # Python converts no text of more than some thousands.
@@ -242,7 +243,7 @@ def convert(hint: Any, value: Any, where: str, key: str = "") -> Any:
     elif kind is np.ndarray and isinstance(value, list):
         if all(type(item) is int and abs(item) < LARGEST for item in value):
             return np.array(value, dtype=np.int64)
-    elif kind is float and type(value) in (int, float) and abs(value) < LARGEST:
+    elif kind is float and type(value) in (int, float) and abs(value) <= sys.float_info.max:
         return float(value)
     elif kind in (bool, int, str) and type(value) is kind and (kind is not int or abs(value) < LARGEST):
         return value
