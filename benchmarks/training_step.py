@@ -26,7 +26,7 @@ import torch
 from environment import ROOT, describe
 
 import strucspars as ss
-from strucspars.data.batches import ResidentBatches
+from strucspars.data.batches import EpochOrder, ResidentBatches
 from strucspars.data.image_set import Augmentation, ImageSet
 from strucspars.models.cifar import PreactivationResNet
 from strucspars.train.engine import Engine
@@ -61,14 +61,12 @@ class BenchmarkRun:
         sparsifier.end_epoch()
         images = torch.randint(256, (BATCH * STEPS, 3, 32, 32), dtype=torch.uint8)
         batches = ResidentBatches(
-            split=ImageSet(images, torch.randint(10, (len(images),))),
+            ImageSet(images, torch.randint(10, (len(images),))),
+            EpochOrder(count=len(images), batch_size=BATCH, shuffled=True, seed=seed),
             mean=(0.5, 0.5, 0.5),
             std=(0.25, 0.25, 0.25),
-            batch_size=BATCH,
             device=engine.device,
-            shuffled=True,
             augmentation=Augmentation(padding=4, flip=True),
-            seed=seed,
             memory_format=engine.memory_format,
         )
         step = TrainingStep(engine, model, StageRecipe(epochs=10), StageLoss(), SparsifyRule(sparsifier))

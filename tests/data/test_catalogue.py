@@ -149,7 +149,7 @@ def test_the_order_of_a_folders_images_depends_on_the_seed(tmp_path: Path) -> No
 
 def test_a_folder_is_read_by_as_many_workers_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
-    monkeypatch.setattr(catalogue, "FolderBatches", lambda **options: asked.update(options))
+    monkeypatch.setattr(catalogue, "FolderBatches", lambda images, order, **options: asked.update(options))
     data = load_data("folder", small_folder(tmp_path), image_size=14)
     batches_of(data, training=True, batch_size=2, device=CPU, workers=3)
     assert asked["workers"] == 3

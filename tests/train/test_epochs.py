@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from strucspars.data.batches import ResidentBatches
+from strucspars.data.batches import EpochOrder, ResidentBatches
 from strucspars.data.image_set import ImageSet
 from strucspars.train.engine import Engine
 from strucspars.train.epochs import TEACHER_BATCHES, Evaluation, counters_set_aside, epoch_targets
@@ -31,14 +31,11 @@ class Lookup(nn.Module):
 def evaluation(scores: torch.Tensor, labels: list[int], *, batch_size: int) -> tuple[Evaluation, Lookup]:
     pixels = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1)
     batches = ResidentBatches(
-        split=ImageSet(pixels, torch.tensor(labels)),
+        ImageSet(pixels, torch.tensor(labels)),
+        EpochOrder(count=len(labels), batch_size=batch_size, shuffled=False, seed=0),
         mean=(0.0,),
         std=(1 / 255,),
-        batch_size=batch_size,
         device=torch.device("cpu"),
-        shuffled=False,
-        augmentation=None,
-        seed=0,
     )
     model = Lookup(scores)
     return Evaluation(Engine(EngineRecipe(device="cpu")), model, batches), model

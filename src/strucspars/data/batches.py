@@ -4,9 +4,9 @@ What an epoch holds depends on the seed and the epoch only, so that a run can go
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
@@ -112,20 +112,28 @@ class Batch:
     valid: torch.Tensor
 
 
-class Batches(Protocol):
+class Batches(ABC):
     """A split, dealt out in batches of one size.
+
+    Args:
+        order: which images each step gets.
+        device: where the batches live.
 
     Attributes:
         steps: batches per epoch.
         batch_size: images per batch of this process.
     """
 
-    steps: int
-    batch_size: int
+    def __init__(self, order: EpochOrder, device: torch.device) -> None:
+        self.order = order
+        self.device = device
+        self.steps = order.steps
+        self.batch_size = order.batch_size
+        self.valid = order.valid().to(device)
 
+    @abstractmethod
     def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from `start_step` on."""
-        ...
 
 
 class ResidentBatches(Batches):
@@ -136,11 +144,10 @@ class ResidentBatches(Batches):
 
     Args:
         split: the images.
+        order: which images each step gets; its seed also seeds the augmentation.
         mean, std: per channel, of pixels scaled to 0 .. 1.
-        batch_size, shuffled, rank, world_size: see `EpochOrder`; shuffled for training.
         device: where images and buffers live.
         augmentation: None for evaluation.
-        seed: of order and augmentation.
         memory_format, dtype: of each step's images.
 
     Attributes:
@@ -151,35 +158,26 @@ class ResidentBatches(Batches):
 
     def __init__(
         self,
-        *,
         split: ImageSet,
+        order: EpochOrder,
+        *,
         mean: tuple[float, ...],
         std: tuple[float, ...],
-        batch_size: int,
         device: torch.device,
-        shuffled: bool,
-        augmentation: Augmentation | None,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
+        augmentation: Augmentation | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        count, channels, height, width = split.images.shape
-        self.order = EpochOrder(
-            count=count, batch_size=batch_size, shuffled=shuffled, seed=seed, rank=rank, world_size=world_size
-        )
-        self.steps = self.order.steps
-        self.batch_size = batch_size
-        self.device = device
+        super().__init__(order, device)
         self.augmentation = augmentation
         self._all_images = split.images.to(device)
         self._all_labels = split.labels.to(device)
         self._mean = _per_channel(mean, device)
         self._std = _per_channel(std, device)
-        self.images = _image_buffer((self.steps, batch_size, channels, height, width), memory_format, dtype, device)
-        self.labels = torch.empty(self.steps, batch_size, dtype=torch.int64, device=device)
-        self.valid = self.order.valid().to(device)
+        shape = (self.steps * self.batch_size, *split.images.shape[1:])
+        self._rows = torch.empty(shape, dtype=dtype, device=device, memory_format=memory_format)
+        self.images = self._rows.view(self.steps, self.batch_size, *shape[1:])
+        self.labels = torch.empty(self.steps, self.batch_size, dtype=torch.int64, device=device)
         self._filled_epoch: int | None = None
 
     def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
@@ -198,14 +196,13 @@ class ResidentBatches(Batches):
         indices = self.order.indices(epoch).to(self.device)
         variations = self._variations(epoch)
         self.labels.copy_(self._all_labels[indices])
-        rows = self.images.view(-1, *self.images.shape[2:])
-        for start in range(0, len(rows), IMAGES_PER_PIECE):
+        for start in range(0, len(self._rows), IMAGES_PER_PIECE):
             piece = slice(start, start + IMAGES_PER_PIECE)
             images = self._all_images[indices.view(-1)[piece]]
             if self.augmentation is not None and variations is not None:
                 chosen = Variations(variations.top[piece], variations.left[piece], variations.mirrored[piece])
                 images = varied(images, chosen, padding=self.augmentation.padding)
-            rows[piece].copy_(images.to(torch.float32).sub_(self._mean).div_(self._std))
+            self._rows[piece].copy_(images.to(torch.float32).sub_(self._mean).div_(self._std))
         self._filled_epoch = epoch
 
     def _variations(self, epoch: int) -> Variations | None:
@@ -227,35 +224,25 @@ class FolderBatches(Batches):
 
     Args:
         dataset: the images; their crops have a seed of their own.
+        order: which images each step gets.
+        device: where the batches go.
         workers: processes that read images; 0 reads them in this process.
-        others: as of `ResidentBatches`.
+        memory_format, dtype: of each step's images.
     """
 
     def __init__(
         self,
-        *,
         dataset: FolderSplit,
-        batch_size: int,
+        order: EpochOrder,
+        *,
         device: torch.device,
-        shuffled: bool,
-        seed: int,
-        workers: int,
-        rank: int = 0,
-        world_size: int = 1,
+        workers: int = 0,
         memory_format: torch.memory_format = torch.contiguous_format,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if workers < 0:
-            raise ValueError(f"workers must be 0 or more, got {workers}")
-        order = EpochOrder(
-            count=len(dataset), batch_size=batch_size, shuffled=shuffled, seed=seed, rank=rank, world_size=world_size
-        )
-        self.steps = order.steps
-        self.batch_size = batch_size
-        self.device = device
+        super().__init__(order, device)
         self.memory_format = memory_format
         self.dtype = dtype
-        self._valid = order.valid().to(device)
         self._sampler = _StepSampler(order)
         self._loader = DataLoader(
             _Reading(dataset),
@@ -270,10 +257,7 @@ class FolderBatches(Batches):
 
     def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from `start_step` on; images of earlier steps are not read."""
-        self._sampler.order.check_step(start_step)
-        return self._batches(epoch, start_step)
-
-    def _batches(self, epoch: int, start_step: int) -> Iterator[Batch]:
+        self.order.check_step(start_step)
         self._sampler.epoch = epoch
         self._sampler.start_step = start_step
         for step, loaded in enumerate(self._loader, start=start_step):
@@ -283,7 +267,7 @@ class FolderBatches(Batches):
             yield Batch(
                 images.to(self.device, self.dtype, non_blocking=True, memory_format=self.memory_format),
                 labels.to(self.device, non_blocking=True),
-                self._valid[step],
+                self.valid[step],
             )
 
 
@@ -330,18 +314,3 @@ class _StepSampler(Sampler[list[SampleKey]]):
 def _per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """Of pixels in 0 .. 255, ready to be combined with images."""
     return (torch.tensor(values, dtype=torch.float64) * 255).to(torch.float32).view(-1, 1, 1).to(device)
-
-
-def _image_buffer(
-    shape: tuple[int, int, int, int, int], memory_format: torch.memory_format, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """An empty `(steps, B, C, H, W)` whose every step has the memory format."""
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
-    if memory_format == torch.contiguous_format:
-        return torch.empty(shape, dtype=dtype, device=device)
-    if memory_format == torch.channels_last:
-        steps, batch_size, channels, height, width = shape
-        buffer = torch.empty(steps, batch_size, height, width, channels, dtype=dtype, device=device)
-        return buffer.permute(0, 1, 4, 2, 3)
-    raise ValueError(f"memory_format must be contiguous or channels_last, got {memory_format}")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from strucspars.data.batches import Batches, FolderBatches, ResidentBatches
+from strucspars.data.batches import Batches, EpochOrder, FolderBatches, ResidentBatches
 from strucspars.data.cifar import cifar10, cifar100
 from strucspars.data.folder import FolderData, image_folder
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
@@ -80,30 +80,20 @@ def batches_of(
 
     `workers` matter to images on disk only.
     """
-    if isinstance(data, ResidentData):
-        return ResidentBatches(
-            split=data.train if training else data.test,
-            mean=data.mean,
-            std=data.std,
-            batch_size=batch_size,
-            device=device,
-            shuffled=training,
-            augmentation=data.augmentation if training else None,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            memory_format=memory_format,
-            dtype=dtype,
-        )
-    return FolderBatches(
-        dataset=data.train if training else data.test,
-        batch_size=batch_size,
+    count = len(data.train if training else data.test)
+    order = EpochOrder(
+        count=count, batch_size=batch_size, shuffled=training, seed=seed, rank=rank, world_size=world_size
+    )
+    if isinstance(data, FolderData):
+        images = data.train if training else data.test
+        return FolderBatches(images, order, device=device, workers=workers, memory_format=memory_format, dtype=dtype)
+    return ResidentBatches(
+        data.train if training else data.test,
+        order,
+        mean=data.mean,
+        std=data.std,
         device=device,
-        shuffled=training,
-        seed=seed,
-        workers=workers,
-        rank=rank,
-        world_size=world_size,
+        augmentation=data.augmentation if training else None,
         memory_format=memory_format,
         dtype=dtype,
     )
