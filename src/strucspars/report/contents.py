@@ -9,13 +9,12 @@ from typing import Any
 from strucspars.cost.layers import BeforeAfter
 from strucspars.cost.text_table import duration, percent
 from strucspars.paper.experiments import FinishedRun, experiments_of
-from strucspars.report.cardinality import cardinality_figure, cardinality_of
 from strucspars.report.comparison_tables import comparison_tables
 from strucspars.report.confusion import Confusion, chosen_confusions, confusion_figure, confusions_of
 from strucspars.report.drawing import NamedFigure
-from strucspars.report.dynamics import churn_figure, churn_of, dynamics_figure, dynamics_of
+from strucspars.report.dynamics import churn_figure, dynamics_figure, dynamics_of
 from strucspars.report.layer_view import LayerView, layer_views
-from strucspars.report.layers import chosen_layers, importance_figure
+from strucspars.report.layers import cardinality_figure, chosen_layers, importance_figure
 from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
 from strucspars.report.tables import confusion_table, run_tables
@@ -99,15 +98,14 @@ def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
 
 
 def _figures(run: RunData, confusions: Sequence[Confusion]) -> Iterator[NamedFigure]:
-    dynamics, cardinality, churn = dynamics_of(run), cardinality_of(run), churn_of(run)
-    if dynamics.epochs:
-        yield dynamics_figure(dynamics)
-    if cardinality.names:
-        yield cardinality_figure(cardinality)
-    if confusions:
-        yield confusion_figure(confusions)
-    if len(churn.epochs):
-        yield churn_figure(churn)
+    dynamics = dynamics_of(run)
+    known = (
+        dynamics_figure(dynamics) if dynamics.epochs else None,
+        cardinality_figure(run),
+        confusion_figure(confusions) if confusions else None,
+        churn_figure(run),
+    )
+    yield from (figure for figure in known if figure is not None)
     for layer in chosen_layers(run):
         yield importance_figure(layer, decay=run.recipe.sparsify.decay)
 

@@ -297,50 +297,37 @@ def epoch_columns(epochs: FloatArray, values: FloatArray) -> tuple[FloatArray, F
     return epochs[0] - 0.5 + np.arange(columns.shape[1] + 1), columns
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Churn:
-    """What is plotted.
+def churn_figure(run: RunData) -> NamedFigure | None:
+    """Draw the mean churn over all layers, and below it every stored layer as a row of colours; None before an epoch.
 
-    Attributes:
-        epochs: of the first stage, `(epochs,)`.
-        mean: over the layers, `(epochs,)`.
-        layer_epochs: those epochs whose layers were stored.
-        by_layer: `(layers, len(layer_epochs))`; no layers where nothing was stored.
+    Churn is the share of a layer's channels that an epoch's new orders move to another group of the next level.
     """
-
-    epochs: FloatArray
-    mean: FloatArray
-    layer_epochs: FloatArray
-    by_layer: FloatArray
-
-
-def churn_of(run: RunData) -> Churn:
-    """The churn in the metrics, and that of every layer where it was stored."""
     rows = [row for row in run.rows if row["stage"] == "sparsify" and "mean_churn" in row]
-    layers = [layers.churn for layers in run.dynamics]
-    return Churn(
-        epochs=np.array([row["epoch"] for row in rows], dtype=np.float64),
-        mean=np.array([row["mean_churn"] for row in rows], dtype=np.float64),
-        layer_epochs=np.array([layers.epoch for layers in run.dynamics], dtype=np.float64),
-        by_layer=np.stack(layers, axis=1) if layers else np.zeros((0, 0)),
+    if not rows:
+        return None
+    epochs = np.array([row["epoch"] for row in rows], dtype=np.float64)
+    mean = np.array([row["mean_churn"] for row in rows], dtype=np.float64)
+    quarter = max(1, len(mean) // 4)
+    alt = (
+        f"Mean churn of the layers over {len(epochs)} epochs: {percent(float(mean[:quarter].mean()))} in the "
+        f"first quarter, {percent(float(mean[-quarter:].mean()))} in the last, {percent(float(mean.max()))} at most."
     )
-
-
-def churn_figure(data: Churn) -> NamedFigure:
-    """Draw the mean over all layers, and below it every layer as a row of colours."""
-    has_layers = data.by_layer.size > 0
+    has_layers = bool(run.dynamics) and len(run.dynamics[-1].churn) > 0
     with house_style():
         figure = Figure(figsize=(7.2, 4.2 if has_layers else 2.0), layout="constrained")
         axes = figure.subplots(2 if has_layers else 1, 1, sharex=True, squeeze=False)[:, 0]
-        axes[0].plot(data.epochs, data.mean, color=BLUE, marker="." if len(data.epochs) < 3 else "")
+        axes[0].plot(epochs, mean, color=BLUE, marker="." if len(epochs) < 3 else "")
         axes[0].set_ylabel("mean churn")
         axes[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
         axes[0].set_ylim(bottom=0)
         if has_layers:
-            _draw_layer_churn(figure, axes[1], data)
+            _draw_layer_churn(figure, axes[1], run.dynamics)
+            last = run.dynamics[-1].churn
+            still = int((last == 0).sum())
+            alt += f" In the last stored epoch {still} of {len(last)} layers did not change at all."
         axes[-1].set_xlabel("epoch (sparsify)")
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes[-1].set_xlim(0.5, float(data.epochs.max(initial=1.0)) + 0.5)
+        axes[-1].set_xlim(0.5, float(epochs.max()) + 0.5)
     return NamedFigure(
         name="churn",
         title="How the channel orders settled",
@@ -348,17 +335,19 @@ def churn_figure(data: Churn) -> NamedFigure:
             "Churn: share of a layer's channels that an epoch's new orders move to another group of the next level. "
             "Above the mean over all layers, below every layer, the first at the top."
         ),
-        alt=_churn_alt(data),
+        alt=alt,
         figure=figure,
     )
 
 
-def _draw_layer_churn(figure: Figure, axis: Axes, data: Churn) -> None:
-    edges, by_layer = epoch_columns(data.layer_epochs, data.by_layer)
-    rows = np.arange(len(data.by_layer) + 1) + 0.5
-    brightest = max(float(np.nanquantile(data.by_layer, 0.99)), 0.01)
+def _draw_layer_churn(figure: Figure, axis: Axes, stored: Sequence[EpochLayers]) -> None:
+    churn = np.stack([layers.churn for layers in stored], axis=1)
+    edges, by_layer = epoch_columns(np.array([layers.epoch for layers in stored], dtype=np.float64), churn)
+    brightest = max(float(np.nanquantile(churn, 0.99)), 0.01)
     # As an image: a path for every cell would be megabytes of SVG.
-    mesh = axis.pcolormesh(edges, rows, by_layer, cmap=SEQUENTIAL, vmin=0, vmax=brightest, rasterized=True)
+    mesh = axis.pcolormesh(
+        edges, np.arange(len(churn) + 1) + 0.5, by_layer, cmap=SEQUENTIAL, vmin=0, vmax=brightest, rasterized=True
+    )
     axis.invert_yaxis()
     axis.set_ylabel("layer, in\nnetwork order")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -366,18 +355,3 @@ def _draw_layer_churn(figure: Figure, axis: Axes, data: Churn) -> None:
     bar = figure.colorbar(mesh, ax=axis, pad=0.01, aspect=12, extend="max")
     bar.set_label("churn")
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
-
-
-def _churn_alt(data: Churn) -> str:
-    if not len(data.epochs):
-        return "No epoch with a churn is finished yet."
-    quarter = max(1, len(data.mean) // 4)
-    sentences = [
-        f"Mean churn of the layers over {len(data.epochs)} epochs: {percent(float(data.mean[:quarter].mean()))} in the "
-        f"first quarter, {percent(float(data.mean[-quarter:].mean()))} in the last, "
-        f"{percent(float(data.mean.max()))} at most."
-    ]
-    if data.by_layer.size:
-        still = int((data.by_layer[:, -1] == 0).sum())
-        sentences.append(f"In the last stored epoch {still} of {len(data.by_layer)} layers did not change at all.")
-    return " ".join(sentences)

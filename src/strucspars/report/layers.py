@@ -1,5 +1,6 @@
-"""The layers of a run: importance, groups and learned orders, and a figure of one layer (Figs. 1 and 2)."""
+"""The layers of a run: groups (Figs. 5 and 6), importance and learned orders; one layer in a figure (Figs. 1, 2)."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -7,14 +8,25 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import connection_mask, group_penalty, max_group_level, num_groups
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.permutation import inverse
 from strucspars.cost.text_table import percent
-from strucspars.report.drawing import BLUE, FAINT, SEQUENTIAL, VERMILLION, NamedFigure, drawable, house_style, slug
+from strucspars.report.drawing import (
+    BLUE,
+    FAINT,
+    PALETTE,
+    SEQUENTIAL,
+    VERMILLION,
+    NamedFigure,
+    drawable,
+    house_style,
+    slug,
+)
 from strucspars.report.reading import RunData, StoredMatrix
 
 # The few largest entries of a layer would leave all others dark.
@@ -23,6 +35,8 @@ BRIGHT_QUANTILE = 0.995
 MOST_BOUNDARIES = 64
 LARGEST_SIDE = 128
 CHOSEN_LAYERS = 3
+# More names would overlap on the axis of the cardinality; the layer table has them all.
+MOST_NAMES = 60
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,6 +134,63 @@ def _groupings(run: RunData) -> dict[str, tuple[int, IntArray, IntArray]]:
     last = run.dynamics[-1]
     levels = last.group_level.tolist()
     return dict(zip(run.weight_shapes, zip(levels, last.out_perm, last.in_perm, strict=True), strict=True))
+
+
+def cardinality_figure(run: RunData) -> NamedFigure | None:
+    """Draw the number of groups of every layer on an axis of doublings, and a mark for what its widths allow.
+
+    None before the end of the first epoch.
+    """
+    groupings = _groupings(run)
+    if not groupings:
+        return None
+    count = len(groupings)
+    groups = np.array([num_groups(level) for level, _, _ in groupings.values()], dtype=np.int64)
+    largest = [num_groups(largest_level(run, shape)) for shape in run.weight_shapes.values()]
+    kernels = np.array(["x".join(map(str, shape[2:])) or "1x1" for shape in run.weight_shapes.values()])
+    places = np.arange(1, count + 1)
+    handles = []
+    with house_style():
+        size = 7.2 if count <= MOST_NAMES / 2 else 9.0, 3.9 if count <= MOST_NAMES else 2.9
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.09))
+        axis = figure.subplots()
+        for kind, colour in zip(sorted(set(kernels.tolist())), itertools.cycle(PALETTE), strict=False):
+            chosen = kernels == kind
+            axis.vlines(places[chosen], 0.7, groups[chosen], color=colour, linewidth=max(1.0, min(4.0, 160 / count)))
+            mark_size = 4.0 if count <= MOST_NAMES else 2.5
+            axis.plot(places[chosen], groups[chosen], "o", color=colour, markersize=mark_size)
+            handles.append(Line2D([], [], color=colour, marker="o", markersize=4, label=f"compressed, {kind}"))
+        axis.axhline(1, color=FAINT, linewidth=1.0)
+        axis.plot(places, largest, "_", color=FAINT, markersize=5)
+        handles.append(Line2D([], [], color=FAINT, linewidth=1.0, label="dense"))
+        handles.append(Line2D([], [], color=FAINT, marker="_", linestyle="", label="largest"))
+        axis.set_yscale("log", base=2)
+        axis.set_ylim(0.7, 2.0 * max(largest))
+        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=16))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.set_ylabel("num_groups (cardinality)")
+        axis.set_xlim(0.2, count + 0.8)
+        axis.grid(visible=False, axis="x")
+        if count <= MOST_NAMES:
+            axis.set_xticks(places, [drawable(name, 26) for name in groupings], rotation=90, fontsize=7.5)
+        axis.set_xlabel("layer, in network order")
+        axis.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2)
+    when = "after the last epoch" if run.plan is None else "after compression"
+    counts = ", ".join(f"{(groups == each).sum()} with {each}" for each in sorted(set(groups.tolist())) if each > 1)
+    return NamedFigure(
+        name="cardinality",
+        title="Cardinality of every layer",
+        caption=(
+            f"Number of groups of every layer {when}; before, every layer is dense, with one group (the lower line). "
+            "The grey mark is the largest number of groups that the layer's widths allow."
+        ),
+        alt=(
+            f"{(groups > 1).sum()} of {count} layers have more than one group {when}{f': {counts}' if counts else ''}. "
+            "Dense, all have one."
+        ),
+        figure=figure,
+    )
 
 
 def _doubled(matrix: StoredMatrix | None) -> FloatArray | None:
