@@ -57,7 +57,7 @@ SLIPS = {
     # Recipes.
     ("run", "nowhere.yaml"): "give the path of a YAML file, or the name of a recipe of the package, such as demo",
     ("run", "folder"): "folder: this is a folder, not a recipe; give a YAML file",
-    ("run", "run"): "to go on with the run there, give run/recipe.yaml, and --out run",
+    ("run", "run"): "to continue the run there, give run/recipe.yaml, and --out run",
     ("run", "binary.yaml"): "binary.yaml is not UTF-8 text",
     ("run", "demo", "data.name=folder"): "needs a root: the folder with train/ and val/; give data.root=FOLDER",
     ("run", "demo", "sparsify.from_run=nowhere"): "nowhere is no run that has finished its first stage; finish it, or",
