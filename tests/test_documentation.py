@@ -74,3 +74,14 @@ def test_the_file_and_the_command_on_the_page_of_recipe_options_ask_for_the_same
     by_command, by_file = read_recipe(source, overrides), read_recipe(path)
     assert by_file != read_recipe(source)
     assert by_file == replace(by_command, name="my-recipe")
+
+
+def test_the_files_and_names_that_the_documentation_points_to_exist() -> None:
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()):
+            assert (ROOT / name).exists() or (ROOT / "src/strucspars" / name).exists(), f"{page.name} names {name}"
+    for line in (ROOT / "docs/paper-to-code.md").read_text().splitlines():
+        if file := re.search(r"`(\w+/\w+\.py)` `", line):
+            source = (ROOT / "src/strucspars" / file[1]).read_text()
+            for name in re.findall(r"`(\w+)[`(]", line[file.end(1) :]):
+                assert re.search(rf"(def|class) {name}\b", source), f"{file[1]} has no {name}"
