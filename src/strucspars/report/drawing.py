@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 from strucspars.cost.text_table import shortened
-from strucspars.report.named_table import FILE_NAME
 
 # Okabe and Ito (2008) without black, invisible on dark pages, and yellow, invisible on white ones.
 BLUE = "#0072b2"
@@ -116,8 +115,6 @@ class NamedFigure:
     figure: Figure
 
     def __post_init__(self) -> None:
-        if not FILE_NAME.fullmatch(self.name):
-            raise ValueError(f"a figure's name is made of lower-case letters, digits and '-', got {self.name!r}")
         # A layout of its own for every file would differ a little each time.
         with _drawing(self.name):
             self.figure.draw_without_rendering()

@@ -1,7 +1,8 @@
 """Training dynamics through all stages (Fig. 4), and how the channel orders settled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import matplotlib
@@ -72,7 +73,7 @@ def dynamics_of(run: RunData) -> Dynamics:
     stored = [layers for layers in run.dynamics if layers.epoch in first_stage]
     target, budget = _target(run)
     return Dynamics(
-        stages=_stages(epochs),
+        stages=tuple(_stages(epochs)),
         curves={name: np.array([row.get(name, np.nan) for row in epochs], dtype=np.float64) for name in CURVES},
         compressed_after=places[0] if places else None,
         before_top1=compressed.get("before_top1"),
@@ -92,14 +93,10 @@ def _target(run: RunData) -> tuple[float | None, str]:
     return run.recipe.sparsify.target, {"macs": "MACs"}.get(run.recipe.sparsify.budget, run.recipe.sparsify.budget)
 
 
-def _stages(epochs: Sequence[Mapping[str, Any]]) -> tuple[StageSpan, ...]:
-    spans: list[StageSpan] = []
-    for place, row in enumerate(epochs, start=1):
-        if spans and spans[-1].stage == row["stage"]:
-            spans[-1] = StageSpan(stage=row["stage"], first=spans[-1].first, last=place)
-        else:
-            spans.append(StageSpan(stage=row["stage"], first=place, last=place))
-    return tuple(spans)
+def _stages(epochs: Sequence[Mapping[str, Any]]) -> Iterator[StageSpan]:
+    for stage, rows in groupby(enumerate(epochs, start=1), key=lambda each: each[1]["stage"]):
+        places = [place for place, _ in rows]
+        yield StageSpan(stage=stage, first=places[0], last=places[-1])
 
 
 def _level_shares(stored: Sequence[EpochLayers]) -> FloatArray:
@@ -112,13 +109,24 @@ def _level_shares(stored: Sequence[EpochLayers]) -> FloatArray:
 
 def dynamics_figure(data: Dynamics) -> NamedFigure:
     """Draw the curves below each other, with the compression marked in all of them."""
-    panels = [panel for panel, is_there in _panels(data) if is_there]
+    known = {
+        _draw_loss: data.has("train_loss") or data.has("test_loss"),
+        _draw_accuracy: True,
+        _draw_lambda: data.has("lambda"),
+        _draw_removed: data.has("removed_fraction"),
+        _draw_levels: data.level_shares.size > 0,
+    }
+    panels = [panel for panel, is_known in known.items() if is_known]
     with house_style():
         figure = Figure(figsize=(7.2, 0.6 + 1.55 * len(panels)), layout="constrained")
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-        for place, (panel, axis) in enumerate(zip(panels, axes, strict=True)):
+        for panel, axis in zip(panels, axes, strict=True):
             panel(axis, data)
-            _mark_compression(axis, data, with_words=place == 0)
+            if data.compressed_after is not None:
+                axis.axvline(data.compressed_after + 0.5, color=FAINT, linestyle="--", linewidth=1.2)
+        if data.compressed_after is not None:
+            place = data.compressed_after + 0.5, 1.0
+            _write(axes[0], "compression", place, offset=(4, -9), where=("data", "axes fraction"))
         figure.align_ylabels(list(axes))
         axes[-1].set_xlabel(f"epoch ({', then '.join(span.stage for span in data.stages)})")
         # Without a first stage, the edge would cut the marks of the compression in two.
@@ -148,16 +156,6 @@ def _caption(data: Dynamics) -> str:
     return " ".join(sentences)
 
 
-def _panels(data: Dynamics) -> list[tuple[Any, bool]]:
-    return [
-        (_draw_loss, data.has("train_loss") or data.has("test_loss")),
-        (_draw_accuracy, True),
-        (_draw_lambda, data.has("lambda")),
-        (_draw_removed, data.has("removed_fraction")),
-        (_draw_levels, data.level_shares.size > 0),
-    ]
-
-
 def _plot(axis: Axes, data: Dynamics, curve: str, *, colour: str, label: str) -> None:
     """A line per stage: nothing is measured between two stages."""
     for place, span in enumerate(data.stages):
@@ -185,13 +183,7 @@ def _draw_accuracy(axis: Axes, data: Dynamics) -> None:
         places = [data.compressed_after + 0.5] * len(moments)
         axis.plot(places, moments, "x", color=INK, markersize=6, markeredgewidth=1.6)
         if data.after_top1 is not None:
-            axis.annotate(
-                percent(data.after_top1),
-                (places[-1], data.after_top1),
-                xytext=(7, -3),
-                textcoords="offset points",
-                fontsize="small",
-            )
+            _write(axis, percent(data.after_top1), (places[-1], data.after_top1), offset=(7, -3))
     axis.set_ylabel("top-1 accuracy")
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     axis.set_ylim(top=1.0)
@@ -209,15 +201,8 @@ def _draw_removed(axis: Axes, data: Dynamics) -> None:
     _plot(axis, data, "removed_fraction", colour=PURPLE, label="")
     if data.target is not None:
         axis.axhline(data.target, color=FAINT, linestyle=":")
-        axis.annotate(
-            f"target {data.target:.0%}",
-            (1.0, data.target),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize="small",
-        )
+        place, where = (1.0, data.target), ("axes fraction", "data")
+        _write(axis, f"target {data.target:.0%}", place, offset=(-4, 3), where=where, side="right")
     axis.set_ylabel(f"removed fraction\nof {data.budget}")
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     axis.set_ylim(0, 1.18 * max(float(np.nanmax(data.curves["removed_fraction"])), data.target or 0.0) or 1.0)
@@ -241,25 +226,20 @@ def _draw_levels(axis: Axes, data: Dynamics) -> None:
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2, handlelength=1.2, reverse=True)
 
 
-def _mark_compression(axis: Axes, data: Dynamics, *, with_words: bool) -> None:
-    if data.compressed_after is None:
-        return
-    place = data.compressed_after + 0.5
-    axis.axvline(place, color=FAINT, linestyle="--", linewidth=1.2)
-    if with_words:
-        axis.annotate(
-            "compression",
-            (place, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, -9),
-            textcoords="offset points",
-            fontsize="small",
-        )
+def _write(
+    axis: Axes,
+    words: str,
+    place: tuple[float, float],
+    *,
+    offset: tuple[int, int],
+    where: Any = "data",
+    side: str = "left",
+) -> None:
+    """A note beside a place; `where` and `side` as in matplotlib's `xycoords` and `ha`."""
+    axis.annotate(words, place, xycoords=where, xytext=offset, textcoords="offset points", ha=side, fontsize="small")
 
 
 def _alt(data: Dynamics) -> str:
-    if not data.epochs:
-        return "No epoch is finished yet."
     parts = [f"{span.stage}: epochs {span.first} to {span.last}" for span in data.stages]
     sentences = [f"Curves over {data.epochs} epochs ({', '.join(parts)})."]
     first, best, last = data.curves["test_top1"][0], data.curves["test_top1"].max(), data.curves["test_top1"][-1]

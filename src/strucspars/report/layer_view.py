@@ -3,16 +3,14 @@
 import base64
 import io
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 from PIL import Image
 
 from strucspars.core.checks import FloatArray
-from strucspars.core.hierarchy import group_penalty, num_groups
+from strucspars.core.hierarchy import group_penalty
 from strucspars.report.drawing import shades
 from strucspars.report.layers import LayerImportance, block_means, boundaries, brightest, layer_importances
 from strucspars.report.reading import RunData
@@ -47,39 +45,23 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
-    """What a group level keeps of a layer.
-
-    Attributes:
-        text: the kept norm as people read it.
-        width: of its bar, out of 100.
-        is_chosen: whether the layer has this level.
-    """
-
-    group_level: int
-    num_groups: int
-    text: str
-    width: float
-    is_chosen: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class LayerView:
     """One layer.
 
     Attributes:
         id: of its element, made of its place: the name may hold anything.
+        kept_norm: of the levels 1, 2, ..., as fractions.
         facts: a line about it.
         pictures: in the order to show them.
-        levels: all levels that it can have.
     """
 
     id: str
     name: str
+    group_level: int
     num_groups: int
+    kept_norm: tuple[float, ...]
     facts: str
     pictures: tuple[Picture, ...]
-    levels: tuple[Level, ...]
 
     @property
     def groups(self) -> str:
@@ -100,13 +82,14 @@ def layer_view(layer: LayerImportance, moment: str, *, decay: float) -> LayerVie
     return LayerView(
         id=f"layer-{layer.place + 1}",
         name=layer.name,
+        group_level=layer.group_level,
         num_groups=layer.num_groups,
+        kept_norm=layer.kept_norm,
         facts=(
             f"{out_channels} output and {in_channels} input channels{area}. "
             f"group_level {layer.group_level} of at most {layer.largest_level}: num_groups {layer.num_groups}."
         ),
         pictures=tuple(_pictures(layer, moment, decay)),
-        levels=tuple(_levels(layer)),
     )
 
 
@@ -118,32 +101,21 @@ def _pictures(layer: LayerImportance, moment: str, decay: float) -> Iterator[Pic
         light = brightest(layer.permuted)
         address = matrix_address(layer.before, light)
         yield _picture(layer, f"S {moment}", f"Importance {moment}, in the network's channel order.", address)
-        permuted = _picture(layer, "S' in the learned orders", layer.alt, matrix_address(layer.permuted, light))
-        yield _with_blocks(permuted, boundaries(layer.num_groups))
-    penalty = f"Penalty of group_level {layer.group_level}."
-    yield _picture(layer, "R_g, the penalty", penalty, _penalty_address(layer.halvings, decay))
-    mask = f"Connections that stay: {layer.num_groups} diagonal blocks."
-    yield _picture(layer, "U_g, what stays", mask, _mask_address(layer.num_groups))
+        address = matrix_address(layer.permuted, light)
+        yield _picture(layer, "S' in the learned orders", layer.alt, address, boundaries(layer.num_groups))
+    penalty = matrix_address(group_penalty(layer.halvings, decay=decay))
+    yield _picture(layer, "R_g, the penalty", f"Penalty of group_level {layer.group_level}.", penalty)
+    words = f"Connections that stay: {layer.num_groups} diagonal blocks."
+    yield _picture(layer, "U_g, what stays", words, matrix_address(np.eye(layer.num_groups)))
 
 
-@cache
-def _penalty_address(halvings: int, decay: float) -> str:
-    penalty = group_penalty(halvings, decay=decay)
-    return matrix_address(penalty, float(block_means(penalty).max()))
-
-
-@cache
-def _mask_address(groups: int) -> str:
-    mask = np.eye(groups)
-    return matrix_address(mask, float(block_means(mask).max()))
-
-
-def matrix_address(matrix: FloatArray, light: float) -> str:
-    """A small picture of a non-negative matrix from 0 (dark) to `light` (light) and beyond, as a `data:` address.
+def matrix_address(matrix: FloatArray, light: float | None = None) -> str:
+    """A small picture of a non-negative matrix, as a `data:` address, from 0 (dark) to `light`, by default its largest.
 
     A page scales it up with `image-rendering: pixelated`.
     """
     means = block_means(matrix)
+    light = float(means.max()) if light is None else light
     steps = np.clip(means / light, 0.0, 1.0) if light > 0 else np.zeros_like(means)
     image = Image.fromarray(np.minimum((steps * SHADES).astype(np.uint8), SHADES - 1))
     image.putpalette(shades(SHADES).tobytes())
@@ -152,33 +124,16 @@ def matrix_address(matrix: FloatArray, light: float) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _picture(layer: LayerImportance, title: str, alt: str, address: str) -> Picture:
-    """In a frame of the shape of the weight, whose longer side is `SIDE`."""
+def _picture(layer: LayerImportance, title: str, alt: str, address: str, places: Sequence[float] = ()) -> Picture:
+    """In a frame of the shape of the weight, whose longer side is `SIDE`; with diagonal blocks divided at `places`."""
     rows, columns = layer.weight_shape[:2]
     ratio = min(max(columns / rows, 1 / LONGEST_RATIO), LONGEST_RATIO)
     width, height = (SIDE, round(SIDE / ratio, 2)) if ratio >= 1 else (round(SIDE * ratio, 2), SIDE)
-    return Picture(title=title, alt=f"{layer.name}. {alt}", address=address, width=width, height=height)
-
-
-def _with_blocks(picture: Picture, places: Sequence[float]) -> Picture:
-    """The picture with the diagonal blocks drawn over it; without groups there is nothing to draw."""
+    picture = Picture(title=title, alt=f"{layer.name}. {alt}", address=address, width=width, height=height)
     if not places:
         return picture
-    width, height = picture.width, picture.height
     blocks = "".join(
         f"M{begin * width:.6g} {begin * height:.6g}H{end * width:.6g}V{end * height:.6g}H{begin * width:.6g}Z"
         for begin, end in itertools.pairwise((0.0, *places, 1.0))
     )
     return replace(picture, blocks=blocks, outside=f"M0 0H{width:g}V{height:g}H0Z{blocks}")
-
-
-def _levels(layer: LayerImportance) -> Iterator[Level]:
-    for group_level, kept in enumerate(layer.kept_norm, start=1):
-        known = math.isfinite(kept)
-        yield Level(
-            group_level=group_level,
-            num_groups=num_groups(group_level),
-            text=f"{kept:.3f}" if known else "",
-            width=round(100 * min(max(kept, 0.0), 1.0), 2) if known else 0.0,
-            is_chosen=group_level == layer.group_level,
-        )

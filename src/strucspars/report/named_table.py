@@ -17,7 +17,6 @@ Cell = PlainCell | Sample | Difference
 Unit = Literal["text", "count", "size", "percent", "points", "number"]
 
 NOTE_WIDTH = 120
-FILE_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -99,10 +98,6 @@ class NamedTable:
     columns: tuple[TableColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not FILE_NAME.fullmatch(self.name):
-            raise ValueError(f"a table's name is made of lower-case letters, digits and '-', got {self.name!r}")
 
     def without_empty_columns(self) -> "NamedTable":
         """The same table without columns that have no value in any row."""

@@ -64,10 +64,6 @@ class Latency:
     threads: int
     hardware: Mapping[str, object]
 
-    def is_comparable(self, other: "Latency") -> bool:
-        """Whether the two may stand on one axis."""
-        return (self.hardware, self.batch, self.threads) == (other.hardware, other.batch, other.threads)
-
     @property
     def conditions(self) -> str:
         """Batch and threads in words."""
@@ -96,8 +92,9 @@ def latency_of(run: RunData) -> Latency | None:
 def comparable_latencies(runs: Iterable[RunData]) -> dict[Path, Latency]:
     """The latencies by run folder that were measured as the first of them."""
     found = {run.path: latency for run in runs if (latency := latency_of(run)) is not None}
-    first = next(iter(found.values()), None)
-    return {path: latency for path, latency in found.items() if first is not None and latency.is_comparable(first)}
+    wheres = {path: (latency.hardware, latency.batch, latency.threads) for path, latency in found.items()}
+    first = next(iter(wheres.values()), None)
+    return {path: latency for path, latency in found.items() if wheres[path] == first}
 
 
 @dataclass(frozen=True, kw_only=True)
