@@ -16,7 +16,6 @@ from strucspars.data.image_set import (
     Augmentation,
     ImageSet,
     Stream,
-    Variations,
     drawn_variations,
     generator_for,
     varied,
@@ -84,7 +83,7 @@ class EpochOrder:
 
     def share(self, values: torch.Tensor) -> torch.Tensor:
         """This process's part `(steps, batch_size, ...)` of values `(places, ...)` for all processes."""
-        dealt = values.view(self.steps, self.batch_size, self.world_size, *values.shape[1:])
+        dealt = values.reshape(self.steps, self.batch_size, self.world_size, *values.shape[1:])
         return dealt[:, :, self.rank].contiguous()
 
     def check_step(self, start_step: int) -> None:
@@ -200,21 +199,17 @@ class ResidentBatches(Batches):
             piece = slice(start, start + IMAGES_PER_PIECE)
             images = self._all_images[indices.view(-1)[piece]]
             if self.augmentation is not None and variations is not None:
-                chosen = Variations(variations.top[piece], variations.left[piece], variations.mirrored[piece])
-                images = varied(images, chosen, padding=self.augmentation.padding)
+                images = varied(images, variations[piece], padding=self.augmentation.padding)
             self._rows[piece].copy_(images.to(torch.float32).sub_(self._mean).div_(self._std))
         self._filled_epoch = epoch
 
-    def _variations(self, epoch: int) -> Variations | None:
+    def _variations(self, epoch: int) -> torch.Tensor | None:
         """Drawn for all processes on the CPU, so that neither their number nor the device changes an image."""
         if self.augmentation is None:
             return None
         generator = generator_for(Stream.CROPS, self.order.seed, epoch)
         drawn = drawn_variations(self.order.places, self.augmentation, generator)
-        top, left, mirrored = (
-            self.order.share(values).view(-1).to(self.device) for values in (drawn.top, drawn.left, drawn.mirrored)
-        )
-        return Variations(top, left, mirrored)
+        return self.order.share(drawn).flatten(0, 1).to(self.device)
 
 
 class FolderBatches(Batches):

@@ -105,9 +105,6 @@ def digits() -> ResidentData:
     The images are not the original 8 x 8 grey ones: they are enlarged to 16 x 16 (bilinear) and repeated in three
     equal channels, so that networks made for CIFAR take them as they are. Training shifts them by a pixel, that is by
     half an original one, and never mirrors them: a mirrored digit is none.
-
-    >>> digits().train.images.shape
-    torch.Size([1347, 3, 16, 16])
     """
     pixels, labels = _scikit_learn_digits()
     train, test = _stratified_split(labels)

@@ -15,9 +15,6 @@ class ImageSet:
     Attributes:
         images: uint8 `(N, C, H, W)`.
         labels: int64 `(N,)`, from 0 on.
-
-    >>> len(ImageSet(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.zeros(5, dtype=torch.int64)))
-    5
     """
 
     images: torch.Tensor
@@ -29,11 +26,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are varied: a shift by up to `padding` pixels in each direction (zeros come in), a mirror.
-
-    >>> Augmentation(padding=4, flip=True)
-    Augmentation(padding=4, flip=True)
-    """
+    """How training images are varied: a shift by up to `padding` pixels in each direction (zeros come in), a mirror."""
 
     padding: int
     flip: bool
@@ -80,13 +73,7 @@ class Stream(IntEnum):
 
 
 def mixed_seed(stream: Stream, *values: int) -> int:
-    """One 63-bit seed from a purpose and some numbers, the same on every machine.
-
-    >>> mixed_seed(Stream.ORDER, 0, 1) == mixed_seed(Stream.ORDER, 0, 1)
-    True
-    >>> mixed_seed(Stream.ORDER, 0, 1) == mixed_seed(Stream.CROPS, 0, 1)
-    False
-    """
+    """One 63-bit seed from a purpose and some numbers, the same on every machine."""
     words = [int(stream), len(values)]
     for value in values:
         if not 0 <= value < 2**64:
@@ -101,42 +88,26 @@ def generator_for(stream: Stream, *values: int) -> torch.Generator:
     return torch.Generator().manual_seed(mixed_seed(stream, *values))
 
 
-@dataclass(frozen=True, eq=False)
-class Variations:
-    """For each image, where its crop out of the padded image begins, and whether it is mirrored.
+def drawn_variations(count: int, augmentation: Augmentation, generator: torch.Generator) -> torch.Tensor:
+    """A shift and a mirror for each image, all equally likely: int64 `(count, 3)`.
 
-    Attributes:
-        top: int64 `(N,)`, from 0 to twice the padding; the padding itself leaves the image where it is.
-        left: the same, along the width.
-        mirrored: bool `(N,)`.
+    The columns are the top and left of the crop out of the padded image, from 0 to twice the padding, and 1 where the
+    crop is mirrored.
     """
-
-    top: torch.Tensor
-    left: torch.Tensor
-    mirrored: torch.Tensor
-
-
-def drawn_variations(count: int, augmentation: Augmentation, generator: torch.Generator) -> Variations:
-    """A shift and a mirror for each of `count` images, all equally likely."""
-    top, left = torch.randint(0, 2 * augmentation.padding + 1, (2, count), generator=generator)
-    mirrored = torch.randint(0, 2, (count,), generator=generator).bool()
-    return Variations(top, left, mirrored if augmentation.flip else torch.zeros_like(mirrored))
+    corners = torch.randint(0, 2 * augmentation.padding + 1, (2, count), generator=generator)
+    mirrored = torch.randint(0, 2, (1, count), generator=generator) * augmentation.flip
+    return torch.cat([corners, mirrored]).T
 
 
-def varied(images: torch.Tensor, variations: Variations, *, padding: int) -> torch.Tensor:
-    """Images `(N, C, H, W)` padded with zeros, cropped back to their size at their own places, and mirrored.
-
-    >>> image = torch.arange(4, dtype=torch.uint8).view(1, 1, 2, 2)
-    >>> one_left = Variations(torch.tensor([1]), torch.tensor([2]), torch.tensor([False]))
-    >>> varied(image, one_left, padding=1).tolist()
-    [[[[1, 0], [3, 0]]]]
-    """
+def varied(images: torch.Tensor, variations: torch.Tensor, *, padding: int) -> torch.Tensor:
+    """Images `(N, C, H, W)` padded with zeros, cropped back to their size at their own places, and mirrored."""
     count, channels, height, width = images.shape
     device = images.device
     padded = functional.pad(images, (padding,) * 4)
-    across = torch.arange(width, device=device).expand(count, width)
-    columns = variations.left[:, None] + torch.where(variations.mirrored[:, None], width - 1 - across, across)
-    rows = variations.top[:, None] + torch.arange(height, device=device)
+    top, left, mirrored = variations[:, :, None].unbind(1)
+    across = torch.arange(width, device=device)
+    columns = left + torch.where(mirrored.bool(), width - 1 - across, across)
+    rows = top + torch.arange(height, device=device)
     return padded[
         torch.arange(count, device=device)[:, None, None, None],
         torch.arange(channels, device=device)[None, :, None, None],

@@ -40,11 +40,7 @@ class OpenVinoExporter(Exporter):
         return f"OpenVINO {openvino.__version__.partition('-')[0]}"
 
     def companions(self, path: Path) -> tuple[Path, ...]:
-        """The file of the weights.
-
-        >>> OpenVinoExporter().companions(Path("network.xml"))[0].name
-        'network.bin'
-        """
+        """The file of the weights."""
         return (path.parent / f"{path.stem}.bin",)
 
     def write(self, program: InferenceProgram, path: Path) -> None:

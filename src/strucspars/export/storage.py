@@ -317,11 +317,7 @@ def _check_tied(
 
 
 def input_transforms(model: nn.Module) -> dict[str, bool]:
-    """Whether torchvision's GoogLeNet and Inception in a model transform their inputs, by name; usually empty.
-
-    >>> input_transforms(nn.Conv2d(1, 1, 1))
-    {}
-    """
+    """Whether torchvision's GoogLeNet and Inception in a model transform their inputs, by name; usually empty."""
     return {name: bool(module.transform_input) for name, module in _with_transform(model).items()}
 
 
@@ -370,9 +366,6 @@ def plan_hash(plan: GroupingPlan) -> str:
     """SHA-256 of what a plan groups and how, as hexadecimal text.
 
     Layers that stay whole, the target and the version do not count: the same network gives the same text.
-
-    >>> plan_hash(GroupingPlan({}))[:12]
-    '44136fa355b3'
     """
     layers = json.loads(plan.to_json())["layers"]
     grouped = {name: layers[name] for name, layer in plan.layers.items() if layer.group_level > 1}

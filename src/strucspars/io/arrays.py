@@ -24,12 +24,6 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[An
     Raises:
         ValueError: an entry is not an array of plain values.
         OSError: the file cannot be written; what was there before is kept.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_arrays(f"{folder}/levels.npz", {"layer1.0/conv": np.arange(3)})
-    ...     load_arrays(f"{folder}/levels.npz")
-    {'layer1.0/conv': array([0, 1, 2])}
     """
     entries = {_encoded(name): _as_npy(name, array) for name, array in arrays.items()}
     buffer = io.BytesIO()
@@ -51,15 +45,15 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
         content = read_bytes(path, limit=ARRAYS_BYTES)
     except FileNotFoundError:
         raise FileNotFoundError(f"there are no arrays at {path}") from None
-    # Whatever zip, deflate and npy parsers make of bytes that may be anything, it means the same here.
+    # The parsers of zip, deflate and npy raise errors of many kinds.
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            entries = archive.namelist()
-            # What the entries say of their sizes, reading them keeps to.
-            size = sum(entry.file_size for entry in archive.infolist())
+            entries = archive.infolist()
+            # Reading an entry stops at the size that it claims.
+            size = sum(entry.file_size for entry in entries)
             if size > ARRAYS_BYTES:
                 raise ValueError(f"it would become {size:,} bytes, and {ARRAYS_BYTES:,} are allowed")
-            arrays = {_decoded(entry): _from_npy(archive.read(entry)) for entry in entries}
+            arrays = {_decoded(entry.filename): _from_npy(archive.read(entry)) for entry in entries}
         if len(arrays) < len(entries):
             raise ValueError("a name stands twice in it")
     except Exception as error:

@@ -55,12 +55,7 @@ _KINDS = {
 
 
 def reworded(error: OSError, message: str) -> OSError:
-    """An error of the same kind and number that reads as the message alone.
-
-    >>> error = reworded(FileNotFoundError(2, "No such file or directory"), "there is no plan at plan.json")
-    >>> type(error).__name__, error.errno, str(error)
-    ('FileNotFoundError', 2, 'there is no plan at plan.json')
-    """
+    """An error of the same kind and number that reads as the message alone."""
     kind = type(OSError(error.errno, "")) if error.errno else OSError
     result = kind(message)
     result.errno = error.errno
@@ -68,11 +63,7 @@ def reworded(error: OSError, message: str) -> OSError:
 
 
 def disk_error(action: str, path: str | os.PathLike[str], error: OSError, note: str = "") -> OSError:
-    """The same failure as a sentence: what could not be done to which file, why, and what helps.
-
-    >>> print(disk_error("write", "plan.json", OSError(errno.ENOSPC, "No space left on device")))
-    cannot write plan.json: No space left on device; free some space on that disk
-    """
+    """The same failure as a sentence: what could not be done to which file, why, and what helps."""
     remedy = REMEDIES.get(error.errno or 0, "check that path and its disk, or choose another path")
     return reworded(error, f"cannot {action} {path}: {error.strerror}; {note}{remedy}")
 
@@ -111,12 +102,7 @@ def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> Bina
 
 
 def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) -> None:
-    """Raise as `open_file` does, for libraries that open the file themselves.
-
-    >>> check_readable("nowhere.safetensors")
-    Traceback (most recent call last):
-    FileNotFoundError: cannot read nowhere.safetensors: No such file or directory; make its folder first, ...
-    """
+    """Raise as `open_file` does, for libraries that open the file themselves."""
     open_file(path, limit=limit).close()
 
 
@@ -165,13 +151,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Replace a file's content, all or nothing.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_bytes(f"{folder}/notes", b"all of it")
-    ...     read_bytes(f"{folder}/notes")
-    b'all of it'
-    """
+    """Replace a file's content, all or nothing."""
     with replace_file(path) as unfinished:
         unfinished.write_bytes(data)
 

@@ -46,9 +46,6 @@ class RecordError(ValueError):
         where: the file, or whatever it was read from.
         key: the dotted path of the field; empty for the whole.
         problem: what is wrong with it.
-
-    >>> print(RecordError("plan.json", "layers.conv1.group_level", "must be a whole number, got 'x'"))
-    plan.json: layers.conv1.group_level: must be a whole number, got 'x'
     """
 
     def __init__(self, where: str, key: str, problem: str) -> None:
@@ -60,11 +57,7 @@ class RecordError(ValueError):
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text as the standard has it, without names that stand twice in one object.
-
-    >>> parse_json(b'{"loss": 0.5}', "row 1")
-    {'loss': 0.5}
-    """
+    """The value of a JSON text as the standard has it, without names that stand twice in one object."""
     try:
         return json.loads(
             text.decode() if isinstance(text, bytes) else text,
@@ -91,9 +84,6 @@ def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text of plain values; None where it is empty.
 
     A key that stands twice in one mapping is an error, and so are aliases and merge keys that amount to a huge value.
-
-    >>> parse_yaml("stage1: {lr: 2e-3}", "recipe.yaml")
-    {'stage1': {'lr': 0.002}}
     """
     import yaml
 
@@ -155,11 +145,7 @@ def _count_nodes(node: "yaml.Node", where: str, key: str, sizes: dict[int, int])
 
 
 def check_header(document: object, where: str, **expected: str | int) -> dict[str, Any]:
-    """The fields of a document without those that tell its format and version, which must be as expected.
-
-    >>> check_header({"version": 1, "layers": {}}, "plan.json", version=1)
-    {'layers': {}}
-    """
+    """The fields of a document without those that tell its format and version, which must be as expected."""
     if not isinstance(document, Mapping):
         raise RecordError(where, "", f"must be an object, got {_SHORT.repr(document)}")
     for key, value in expected.items():
@@ -215,9 +201,6 @@ def convert(hint: Any, value: Any, where: str, key: str = "") -> Any:
 
     Annotations: `bool`, `int`, `float`, `str`, `Any`, `Literal`, one of these or None, dataclasses, `tuple`, `list`,
     `Sequence` and `Mapping` of such, and arrays of whole numbers. Numbers are finite, and no booleans.
-
-    >>> convert(tuple[float, ...] | None, [1, 0.5], "here"), convert(float | None, None, "here")
-    ((1.0, 0.5), None)
     """
     wanted = hint
     kind, arguments = get_origin(hint) or hint, get_args(hint)
@@ -261,11 +244,7 @@ def _items(kind: Any, arguments: tuple[Any, ...], value: list[Any], where: str, 
 
 
 def describe(hint: Any) -> str:
-    """What a value of this type may be, in words.
-
-    >>> describe(float | None)
-    'a finite number or null'
-    """
+    """What a value of this type may be, in words."""
     kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return " or ".join("null" if argument is NoneType else describe(argument) for argument in arguments)
@@ -284,9 +263,6 @@ def plain(value: object, where: str) -> Any:
     """The value in the types of JSON; numbers that JSON cannot hold (NaN, infinity) become null.
 
     A run must not fail over a measure that has no value; whether the loss is finite is for the training to watch.
-
-    >>> plain({"loss": float("nan"), "sizes": (1, 2)}, "row")
-    {'loss': None, 'sizes': [1, 2]}
     """
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
@@ -308,9 +284,5 @@ def plain(value: object, where: str) -> Any:
 
 
 def to_json(value: object, where: str = "the document", *, indent: int | None = 2) -> str:
-    """JSON text of plain values and dataclasses, with NaN and infinity as null.
-
-    >>> print(to_json({"loss": float("inf")}, indent=None))
-    {"loss": null}
-    """
+    """JSON text of plain values and dataclasses, with NaN and infinity as null."""
     return json.dumps(plain(value, where), allow_nan=False, indent=indent, ensure_ascii=False)

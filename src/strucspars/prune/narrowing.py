@@ -164,9 +164,6 @@ class SelectedBatchNorm2d(nn.BatchNorm2d):
     """Batch norm of some channels of a wider input: the channel selection layer of Liu et al. and its norm in one.
 
     `slim_` makes these; built by hand it starts with the first `num_features` channels. Buffer: `kept`, the channels.
-
-    >>> SelectedBatchNorm2d(2)(torch.zeros(1, 8, 4, 4)).shape
-    torch.Size([1, 2, 4, 4])
     """
 
     kept: torch.Tensor
