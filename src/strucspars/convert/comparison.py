@@ -1,4 +1,4 @@
-"""Whether two computations put out the same, up to rounding; and random inputs to compare them on."""
+"""Compare the outputs of two computations up to rounding, and draw random inputs for the comparison."""
 
 import cmath
 import dataclasses
@@ -27,9 +27,9 @@ class Comparison:
     """How outputs compare with the expected ones.
 
     Attributes:
-        relative_error: largest difference over the largest entry of its tensor, of all outputs; infinite where outputs
-            do not match at all.
-        tolerance: the widest that was allowed for any of them.
+        relative_error: largest difference of any output, divided by the largest entry of its tensor; infinite where
+            outputs do not match at all.
+        tolerance: the largest that applies to any of them.
         complaint: the first output that differs, and how; empty if all agree.
     """
 
@@ -53,14 +53,13 @@ def compare_outputs(outputs: object, expected: object, *, whole_numbers: bool = 
     try:
         found, wanted = dict(_leaves(outputs)), dict(_leaves(expected))
     except _NotComparableError as error:
-        return Comparison(relative_error=math.inf, tolerance=0.0, complaint=str(error))
+        return _mismatch(str(error))
     tensors = [leaf for leaf in wanted.values() if isinstance(leaf, torch.Tensor)]
     if not tensors:
-        return Comparison(relative_error=math.inf, tolerance=0.0, complaint="no output is a tensor to compare by")
+        return _mismatch("no output is a tensor to compare by")
     if found.keys() != wanted.keys():
         names, wanted_names = (", ".join(map(_name, leaves)) or "nothing" for leaves in (found, wanted))
-        complaint = f"it puts out {names} instead of {wanted_names}"
-        return Comparison(relative_error=math.inf, tolerance=0.0, complaint=complaint)
+        return _mismatch(f"it puts out {names} instead of {wanted_names}")
     errors, complaints = [], []
     for place, leaf in wanted.items():
         off, complaint = _compare_leaves(found[place], leaf, whole_numbers=whole_numbers)
@@ -71,6 +70,10 @@ def compare_outputs(outputs: object, expected: object, *, whole_numbers: bool = 
         tolerance=max(map(tolerance, tensors)),
         complaint=complaints[0] if complaints else "",
     )
+
+
+def _mismatch(complaint: str) -> Comparison:
+    return Comparison(relative_error=math.inf, tolerance=0.0, complaint=complaint)
 
 
 def tolerance(expected: torch.Tensor) -> float:
@@ -84,9 +87,6 @@ def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference over the largest finite entry expected; infinite where the two do not match at all.
 
     NaN and infinities have to stand in the same places. Whole numbers have to be equal.
-
-    >>> relative_error(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 4.0]))
-    0.25
     """
     if output.shape != expected.shape or _has_fractions(output) != _has_fractions(expected):
         return math.inf
@@ -168,11 +168,7 @@ def _parts(value: object, place: Place) -> Iterator[tuple[object, object]]:
 
 
 def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """A random tensor of the same kind and, roughly, values, on the CPU.
-
-    >>> random_like(torch.zeros(2, 3), (4, 3), torch.Generator().manual_seed(0)).std() > 0.1
-    tensor(True)
-    """
+    """A random tensor of the same type and roughly the same values, on the CPU."""
     if tensor.is_complex():
         return torch.randn(shape, generator=generator, dtype=torch.complex64, device="cpu").to(tensor.dtype)
     if tensor.is_floating_point():
@@ -188,10 +184,7 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
 
 
 def random_arguments(arguments: tuple[Any, ...], *, in_double: bool = True, seed: int = 0) -> tuple[Any, ...]:
-    """Arguments in which floating-point tensors are random, in double precision or their own; everything else stays.
-
-    An example may be all zeros, for which much comes out right by accident.
-    """
+    """Arguments in which floating-point tensors are random, in double precision or their own; everything else stays."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(tensor: torch.Tensor) -> torch.Tensor:
@@ -208,8 +201,5 @@ def random_image(image_shape: tuple[int, ...]) -> torch.Tensor:
     """One image of random values, the same every time, as a batch.
 
     Not zeros: folding compares its graph with the network on the example, and zeros hide most differences.
-
-    >>> random_image((3, 8, 8)).shape
-    torch.Size([1, 3, 8, 8])
     """
     return torch.randn(1, *image_shape, generator=torch.Generator().manual_seed(0), device="cpu")

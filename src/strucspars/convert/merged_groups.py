@@ -1,7 +1,7 @@
-"""Narrow groups run together as wider ones with zeros between them.
+"""Merge narrow groups into wider ones with zeros between them.
 
-The function stays exactly the same and costs more multiply-accumulates; runtimes that lose their speed on narrow
-groups are faster nevertheless.
+The function stays exactly the same at the cost of more multiply-accumulates. Runtimes that are slow on narrow groups
+become faster nevertheless.
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,7 @@ from strucspars.nn.layers import (
 
 
 def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:
-    """The largest number of groups, made of whole ones, whose groups are wide enough; one if none are.
-
-    >>> wide_enough_groups(32, narrower_side=128, widen_groups_below=16)
-    8
-    >>> wide_enough_groups(6, narrower_side=24, widen_groups_below=5), wide_enough_groups(8, 8, 100)
-    (3, 1)
-    """
+    """The largest divisor of the number of groups that makes them wide enough; one if none does."""
     fitting = (groups for groups in range(num_groups, 1, -1) if num_groups % groups == 0)
     return next((groups for groups in fitting if narrower_side // groups >= widen_groups_below), 1)
 
@@ -81,10 +75,10 @@ def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
 
 
 def widen_groups_(model: nn.Module, names: Iterable[str], *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
-    """Let those of the named modules that are grouped layers run with groups wide enough, in place.
+    """Widen the narrow groups of the named modules, in place; returns the layers that changed.
 
-    Depthwise convolutions of the network itself stay: runtimes have fast kernels for them. So does a layer with hooks,
-    which may look at its weight.
+    Depthwise convolutions of the network itself stay, because runtimes have fast kernels for them. Layers with hooks
+    stay, because a hook may read the weight.
     """
     widened = []
     for name in dict.fromkeys(names):

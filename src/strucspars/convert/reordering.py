@@ -1,4 +1,4 @@
-"""Weights in the orders chosen for their tensors; an `index_select` for each shuffle that no weight can absorb."""
+"""Write the chosen channel orders into the weights, with an `index_select` for each shuffle that no weight absorbs."""
 
 from collections.abc import Iterator
 from typing import cast
@@ -15,7 +15,7 @@ from strucspars.channels.tracing import free_name, tensor_bytes, tensor_shape
 from strucspars.convert.shared_calls import Orders, calls_by_origin, orders_for_shared
 from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
-from strucspars.cost.gathers import RemainingGather, Side, contiguous_runs, shuffles_of_layer
+from strucspars.cost.gathers import RemainingGather, remaining_gather, shuffles_of_layer
 from strucspars.nn.layers import (
     channel_orders,
     forms_of,
@@ -29,8 +29,7 @@ def reordered_grouped_weight(
 ) -> torch.Tensor:
     """The weight `(C_out, C_in / G, *kernel)` that reads `in_order` and puts out `out_order`.
 
-    Output channels count as the rows of the weight, input channels as its columns, group after group. The orders bring
-    the groups whole and in the same sequence.
+    Both orders keep each group together and bring the groups in the same sequence.
     """
     in_width = weight.shape[1]
     columns = torch.from_numpy(in_order % in_width).to(weight.device)
@@ -54,7 +53,7 @@ def reorder_channelwise_(module: nn.Module, order: IntArray) -> None:
 
 def reorder_grouped_(module: nn.Module, placed: Placement) -> None:
     """Let a grouped layer compute as placed, in place; the shuffles that it had inside are gone."""
-    out_order, in_order = placed.out_order, placed.in_order
+    in_order = placed.in_order
     if is_grouped(module):
         # The weight's columns are in grouped order: find the natural channels among them.
         in_order = inverse(channel_orders(module)["in_perm"].cpu().numpy())[in_order]
@@ -64,8 +63,8 @@ def reorder_grouped_(module: nn.Module, placed: Placement) -> None:
         module.__class__ = forms.unshuffled
     weight = module.get_parameter("weight")
     groups = cast(nn.Conv2d, module).groups
-    weight.data = reordered_grouped_weight(weight.data, groups, out_order, in_order)
-    _select_(module, ("bias",), out_order)
+    weight.data = reordered_grouped_weight(weight.data, groups, placed.out_order, in_order)
+    _select_(module, ("bias",), placed.out_order)
 
 
 def _select_(module: nn.Module, names: tuple[str, ...], order: IntArray) -> None:
@@ -110,7 +109,7 @@ def _place_(
         _subsample_first_(graph_module, node)
         (source,) = node.all_input_nodes
         node.args = (_gathered(graph_module, node, source, node, layer.inputs.axis - dimensions, placed.in_gather),)
-        yield _remaining(name, "input", placed.in_gather, layer.in_bytes)
+        yield remaining_gather(name, "input", placed.in_gather, layer.in_bytes)
     if placed.out_gather is not None:
         users = list(node.users)
         gathered = _gathered(graph_module, node, node, node.next, layer.outputs.axis - dimensions, placed.out_gather)
@@ -118,12 +117,7 @@ def _place_(
         gathered.meta["tensor_meta"] = node.meta["tensor_meta"]
         for user in users:
             user.replace_input_with(node, gathered)
-        yield _remaining(name, "output", placed.out_gather, layer.out_bytes)
-
-
-def _remaining(layer: str, side: Side, gather: IntArray, nbytes: int) -> RemainingGather:
-    runs = int(contiguous_runs(gather))
-    return RemainingGather(layer=layer, side=side, channels=len(gather), runs=runs, nbytes=nbytes)
+        yield remaining_gather(name, "output", placed.out_gather, layer.out_bytes)
 
 
 def _gathered(

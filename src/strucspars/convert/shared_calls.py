@@ -1,4 +1,8 @@
-"""Calls of one module, which has a copy for each of them while the graph is changed: one order, one module again."""
+"""Modules that a network calls several times.
+
+Tracing gives each call a copy of its own. The copies take one channel order where that costs nothing, and become one
+module again where they are still equal after folding.
+"""
 
 import copy
 from collections import defaultdict

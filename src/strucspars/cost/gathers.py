@@ -135,14 +135,18 @@ def shuffles_of_layer(
     name: str, orders: Mapping[str, torch.Tensor], in_bytes: int, out_bytes: int
 ) -> list[RemainingGather]:
     """The two shuffles inside a grouped layer of these orders."""
-    gathers = []
-    sides: tuple[tuple[Side, str, int], ...] = (("input", "in_perm", in_bytes), ("output", "out_inverse", out_bytes))
-    for side, key, nbytes in sides:
-        order = orders[key]
-        # On the meta device orders have no values: as many runs as there can be.
-        runs = len(order) if order.is_meta else int(contiguous_runs(order.cpu().numpy()))
-        gathers.append(RemainingGather(layer=name, side=side, channels=len(order), runs=runs, nbytes=nbytes))
-    return gathers
+    # On the meta device orders have no values: as many runs as there can be.
+    in_order, out_order = (
+        np.arange(len(order))[::-1] if order.is_meta else order.cpu().numpy()
+        for order in (orders["in_perm"], orders["out_inverse"])
+    )
+    return [remaining_gather(name, "input", in_order, in_bytes), remaining_gather(name, "output", out_order, out_bytes)]
+
+
+def remaining_gather(layer: str, side: Side, order: IntArray, nbytes: int) -> RemainingGather:
+    """The gather of channels in this order, beside a layer."""
+    runs = int(contiguous_runs(order))
+    return RemainingGather(layer=layer, side=side, channels=len(order), runs=runs, nbytes=nbytes)
 
 
 @contextmanager
