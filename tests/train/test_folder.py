@@ -201,12 +201,6 @@ def test_arrays_of_an_epoch_come_back(folder: RunFolder) -> None:
         folder.epoch_arrays("sparsify", 4)
 
 
-@pytest.mark.parametrize(("stage", "epoch"), [("../x", 0), ("", 0), ("a/b", 0), ("finetune", -1), ("finetune", 0.5)])
-def test_an_epoch_that_cannot_be_is_refused(folder: RunFolder, stage: str, epoch: Any) -> None:
-    with pytest.raises(ValueError, match=r"a stage's name is made of|epoch must be a whole number"):
-        folder.save_epoch_arrays(stage, epoch, {})
-
-
 def test_subfolders_that_were_lost_are_made_again(folder: RunFolder) -> None:
     # A copy may leave out what is empty.
     folder.checkpoints.rmdir()
@@ -217,29 +211,17 @@ def test_subfolders_that_were_lost_are_made_again(folder: RunFolder) -> None:
     assert list(folder.epoch_arrays("sparsify", 0)) == ["levels"]
 
 
-def test_decisions_are_made_once(folder: RunFolder) -> None:
+def test_decisions_come_back(folder: RunFolder) -> None:
     assert folder.remembered("finetune_form") is None
     folder.remember("finetune_form", "masked")
     folder.remember("min_kept_norm", 0.1 + 0.2)
-    folder.remember("finetune_form", "masked")
     again = RunFolder(folder.path)
     assert (again.remembered("finetune_form"), again.remembered("min_kept_norm")) == ("masked", 0.1 + 0.2)
-    with pytest.raises(ValueError, match="'finetune_form' was decided to be 'masked', now 'grouped'; a run keeps to"):
-        again.remember("finetune_form", "grouped")
-    assert folder.remembered("finetune_form") == "masked"
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), (1, 2), {"a": float("inf")}, np.int64(1)])
-def test_a_decision_that_would_come_back_changed_is_refused(folder: RunFolder, value: object) -> None:
-    with pytest.raises(ValueError, match="decision 'form'"):
-        folder.remember("form", value)
-    assert not folder.decisions_path.exists()
-
-
-@pytest.mark.parametrize(("text", "found"), [("null", "None"), ("[]", r"\[\]")])
-def test_decisions_that_are_no_object_are_refused(folder: RunFolder, text: str, found: str) -> None:
-    folder.decisions_path.write_text(text)
-    with pytest.raises(ValueError, match=rf"decisions\.json: must be a mapping, got {found}"):
+def test_decisions_that_are_no_object_are_refused(folder: RunFolder) -> None:
+    folder.decisions_path.write_text("[]")
+    with pytest.raises(ValueError, match=r"decisions\.json: must be a mapping, got \[\]"):
         folder.remembered("form")
 
 

@@ -1,12 +1,8 @@
-"""The folder that a run is: where everything lies, and how it gets there whole.
-
-Everything that is read back is data; nothing in the folder is executed, so a folder from anywhere can be opened.
-"""
+"""The folder of a run: its files, and writing and reading them whole. Reading executes nothing, whatever its origin."""
 
 import errno
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -16,11 +12,10 @@ from typing import Any, final
 
 import numpy as np
 
-from strucspars.core.checks import checked_at_least
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays, save_arrays
 from strucspars.io.files import UNFINISHED, disk_error, read_text, write_text
-from strucspars.io.records import convert, parse_json, plain, to_json
+from strucspars.io.records import convert, parse_json, to_json
 from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
 from strucspars.train.lock import LOCK_NAME, folder_lock, was_locked
 from strucspars.train.metrics import append_row, keep_rows, read_rows
@@ -36,18 +31,8 @@ ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"
 class RunFolder:
     """A run's folder; its methods lose nothing, whenever the process dies. A folder with links is refused.
 
-    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. Everything that may
-    refuse it comes before: `check_usable()`, and all that only reads, leave the disk as it is.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     folder = RunFolder(f"{place}/first")
-    ...     folder.create()
-    ...     with folder.locked():
-    ...         folder.write_recipe("seed: 0")
-    ...         folder.remember("finetune_form", "masked")
-    ...     folder.remembered("finetune_form")
-    'masked'
+    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. `check_usable()` and
+    the methods that only read leave the disk as it is.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,20 +52,12 @@ class RunFolder:
         self.importance = self.path / "importance"
         self.tensorboard = self.path / "tensorboard"
 
-    def __repr__(self) -> str:
-        return f"RunFolder({str(self.path)!r})"
-
     @property
     def _subfolders(self) -> tuple[Path, ...]:
         return self.checkpoints, self.dynamics, self.importance, self.tensorboard
 
     def check_usable(self) -> None:
-        """Refuse a place where no run can be, before anything is computed; writes nothing.
-
-        Raises:
-            ValueError: the path is a file, or a folder that holds something else than a run that can go on.
-            OSError: the folder cannot be made.
-        """
+        """Refuse a path where no folder can be made or that holds something other than a run; writes nothing."""
         try:
             self._check_own()
             nearest = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
@@ -91,11 +68,7 @@ class RunFolder:
             raise disk_error("make the run folder", self.path, error) from error
 
     def create(self) -> None:
-        """Make the folder and its subfolders, or take it as it is if a run lies there.
-
-        Raises:
-            ValueError, OSError: as `check_usable`.
-        """
+        """Make the folder and its subfolders; refuse what `check_usable` refuses."""
         self.check_usable()
         for folder in (self.path, *self._subfolders):
             try:
@@ -119,7 +92,7 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether a run has come to its end here, and its network is there."""
+        """Whether a run has finished here and its network is there."""
         return all(path.is_file() for path in (self.model_path, self.recipe_path, self.summary_json_path))
 
     @property
@@ -184,47 +157,29 @@ class RunFolder:
             return None
 
     def save_epoch_arrays(self, stage: str, epoch: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Store what an epoch of a stage did to every layer, by array name."""
+        """Store the state of the layers after an epoch."""
         self.dynamics.mkdir(exist_ok=True)
         save_arrays(self._epoch_path(stage, epoch), arrays)
 
     def epoch_arrays(self, stage: str, epoch: int) -> dict[str, np.ndarray[Any, Any]]:
-        """What `save_epoch_arrays` stored; a `FileNotFoundError` where it did not."""
+        """The arrays that `save_epoch_arrays` stored."""
         return load_arrays(self._epoch_path(stage, epoch))
 
     def remember(self, key: str, value: object) -> None:
-        """Store what is decided once in a run. A second time the value must be the same.
-
-        Raises:
-            ValueError: the key was decided otherwise, or the value would not come back from JSON as it is.
-        """
-        if value is None or plain(value, f"decision {key!r}") != value:
-            raise ValueError(f"decision {key!r}: {value!r} would not come back from JSON as it is; use plain values")
-        decisions = self._decisions()
-        if key in decisions and decisions[key] != value:
-            raise ValueError(
-                f"{self.decisions_path}: {key!r} was decided to be {decisions[key]!r}, now {value!r}; "
-                "a run keeps to its decisions: ask for them with remembered()"
-            )
-        if key not in decisions:
-            self.write_json(self.decisions_path, decisions | {key: value})
+        """Store a decision that the run keeps to, as plain values."""
+        self.write_json(self.decisions_path, self._decisions() | {key: value})
 
     def remembered(self, key: str) -> Any:
-        """What was decided for the key, None if nothing was."""
+        """The stored decision; None where there is none."""
         return self._decisions().get(key)
 
     def _decisions(self) -> dict[str, Any]:
-        if not self.decisions_path.exists():
-            return {}
-        decisions: dict[str, Any] = convert(
-            dict[str, Any], self.read_json(self.decisions_path), str(self.decisions_path)
-        )
+        stored = self.read_json(self.decisions_path)
+        decisions: dict[str, Any] = {} if stored is None else convert(dict[str, Any], stored, str(self.decisions_path))
         return decisions
 
     def _epoch_path(self, stage: str, epoch: int) -> Path:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", stage):
-            raise ValueError(f"a stage's name is made of letters, digits, '-' and '_'; got {stage!r}")
-        return self.dynamics / f"{stage}-{checked_at_least('epoch', epoch, 0):04d}.npz"
+        return self.dynamics / f"{stage}-{epoch:04d}.npz"
 
     def _check_own(self) -> None:
         """Refuse a folder with other contents. A run that was killed before it wrote its recipe may begin again."""
@@ -259,14 +214,7 @@ def _check_no_links(path: Path) -> None:
 
 
 def store_classes(folder: RunFolder, classes: Sequence[str] | None) -> None:
-    """Write the names down, in the order of the outputs; None for data whose classes are fixed.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     store_classes(RunFolder(place), ["cat", "dog"])
-    ...     stored_classes(RunFolder(place))
-    ('cat', 'dog')
-    """
+    """Store the names of the classes in the order of the outputs; None for data whose classes are fixed."""
     if classes is None:
         # Left by an earlier attempt with other data.
         folder.classes_path.unlink(missing_ok=True)
@@ -276,28 +224,13 @@ def store_classes(folder: RunFolder, classes: Sequence[str] | None) -> None:
 
 
 def stored_classes(folder: RunFolder) -> tuple[str, ...] | None:
-    """The names in the order of the outputs; None where none are stored.
-
-    Raises:
-        ValueError: the file is damaged; names it.
-    """
-    if not folder.classes_path.exists():
-        return None
-    names: tuple[str, ...] = convert(tuple[str, ...], folder.read_json(folder.classes_path), str(folder.classes_path))
-    return names
+    """The names in the order of the outputs; None where none are stored."""
+    stored = folder.read_json(folder.classes_path)
+    return None if stored is None else convert(tuple[str, ...], stored, str(folder.classes_path))
 
 
 def check_same_classes(folder: RunFolder, classes: Sequence[str] | None, *, data: str) -> None:
-    """Refuse data whose classes are not those of a run. Where either names none, there is nothing to compare.
-
-    Args:
-        folder: of the run.
-        classes: of the data.
-        data: what to call them.
-
-    Raises:
-        ValueError: the classes differ; names the first that does.
-    """
+    """Refuse data, named by `data`, whose classes differ from those of the run; unnamed classes match any."""
     stored = stored_classes(folder)
     if stored is None or classes is None:
         return
