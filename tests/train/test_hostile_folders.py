@@ -245,14 +245,6 @@ def test_finetuning_of_before_its_plan_was_noted_goes_on(small_recipe: Recipes, 
     run_pipeline(small_recipe(*EPOCHS), run.path)
 
 
-def test_a_lost_network_beside_another_plan_does_not_cost_the_summary(small_recipe: Recipes, run: RunFolder) -> None:
-    run_pipeline(small_recipe(*EPOCHS), run.path)
-    run.model_path.unlink()
-    change_plan(run, with_other_orders)
-    assert "began with other contents of" in refusal(small_recipe, run)
-    assert run.summary_json_path.is_file()
-
-
 def test_finetuning_does_not_go_on_with_other_channels_than_slimming_kept(
     small_recipe: Recipes, tmp_path: Path
 ) -> None:

@@ -101,33 +101,6 @@ def test_a_stopped_run_keeps_all_that_it_has(
     assert run_pipeline(small_recipe("stage1.epochs=1", "stage2.epochs=1"), run).name == "small"
 
 
-def test_a_lost_network_that_cannot_be_written_again_yet_costs_nothing_more(
-    small_recipe: Recipes, finished: Path, tmp_path: Path
-) -> None:
-    teacher = shutil.copytree(finished, tmp_path / "teacher")
-    recipe = small_recipe("kind=strucspars", "stage1.epochs=1", "stage2.epochs=1", f"finetune.teacher={teacher}")
-    summary = run_pipeline(recipe, tmp_path / "run")
-    (tmp_path / "run" / "model.safetensors").unlink()
-    shutil.move(teacher, tmp_path / "away")
-    before = contents(tmp_path)
-    with pytest.raises(ValueError, match="train the teacher first"):
-        run_pipeline(recipe, tmp_path / "run")
-    assert contents(tmp_path) == before
-    shutil.move(tmp_path / "away", teacher)
-    assert run_pipeline(recipe, tmp_path / "run") == summary
-
-
-def test_a_lost_network_beside_damaged_metrics_does_not_cost_the_summary(
-    small_recipe: Recipes, finished: Path, tmp_path: Path
-) -> None:
-    folder = RunFolder(shutil.copytree(finished, tmp_path / "run"))
-    folder.model_path.unlink()
-    folder.metrics_path.write_text("nonsense\n{}\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1: is not valid JSON"):
-        run_pipeline(small_recipe("kind=dense", "stage2.epochs=1"), folder.path)
-    assert folder.summary_json_path.is_file()
-
-
 def test_a_finished_run_without_a_lock_file_is_read_and_gets_none(
     finished: Path, small_recipe: Recipes, tmp_path: Path
 ) -> None:

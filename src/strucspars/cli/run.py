@@ -255,7 +255,7 @@ def _say_where(path: Path, output: Output) -> None:
 
     state = run_state(path)
     if state.is_one_shot or (state.is_finished and not RunFolder(path).model_path.is_file()):
-        return  # the run refuses the folder, or says itself that it writes the network again
+        return  # the run refuses the folder
     if state.is_finished:
         output.remark(f"{path} is finished already")
     elif state.is_begun:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
@@ -51,12 +50,8 @@ class TensorBoardLog(RunObserver):
         self._writer = SummaryWriter(str(folder), purge_step=done_rows + 1)
         self._rows = done_rows
 
-    def __enter__(self) -> "TensorBoardLog":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Write what is left and close the file."""
         self._writer.close()
 
     def matrices_seen(self, run: str, matrices: Mapping[str, "FloatArray"]) -> None:

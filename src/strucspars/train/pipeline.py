@@ -47,12 +47,8 @@ def run_pipeline(
 ) -> RunSummary:
     """Run a recipe in a folder, or go on there from the last checkpoint; a finished run is only read.
 
-    Args:
-        recipe: what to do.
-        path: the run folder.
-        observers: receive the events of the run.
-        should_stop: asked after every step; once it is true, the state is saved and `RunInterrupted` raised.
-        executor: worker processes that learn the channel orders.
+    `should_stop` is asked after every step; once it is true, the state is saved and `RunInterrupted` raised. The worker
+    processes of `executor` learn the channel orders.
 
     Raises:
         ValueError: recipe, data and folder do not fit together; the message says how.
@@ -99,7 +95,8 @@ def _run(run: Run, stack: ExitStack) -> RunSummary:
     _check_unchanged(run, method, last_loss)
     if engine.is_first:
         _begin(run, stack, was_locked)
-        log = stack.enter_context(TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics())))
+        log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
+        stack.callback(log.close)
         run.observers.append(log)
 
     if method.first_stage is not None and not run.has_begun(method.last_stage):
@@ -122,16 +119,12 @@ def _open(run: Run, stack: ExitStack, was_locked: bool) -> RunSummary | None:
         stack.enter_context(folder.locked())
     check_same_run(folder, run.recipe)
     summary = read_summary(folder)
-    if summary is None or folder.model_path.is_file():
-        return summary
-    if folder.load_checkpoint() is None:
-        # Without a checkpoint the run would train from the beginning and overwrite its metrics.
+    if summary is not None and not folder.model_path.is_file():
         raise ValueError(
-            f"{folder.model_path} is missing, though the run is finished, and there is no checkpoint to write it again "
-            f"from; restore it from a copy, or delete {folder.summary_json_path} to train from the beginning"
+            f"{folder.model_path} is missing, though the run is finished; restore it from a copy, or delete "
+            f"{folder.summary_json_path} to write it again from the last checkpoint"
         )
-    _logger.warning("%s is missing; it is written again from the last checkpoint", folder.model_path)
-    return None
+    return summary
 
 
 def _load_checkpoint(run: Run) -> dict[str, Any] | None:
@@ -200,8 +193,6 @@ def _begin(run: Run, stack: ExitStack, was_locked: bool) -> None:
             _logger.warning("%s; what the run was computed on before is not known", error)
     folder.write_json(folder.environment_path, environment_after(former))
     folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
-    # A run whose network was lost is finished again when that has been written and checked.
-    folder.summary_json_path.unlink(missing_ok=True)
 
 
 def _train_first_stage_(run: Run, method: Method, model: nn.Module, rule: TrainingRule) -> None:

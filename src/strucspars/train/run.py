@@ -60,14 +60,7 @@ def derived_seed(seed: int, purpose: str, number: int = 0) -> int:
 
 @final
 class Run:
-    """One run. Data are loaded and networks built when they are first asked for.
-
-    Args:
-        recipe: what to do.
-        folder: of the run.
-        observers: receive its events.
-        should_stop: asked after every step.
-        executor: worker processes that learn channel orders.
+    """One run; its arguments are those of `run_pipeline`. Data are loaded when first used.
 
     Attributes:
         checkpoint: where the run goes on from; None at its beginning.
