@@ -171,8 +171,6 @@ def test_bad_layers_are_named() -> None:
     for cost in (-1, float("nan"), float("inf"), "3"):
         with pytest.raises(ValueError, match="layer 'a': cost must be finite and not negative"):
             LayerBudget("a", cost)  # type: ignore[arg-type]  # assorted bad input
-    with pytest.raises(ValueError, match="layer 'a': give fixed_level or largest_level, not both"):
-        LayerBudget("a", 1, kept_norm=(1.0, 0.9), fixed_level=2, largest_level=1)
     with pytest.raises(ValueError, match=r"layer 'a': fixed_level must lie in 1\.\.2 \(at most 2 groups\), got 3"):
         LayerBudget("a", 1, kept_norm=(1.0, 0.9), fixed_level=3)
     with pytest.raises(ValueError, match="layer 'a': largest_level must be a whole number from 1 on, got 0"):

@@ -81,34 +81,6 @@ def test_a_state_saved_with_other_rules_is_refused() -> None:
         limited.load_state_dict({"version": -3})
 
 
-@pytest.mark.parametrize("key", ["config", "controller", "layers"])
-def test_a_state_that_lacks_something_says_what(key: str) -> None:
-    sparsifier = ss.Sparsifier(network(), CONFIG)
-    state = {name: value for name, value in sparsifier.state_dict().items() if name != key}
-    with pytest.raises(ValueError, match=f"the sparsifier state lacks {key}; give what state_dict"):
-        sparsifier.load_state_dict(state)
-
-
-def test_a_controller_that_lacks_something_is_refused() -> None:
-    sparsifier = ss.Sparsifier(network(), CONFIG)
-    state = sparsifier.state_dict() | {"controller": {"epoch": 1}}
-    with pytest.raises(ValueError, match="must hold epoch, lambda_value, removed_fraction; it has epoch"):
-        sparsifier.load_state_dict(state)
-
-
-def test_a_state_with_the_names_of_wrappers_is_read() -> None:
-    model = network()
-    sparsifier = ss.Sparsifier(model, CONFIG)
-    train(model, sparsifier, 2)
-    state = sparsifier.state_dict()
-    older = {**state, "layers": {f"module.{name}": layer for name, layer in state["layers"].items()}}
-    restored = ss.Sparsifier(nn.DataParallel(model), CONFIG)
-    restored.load_state_dict(older)
-    assert str(restored.state_dict()) == str(state)
-    with pytest.raises(ValueError, match=r"belongs to the layers \['module.2', .* give that of the same network"):
-        ss.Sparsifier(model, CONFIG).load_state_dict(older)
-
-
 def test_a_state_with_an_impossible_controller_or_level_changes_nothing() -> None:
     sparsifier = sparsifier_with_penalty(network())
     before = str(sparsifier.state_dict())

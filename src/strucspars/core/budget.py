@@ -25,7 +25,7 @@ class LayerBudget:
         kept_norm: kept fraction of the norm for the levels 1, 2, ... as `kept_norm_by_level` gives it. The default, one
             entry, is for what cannot be grouped and only adds to the whole.
         cost_by_level: cost at the levels 1, 2, ..., never rising; None divides `cost` by the number of groups.
-        fixed_level: use this level whatever the threshold.
+        fixed_level: use this level whatever the threshold and the largest level.
         largest_level: go no further than this level, such as the one at which `max_group_level` keeps groups wide.
 
     >>> LayerBudget("conv", 4096, kept_norm=(1.0, 0.95, 0.7)).level_at(min_kept_norm=0.9)
@@ -59,8 +59,6 @@ class LayerBudget:
                 f"got {costs!r}"
             )
         object.__setattr__(self, "cost_by_level", tuple(float(cost) for cost in costs))
-        if self.fixed_level is not None and self.largest_level is not None:
-            raise ValueError(f"{where}give fixed_level or largest_level, not both")
         for option, level in (("fixed_level", self.fixed_level), ("largest_level", self.largest_level)):
             if level is not None:
                 self._check_level(option, level)
@@ -134,12 +132,7 @@ def removed_fraction(layers: Sequence[LayerBudget], group_levels: Mapping[str, i
 
 
 def largest_removed_fraction(layers: Sequence[LayerBudget]) -> float:
-    """Fraction of the whole cost that goes with every layer at the largest level it may have.
-
-    >>> layers = [LayerBudget("conv", 300, kept_norm=(1.0, 0.9, 0.1), largest_level=2), LayerBudget("rest", 100)]
-    >>> largest_removed_fraction(layers)
-    0.375
-    """
+    """Fraction of the whole cost that is removed with every layer at the largest level it may have."""
     return removed_fraction(layers, {layer.name: layer.level_at(min_kept_norm=0.0) for layer in layers})
 
 
@@ -177,11 +170,7 @@ def search_threshold(layers: Sequence[LayerBudget], target: float) -> ThresholdS
 
 
 def reachable_target(fraction: float) -> str:
-    """A fraction in four digits, rounded down: a target that is named as within reach must be.
-
-    >>> reachable_target(0.43999)
-    '0.4399'
-    """
+    """A fraction in four digits, rounded down: a target that is named as within reach must be."""
     return f"{math.floor(fraction * 1e4) / 1e4:.4f}"
 
 

@@ -1,12 +1,13 @@
 """The structured penalty lambda * sum(S' * R_g) of all layers, as a loss term and as a gradient (Sec. 3.3).
 
-Both work on lists of tensors at once, without waiting for the device, so that they cost little and can be part of a
-captured graph: new values of lambda and R_g are copied into the same tensors.
+Both work on lists of tensors without waiting for the device, so they can be part of a captured graph: new values of
+lambda and R_g are copied into the same tensors.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,7 @@ from strucspars.core.importance import Norm
 class StructuredPenalty:
     """The penalty on a list of weights, with strengths that change from epoch to epoch.
 
-    It holds two tensors of the weights' size, the strengths and a buffer, but not the weights: every call takes them,
-    since a module's weight may be replaced (`load_state_dict(assign=True)`).
+    Every call takes the weights, since a module's weight may be replaced (`load_state_dict(assign=True)`).
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], norm: Norm) -> None:
@@ -29,22 +29,12 @@ class StructuredPenalty:
         for index, weight in enumerate(weights):
             kinds[weight.device, weight.dtype].append(index)
         self._buckets = [_Bucket(weights, indices) for indices in kinds.values()]
-        self._strengths = self._strengths_by_index()
+        pairs = (pair for bucket in self._buckets for pair in zip(bucket.indices, bucket.strengths, strict=True))
+        self._strengths = [strength for _, strength in sorted(pairs, key=itemgetter(0))]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_norm": self._norm, "_buckets": self._buckets}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._strengths = self._strengths_by_index()
-
-    def _strengths_by_index(self) -> list[torch.Tensor]:
-        strengths = {
-            index: strength
-            for bucket in self._buckets
-            for index, strength in zip(bucket.indices, bucket.strengths, strict=True)
-        }
-        return [strengths[index] for index in range(len(strengths))]
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Views that are pickled one by one become separate tensors.
+        return _restored, (self._strengths, self._norm)
 
     def set_strength_(self, index: int, strength: FloatArray) -> None:
         """New lambda * R_g of one layer, `(C_out, C_in)` in the original channel order."""
@@ -96,44 +86,34 @@ class StructuredPenalty:
             raise ValueError(f"the model moved from {there} to {here} after its Sparsifier was made; move it before")
 
 
-# Shape, strides and beginning of a view.
-_Layout = tuple[torch.Size, tuple[int, ...], int]
+def _restored(strengths: list[torch.Tensor], norm: Norm) -> StructuredPenalty:
+    penalty = StructuredPenalty(strengths, norm)
+    torch._foreach_copy_(penalty._strengths, strengths)
+    return penalty
 
 
 class _Bucket:
     """Strengths of the weights of one device and precision, and a buffer for their copy: each contiguous in one tensor.
 
-    The value then takes one fused copy and two plain kernels, however many weights there are. Most of the cost of the
-    loss term is work on the host: creating small tensors and passing them to autograd.
+    The value then takes one fused copy and two kernels, however many weights there are: creating small tensors and
+    passing them to autograd is most of the cost of the loss term.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], indices: list[int]) -> None:
         self.indices = indices
         chosen = [weights[index] for index in indices]
-        self._layouts = _side_by_side(chosen)
         size = sum(weight.numel() for weight in chosen)
         self.all_strengths = torch.zeros(size, dtype=chosen[0].dtype, device=chosen[0].device)
-        self._make_views()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Without the views: pickled one by one, they would be restored as separate tensors.
-        return {"indices": self.indices, "_layouts": self._layouts, "all_strengths": self.all_strengths}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._make_views()
-
-    def _make_views(self) -> None:
         self.all_copies = torch.zeros_like(self.all_strengths)
-        self.strengths = [self.all_strengths.as_strided(*layout) for layout in self._layouts]
-        self.copies = [self.all_copies.as_strided(*layout) for layout in self._layouts]
+        self.strengths = _views(self.all_strengths, chosen)
+        self.copies = _views(self.all_copies, chosen)
 
 
 class _WeightedL1(torch.autograd.Function):
     """`sum(strength * |weight|)` over the weights of a bucket; zero subgradient at zero.
 
-    The strengths do not pass through autograd, which would look at each of them. They are saved as one tensor: like a
-    weight that changes between the forward and the backward pass, strengths that do raise an error.
+    The strengths are saved as one tensor instead of passing through autograd one by one. A weight or strength that
+    changes between the forward and the backward pass raises an error.
     """
 
     @staticmethod
@@ -158,14 +138,15 @@ class _WeightedL1(torch.autograd.Function):
         return None, *(next(remaining) if need else None for need in needed)
 
 
-def _side_by_side(weights: Sequence[torch.Tensor]) -> list[_Layout]:
-    """Where the weights lie in one flat tensor, each in its shape and memory format."""
-    layouts, begin = [], 0
+def _views(flat: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Consecutive parts of a flat tensor, each in the shape and memory format of a weight."""
+    views, begin = [], 0
     for weight in weights:
-        # The fused kernels want the memory format of the weights; like an empty one, since a weight may have gaps.
-        layouts.append((weight.shape, torch.empty_like(weight, device="meta").stride(), begin))
+        # The fused kernels want the memory format of the weights; that of an empty one, since a weight may have gaps.
+        strides = torch.empty_like(weight, device="meta").stride()
+        views.append(flat.as_strided(weight.shape, strides, begin))
         begin += weight.numel()
-    return layouts
+    return views
 
 
 def _kernels(weight: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,16 @@
-"""From importances to a plan: the threshold that meets the target, then the orders refined for the chosen levels."""
+"""From importances to a plan: the threshold that meets the target, then the orders refined for the chosen levels.
 
+In distributed training rank 0 decides, and all processes take over its decision.
+"""
+
+import hashlib
 import logging
+import pickle
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, cast
 
+import torch.distributed as dist
 from torch import nn
 
 from strucspars.core.budget import (
@@ -22,8 +28,6 @@ from strucspars.cost.counting import ExampleInputs, count_macs
 from strucspars.cost.layers import refuse_lazy_modules
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, SkippedLayer, rules_for_types, select_layers
 from strucspars.nn.layers import forms_of
-from strucspars.nn.names import bare_modules
-from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
     MACS,
@@ -36,6 +40,8 @@ from strucspars.sparsify.extensions import (
     importance_of,
 )
 from strucspars.sparsify.layers import LayerState, check_values, learned_states, orders_of, refined_orders
+
+Decision = TypeVar("Decision")
 
 logger = logging.getLogger(__name__)
 
@@ -101,45 +107,60 @@ def network_size(model: nn.Module, example_inputs: ExampleInputs | None) -> Whol
     return WholeNetwork(params, count.macs, {name: layer.macs for name, layer in count.layers.items()})
 
 
-class PresentSize:
-    """A model's size, counted again where the model has changed: a classifier may be replaced while others train on."""
+def agreed(decide: Callable[[], Decision]) -> Decision:
+    """What `decide` returns on rank 0, on every rank; only rank 0 calls it.
 
-    def __init__(self, model: nn.Module, layers: Sequence[SelectedLayer], example_inputs: ExampleInputs | None) -> None:
-        self._model, self._layers, self._example_inputs = model, tuple(layers), example_inputs
-        self._modules = tuple(model.modules())
-        self._size = network_size(model, example_inputs)
-
-    def counted(self) -> WholeNetwork:
-        """The size now. MACs take a forward pass: they are counted again only where modules or parameters changed."""
-        modules = tuple(self._model.modules())
-        params = sum(parameter.numel() for parameter in self._model.parameters())
-        if modules != self._modules or params != self._size.params:
-            size = network_size(self._model, self._example_inputs)
-            # A wrapper that came later, such as one that recomputes activations, gives layers other names.
-            names = {module: name for name, module in bare_modules(self._model)}
-            macs = {layer.name: size.layer_macs.get(names[layer.module], 0) for layer in self._layers}
-            self._size = replace(size, layer_macs={**size.layer_macs, **macs})
-            self._modules = modules
-        return self._size
+    Raises:
+        ValueError: rank 0's decision failed so; all ranks raise it, instead of waiting forever.
+        RuntimeError: rank 0 failed otherwise, or the hash of some rank's decision differs.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return decide()
+    parcel: list[bytes] = [b""]
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            parcel = [pickle.dumps((decide(), None))]
+        except Exception as error:  # of any kind: the other ranks wait for an answer
+            failure = error
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            parcel = [pickle.dumps((None, kind(f"rank 0 could not decide: {type(error).__name__}: {error}")))]
+    dist.broadcast_object_list(parcel, src=0)
+    fingerprints = [""] * dist.get_world_size()
+    dist.all_gather_object(fingerprints, hashlib.sha256(parcel[0]).hexdigest())
+    others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
+    if others:
+        raise RuntimeError(f"ranks {others} hold another grouping decision than rank 0; check the process group")
+    decision, refusal = pickle.loads(parcel[0])  # from a process of this run
+    if refusal is not None:
+        raise failure or refusal
+    return cast(Decision, decision)
 
 
 def network_budget(
     selection: Selection, states: Sequence[LayerState], size: WholeNetwork, budget: Budget
 ) -> list[LayerBudget]:
     """Every selected layer, and one entry for everything else: the denominator is the whole network."""
-    whole = None if budget.whole is None else budget.whole(size)
-    counted = [
-        _counted(layer, len(state.kept_norm), size) for layer, state in zip(selection.layers, states, strict=True)
-    ]
-    budgets = [
-        _layer_budget(layer, state, budget.cost_by_level(each, _neighbours(counted, place)))
-        for place, (layer, state, each) in enumerate(zip(selection.layers, states, counted, strict=True))
-    ]
-    if whole is None:
-        others = [_counted(layer, 1, size) for layer in selection.skipped]
-        rest = sum(budget.cost_by_level(layer, ())[0] for layer in others)
+    pairs = list(zip(selection.layers, states, strict=True))
+    counted = [_counted(layer, len(state.kept_norm), size) for layer, state in pairs]
+    budgets = []
+    for place, (layer, state) in enumerate(pairs):
+        neighbours = (*counted[max(0, place - 1) : place], *counted[place + 1 : place + 2])
+        costs = budget.cost_by_level(counted[place], neighbours)
+        budgets.append(
+            LayerBudget(
+                layer.name,
+                costs[0],
+                kept_norm=state.kept_norm,
+                cost_by_level=costs,
+                fixed_level=layer.fixed_level,
+                largest_level=layer.largest_level,
+            )
+        )
+    if budget.whole is None:
+        rest = sum(budget.cost_by_level(_counted(layer, 1, size), ())[0] for layer in selection.skipped)
     else:
-        rest = whole - sum(layer.cost for layer in budgets)
+        rest = budget.whole(size) - sum(layer.cost for layer in budgets)
     return [*budgets, LayerBudget("(everything else)", rest)]
 
 
@@ -147,21 +168,6 @@ def _counted(layer: SelectedLayer | SkippedLayer, num_levels: int, size: WholeNe
     macs = None if size.macs is None else size.layer_macs.get(layer.name, 0)
     weight = layer.module._parameters.get("weight")
     return CountedLayer(layer.name, layer.module, 0 if weight is None else weight.numel(), macs, num_levels)
-
-
-def _neighbours(layers: Sequence[CountedLayer], place: int) -> Sequence[CountedLayer]:
-    return (*layers[max(0, place - 1) : place], *layers[place + 1 : place + 2])
-
-
-def _layer_budget(layer: SelectedLayer, state: LayerState, costs: Sequence[float]) -> LayerBudget:
-    return LayerBudget(
-        layer.name,
-        costs[0],
-        kept_norm=state.kept_norm,
-        cost_by_level=costs,
-        fixed_level=layer.fixed_level,
-        largest_level=None if layer.fixed_level is not None else layer.largest_level,
-    )
 
 
 def removed_by(selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strucspars.core.checks import IntArray, is_whole_number
+from strucspars.core.checks import IntArray
 from strucspars.core.controller import LambdaState, next_lambda
 from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
@@ -18,8 +18,6 @@ from strucspars.core.plan import GroupingPlan, group_counts
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn, Selection, owners_of_parameters, parameter_key, select_layers
 from strucspars.nn.layers import is_grouped
-from strucspars.nn.names import modules_by_name
-from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import find_importance
 from strucspars.sparsify.layers import (
@@ -31,7 +29,7 @@ from strucspars.sparsify.layers import (
     penalty_strength,
 )
 from strucspars.sparsify.penalty import StructuredPenalty
-from strucspars.sparsify.planning import PresentSize, plan_for_target, removed_by, threshold_for_target
+from strucspars.sparsify.planning import agreed, network_size, plan_for_target, removed_by, threshold_for_target
 
 
 @dataclass(frozen=True)
@@ -85,12 +83,11 @@ STATE_VERSION = 1
 class Sparsifier:
     """Holds the training state of structured sparsification for one model.
 
-    The model stays as it is: no module is replaced, no key of its `state_dict` changes. Weights that are replaced
-    (`load_state_dict(assign=True)`) are followed from the next step on; a captured CUDA graph must be captured again.
-    A layer to group must stay in the model, though a wrapper such as `torch.compile` may come around it: the end
-    of the epoch checks that. Other modules, such as a classifier, may be replaced, and count towards the target as they
-    are then. In distributed training every process makes a Sparsifier, and all call `end_epoch` and `plan`: they agree
-    on what is learned.
+    The model stays as it is: no module is replaced, no key of its `state_dict` changes. The layers to group must stay
+    in it, though `torch.compile` and the like may wrap them later; the end of an epoch checks that. Their weights may
+    be replaced (`load_state_dict(assign=True)`), but then a CUDA graph must be captured again. The network's size, of
+    which `target` is a fraction, is counted once, here. In distributed training every process makes a Sparsifier, and
+    all call `end_epoch` and `plan`: they agree on what is learned.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -126,14 +123,14 @@ class Sparsifier:
         self.selection: Selection = select_layers(model, config, filter_fn=filter_fn)
         self.selection.check_not_empty()
         check_values(self.selection.layers)
-        self._size = PresentSize(model, self.selection.layers, example_inputs)
+        self._size = network_size(model, example_inputs)
         weights = self._present_weights()
         self._shapes = [weight.shape for weight in weights]
         self._penalty = StructuredPenalty(weights, find_importance(config.importance).penalty)
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
-        # A target out of reach fails here, not when the training is over.
-        threshold_for_target(self.selection, self._states, self._size.counted(), config)
+        # Fail now, not after the training, if the target is out of reach.
+        threshold_for_target(self.selection, self._states, self._size, config)
         self._set_strengths_()
 
     def __repr__(self) -> str:
@@ -154,8 +151,8 @@ class Sparsifier:
     def penalty(self) -> torch.Tensor:
         """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3).
 
-        Where `DistributedDataParallel` looks for unused parameters, use `regularize_`: a layer that a step leaves out
-        would get a gradient from here after all, which the wrapper takes for an error.
+        With `DistributedDataParallel(find_unused_parameters=True)` use `regularize_`: a gradient for a layer that the
+        step does not use would be an error there.
         """
         try:
             return self._penalty.value(self._present_weights())
@@ -179,9 +176,9 @@ class Sparsifier:
         begin = time.perf_counter()
         self._check_layers()
         before = self._states
-        # Lambda's state comes along: a rank that resumed from elsewhere is brought back into step.
+        # With lambda's state, so that a rank that resumed from another checkpoint follows rank 0.
         self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
-        removed = removed_by(self.selection, self._states, self._size.counted(), self.config)
+        removed = removed_by(self.selection, self._states, self._size, self.config)
         self._controller = next_lambda(self.config.schedule, self._controller, removed)
         self._set_strengths_()
         layers = [
@@ -201,7 +198,7 @@ class Sparsifier:
 
         def decide() -> GroupingPlan:
             states = self._learned_states(self._states)
-            return plan_for_target(self.selection, states, self._size.counted(), self.config)
+            return plan_for_target(self.selection, states, self._size, self.config)
 
         return agreed(decide)
 
@@ -224,27 +221,21 @@ class Sparsifier:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another `Sparsifier` of the same model and options stopped."""
-        version = state.get("version")
-        if not is_whole_number(version) or not 1 <= version <= STATE_VERSION:
+        if state.get("version") != STATE_VERSION:
             raise ValueError(
-                f"cannot read sparsifier state of version {version!r}; this one reads up to {STATE_VERSION}"
+                f"cannot read sparsifier state of version {state.get('version')!r}, only of {STATE_VERSION}; give what "
+                "state_dict() of a Sparsifier returned"
             )
-        missing = sorted({"config", "controller", "layers"} - set(state))
-        if missing:
-            raise ValueError(f"the sparsifier state lacks {', '.join(missing)}; give what state_dict() returned")
         before, now = state["config"], asdict(self.config)
         if before != now:
-            # Either may have options that the other does not know.
             different = sorted(name for name in {*before, *now} if before.get(name, ...) != now.get(name, ...))
             raise ValueError(f"the state was saved with other options: {', '.join(different)}; use the same config")
-        names, saved = [layer.name for layer in self.selection.layers], dict(state["layers"])
-        modules = modules_by_name(self._model)
-        # The saved names may hold those of wrappers.
-        if [modules.get(name) for name in saved] != [layer.module for layer in self.selection.layers]:
+        names, saved = [layer.name for layer in self.selection.layers], state["layers"]
+        if list(saved) != names:
             raise ValueError(
                 f"the state belongs to the layers {list(saved)}, the model has {names}; give that of the same network"
             )
-        controller = _restored_controller(state["controller"])
+        controller = LambdaState(**state["controller"])
         self._states = [self._restored_state(index, layer) for index, layer in enumerate(saved.values())]
         self._controller = controller
         self._set_strengths_()
@@ -260,11 +251,11 @@ class Sparsifier:
         )
 
     def _present_weights(self) -> list[torch.Tensor]:
-        # Read off the modules every time: a parameter kept from before may be dead, and penalised without effect.
+        # Read them every time: `load_state_dict(assign=True)` replaces the parameters.
         return [layer.weight for layer in self.selection.layers]
 
     def _check_layers(self) -> None:
-        """Raise a `ValueError` where modules are others, or converted, or weights no longer what they were."""
+        """Raise a `ValueError` if a layer was replaced or converted, or its weight reshaped or tied."""
         check_still_in_model(self._model, self.selection.layers)
         owners = owners_of_parameters(self._model)
         for layer, shape in zip(self.selection.layers, self._shapes, strict=True):
@@ -296,11 +287,3 @@ class Sparsifier:
 def _restored_order(saved: Any, length: int, name: str) -> IntArray:
     # A checkpoint may have been loaded to a GPU.
     return checked_permutation(saved.cpu() if isinstance(saved, torch.Tensor) else saved, length, name=name)
-
-
-def _restored_controller(saved: Mapping[str, Any]) -> LambdaState:
-    wanted = asdict(LambdaState())
-    if set(saved) != set(wanted):
-        present = ", ".join(saved) or "nothing"
-        raise ValueError(f"the state's controller must hold {', '.join(wanted)}; it has {present}")
-    return LambdaState(**saved)
