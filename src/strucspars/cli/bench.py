@@ -17,8 +17,10 @@ from strucspars.cli.console import (
     Force,
     ImageShapeOption,
     Json,
+    MinChannelsPerGroup,
     Output,
     Quiet,
+    WidenGroupsBelow,
     check_can_be_written,
     complete_model,
     examples,
@@ -50,9 +52,7 @@ def bench(
     network: Annotated[
         str,
         typer.Argument(
-            metavar="NETWORK",
-            help="A network by name, or the folder of a finished run.",
-            autocompletion=complete_model,
+            metavar="NETWORK", help="A network by name, or the folder of a finished run.", autocompletion=complete_model
         ),
     ] = "resnet50",
     rates: Annotated[
@@ -77,29 +77,17 @@ def bench(
     threads: Annotated[
         str | None, typer.Option(metavar="1,all", help="Threads of a runtime.", show_default="1; with --full 1,all")
     ] = None,
-    min_channels_per_group: Annotated[int, typer.Option(metavar="N", min=1, help="No group narrower than this.")] = 1,
-    widen_groups_below: Annotated[
-        int | None,
-        typer.Option(
-            metavar="CHANNELS",
-            min=1,
-            help="Run narrower groups as wider ones, with zeros between.",
-            show_default="as export does: 16 for onnxruntime and openvino, else 1",
-        ),
-    ] = None,
+    min_channels_per_group: MinChannelsPerGroup = 1,
+    widen_groups_below: WidenGroupsBelow = None,
     seconds: Annotated[float, typer.Option(help="Timing of each network at each batch and number of threads.")] = 90.0,
-    model: Annotated[
-        str | None, typer.Option(help="For a run whose network is a function: its name again.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="For a run whose network is a function: its name again.")] = None,
     classes: Classes = None,
     image_shape: ImageShapeOption = None,
     full: Annotated[
         bool,
         typer.Option("--full", help="More batches, threads and runtimes; resnet101 and densenet201 too. Takes long."),
     ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="A JSON file to write as well.", show_default=False, callback=from_home)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write as well.", callback=from_home)] = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -19,6 +19,7 @@ from strucspars.cli.console import (
     Force,
     ImageShapeOption,
     Json,
+    MinChannelsPerGroup,
     Output,
     check_can_be_written,
     complete_model,
@@ -74,16 +75,13 @@ def compress(
     orders: Annotated[
         str, typer.Option(help="Which channel orders are learned: free, or package.module:function.")
     ] = "free",
-    min_channels_per_group: Annotated[
-        int, typer.Option(metavar="N", min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
-    ] = 1,
+    min_channels_per_group: MinChannelsPerGroup = 1,
     include: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only layers of such names; may be repeated.", show_default="'*'"),
     ] = None,
     exclude: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="No layer of such a name; may be repeated.", show_default=False),
+        list[str] | None, typer.Option(metavar="PATTERN", help="No layer of such a name; may be repeated.")
     ] = None,
     layer_type: Annotated[
         list[str] | None,
@@ -101,12 +99,7 @@ def compress(
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Also make a run folder, for strucspars report.",
-            show_default=False,
-            callback=from_home,
-        ),
+        typer.Option(metavar="FOLDER", help="Also make a run folder, for strucspars report.", callback=from_home),
     ] = None,
     force: Force = False,
     as_json: Json = False,

@@ -98,13 +98,12 @@ Overrides = Annotated[
     typer.Argument(
         metavar="KEY=VALUE",
         help="Changes to the recipe, such as stage1.epochs=3; strucspars run --options lists them.",
-        show_default=False,
         autocompletion=complete_key,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
-Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.", show_default=False)]
+Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.")]
 Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="How many runs at a time.")]
 Classes = Annotated[
     int | None,
@@ -116,6 +115,18 @@ ImageShapeOption = Annotated[
         metavar="3x224x224",
         help="Channels, height and width of an image.",
         show_default="3x32x32 for CIFAR networks, else 3x224x224",
+    ),
+]
+MinChannelsPerGroup = Annotated[
+    int, typer.Option(metavar="N", min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
+]
+WidenGroupsBelow = Annotated[
+    int | None,
+    typer.Option(
+        metavar="CHANNELS",
+        min=1,
+        help="Run narrower groups as wider ones, with zeros between.",
+        show_default="16 for ONNX Runtime and OpenVINO, else 1",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]

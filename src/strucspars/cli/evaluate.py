@@ -32,7 +32,6 @@ def evaluate(
         typer.Argument(
             metavar="KEY=VALUE",
             help="Changes to the recipe, such as engine.device=cpu.",
-            show_default=False,
             autocompletion=complete_changeable_key,
         ),
     ] = None,

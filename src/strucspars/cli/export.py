@@ -15,6 +15,7 @@ from strucspars.cli.console import (
     ImageShapeOption,
     Json,
     Output,
+    WidenGroupsBelow,
     check_can_be_written,
     complete_model,
     examples,
@@ -50,16 +51,11 @@ def export(
     format: Annotated[
         str,
         typer.Option(
-            metavar="FORMAT",
-            help="onnx, openvino, torch, or package.module:exporter.",
-            autocompletion=complete_format,
+            metavar="FORMAT", help="onnx, openvino, torch, or package.module:exporter.", autocompletion=complete_format
         ),
     ] = "onnx",
     model: Annotated[
-        str | None,
-        typer.Option(
-            help="The network whose weights a checkpoint holds.", show_default=False, autocompletion=complete_model
-        ),
+        str | None, typer.Option(help="The network whose weights a checkpoint holds.", autocompletion=complete_model)
     ] = None,
     classes: Classes = None,
     image_shape: ImageShapeOption = None,
@@ -69,15 +65,7 @@ def export(
             help="The file to write.", show_default="RUN/model.onnx or MODEL.onnx, .xml, .pt2", callback=from_home
         ),
     ] = None,
-    widen_groups_below: Annotated[
-        int | None,
-        typer.Option(
-            metavar="CHANNELS",
-            min=1,
-            help="Run narrower groups as wider ones, with zeros between.",
-            show_default="16 for onnx and openvino, else 1",
-        ),
-    ] = None,
+    widen_groups_below: WidenGroupsBelow = None,
     force: Force = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -44,9 +44,7 @@ def report_runs(paths: Sequence[Path], *, out: Path | None = None) -> tuple[Path
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not.", show_default=False)
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not.")],
     out: Annotated[
         Path | None,
         typer.Option(
