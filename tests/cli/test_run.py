@@ -174,7 +174,7 @@ def test_missing_data_do_not_bind_the_next_attempt(call: Any, tiny: tuple[str, .
 
 def test_a_row_of_the_paper_has_the_papers_numbers_beside(call: Any, tiny: tuple[str, ...]) -> None:
     said = call("run", "cifar10-resnet20-40", *tiny, "data.name=digits", "--quiet")
-    (row,) = [line for line in said.out.splitlines() if line.startswith("cifar10-resnet20-40  ")]
+    row = next(line for line in said.out.splitlines() if line.startswith("cifar10-resnet20-40  "))
     assert "131K" in row
     assert "91.42 ± 0.04%" in row
     assert "Not quite as in the recipes: data.name=digits, " in said.out

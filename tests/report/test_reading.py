@@ -70,7 +70,7 @@ def test_orders_of_an_epoch_are_told_apart_by_layer(path: Path) -> None:
 
 def test_a_run_in_its_first_stage_says_how_far_it_is(unfinished: Path) -> None:
     run = read_run(unfinished)
-    assert run.state == "in stage sparsify, epoch 4 of 4"
+    assert run.state == "sparsify, epoch 4 of 4 done"
     assert not run.is_finished
     assert run.summary is None
     assert run.plan is None
@@ -109,7 +109,7 @@ def test_matrices_of_the_compression_are_stored_and_not_taken_from_a_checkpoint(
 def test_a_run_in_its_second_stage_says_how_far_it_is(path: Path) -> None:
     keep_rows(path, range(7))
     (path / "summary.json").unlink()
-    assert read_run(path).state == "in stage finetune, epoch 2 of 3"
+    assert read_run(path).state == "finetune, epoch 2 of 3 done"
 
 
 def test_a_run_is_called_by_its_folder_from_inside_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

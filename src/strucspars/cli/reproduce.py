@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strucspars.cli.console import Debug, Jobs, Json, Output, Overrides, Quiet, Seeds, examples, from_home, parse_seeds
-from strucspars.cli.run import Outcomes, failed_runs, finished_runs, raise_failures, run_all, run_name, run_state
+from strucspars.cli.run import (
+    FINISHED,
+    Outcomes,
+    failed_runs,
+    finished_runs,
+    raise_failures,
+    run_all,
+    run_name,
+    run_state,
+)
 
 if TYPE_CHECKING:
     from strucspars.paper.experiments import Experiment
@@ -160,17 +169,18 @@ def table_outcome(
 def list_rows(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:
     """The rows and how far their runs are, as a text and as a document."""
     from strucspars.cost.text_table import Column, text_table
+    from strucspars.train.run_folder import RunFolder
 
-    states = [(row.name, path, run_state(path)) for row in planned for path in row.recipes]
+    states = [(row.name, path, run_state(RunFolder(path))) for row in planned for path in row.recipes]
     text = text_table(
         [
             Column("row", [name for name, _, _ in states], is_text=True),
-            Column("state", [state.words for _, _, state in states], is_text=True),
+            Column("state", [state for _, _, state in states], is_text=True),
             Column("folder", [str(path) for _, path, _ in states], is_text=True),
         ]
     )
     rows = [
-        {"row": name, "folder": str(path), "state": state.words, "is_finished": state.is_finished}
+        {"row": name, "folder": str(path), "state": state, "is_finished": state == FINISHED}
         for name, path, state in states
     ]
     return text, {"rows": rows}
@@ -195,8 +205,7 @@ class Table(StrEnum):
 
 def reproduce(
     table: Annotated[
-        Table,
-        typer.Argument(help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage."),
+        Table, typer.Argument(help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage.")
     ],
     overrides: Overrides = None,
     rows: Annotated[
@@ -228,11 +237,7 @@ def reproduce(
         output.outcome(*collect_rows(table.value, patterns or ["*"], out, as_markdown=markdown))
         return
     planned = planned_rows(
-        table.value,
-        patterns=patterns,
-        seeds=parse_seeds(seeds) or [0],
-        overrides=overrides or [],
-        out=out,
+        table.value, patterns=patterns, seeds=parse_seeds(seeds) or [0], overrides=overrides or [], out=out
     )
     if only_list:
         output.outcome(*list_rows(planned))

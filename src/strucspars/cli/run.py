@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill, indent
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -33,10 +32,12 @@ from strucspars.cli.export import check_runtime, complete_format, export_documen
 if TYPE_CHECKING:
     from strucspars.train.outcome import RunSummary
     from strucspars.train.recipe import Recipe
+    from strucspars.train.run_folder import RunFolder
 
 Outcomes: TypeAlias = "Mapping[Path, RunSummary | Exception]"
 
 WIDTH = 100
+FINISHED = "finished"
 EXAMPLES = examples(
     "strucspars run demo",
     "strucspars run cifar10-resnet56-60 data.root=~/cifar10 --seeds 0,1,2 --jobs 3",
@@ -96,7 +97,6 @@ def run(
         typer.Option(
             metavar="FORMAT",
             help="Export the finished network, into the run folder: onnx, openvino, torch, or package.module:exporter.",
-            show_default=False,
             autocompletion=complete_format,
         ),
     ] = None,
@@ -146,44 +146,21 @@ def run(
     raise_failures(outcomes, of_export=failure)
 
 
-@dataclass(frozen=True)
-class RunState:
-    """How far a run is.
+def run_state(folder: RunFolder) -> str:
+    """How far the run in a folder is, in words; without a recipe it has not begun."""
+    from strucspars.train.outcome import progress_words, read_metrics
+    from strucspars.train.run_folder import ONE_SHOT_STATE
 
-    Attributes:
-        is_begun: there is a state to go on from, or a result.
-        is_finished: nothing is left to do.
-        words: the same for people.
-        is_one_shot: the folder holds a network of one-shot compression instead of a run.
-    """
-
-    is_begun: bool
-    is_finished: bool
-    words: str
-    is_one_shot: bool = False
-
-
-def run_state(path: Path) -> RunState:
-    """How far the run in a folder is; without a folder it has not begun."""
-    from strucspars.train.outcome import read_metrics
-    from strucspars.train.recipe import stage_epochs
-    from strucspars.train.run_folder import ONE_SHOT_STATE, RunFolder
-
-    folder = RunFolder(path)
     if not folder.recipe_path.is_file():
-        return RunState(False, False, "not begun")
+        return "not begun"
     if folder.summary_json_path.is_file():
-        return RunState(True, True, "finished")
+        return FINISHED
     if folder.is_one_shot:
-        return RunState(True, False, ONE_SHOT_STATE, is_one_shot=True)
+        return ONE_SHOT_STATE
     rows = read_metrics(folder)
     if not rows:
-        return RunState(folder.is_begun, False, "in its first epoch" if folder.is_begun else "not begun")
-    stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
-    if stage == "compress":
-        return RunState(True, False, "compressed, not finetuned yet")
-    epochs = stage_epochs(folder.load_recipe(), stage)
-    return RunState(True, False, f"{stage}, epoch {epoch} of {epochs} done")
+        return "in its first epoch" if folder.is_begun else "not begun"
+    return progress_words(folder.load_recipe(), rows)
 
 
 def run_name(recipe: Recipe) -> str:
@@ -253,15 +230,16 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
 def _say_where(path: Path, output: Output) -> None:
     from strucspars.train.run_folder import RunFolder
 
-    state = run_state(path)
-    if state.is_one_shot or (state.is_finished and not RunFolder(path).model_path.is_file()):
+    folder = RunFolder(path)
+    state = run_state(folder)
+    if folder.is_one_shot or (state == FINISHED and not folder.model_path.is_file()):
         return  # the run refuses the folder
-    if state.is_finished:
+    if state == FINISHED:
         output.remark(f"{path} is finished already")
-    elif state.is_begun:
-        output.remark(f"going on in {path}: {state.words}")
-    else:
+    elif state == "not begun":
         output.remark(f"starting in {path}")
+    else:
+        output.remark(f"going on in {path}: {state}")
 
 
 def _solver_workers(recipe: Recipe) -> int:

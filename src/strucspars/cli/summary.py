@@ -45,11 +45,7 @@ def summary(
     ],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="The network whose weights a .safetensors file holds.",
-            show_default=False,
-            autocompletion=complete_model,
-        ),
+        typer.Option(help="The network whose weights a .safetensors file holds.", autocompletion=complete_model),
     ] = None,
     classes: Classes = None,
     image_shape: ImageShapeOption = None,
@@ -145,32 +141,32 @@ def _describe_run(folder: RunFolder, *, named: str | None) -> Described:
         saved_image_shape,
         saved_network,
     )
-    from strucspars.cli.run import run_state
+    from strucspars.cli.run import FINISHED, run_state
     from strucspars.paper.experiments import FinishedRun
     from strucspars.report.comparison_tables import beside_the_paper
     from strucspars.train.outcome import read_metrics
     from strucspars.train.outcome_text import outcome_text
-    from strucspars.train.run_folder import ONE_SHOT
+    from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE
 
-    state = run_state(folder.path)
-    heading = {"folder": str(folder.path), "state": state.words}
-    if not state.is_finished and not state.is_one_shot:
+    state = run_state(folder)
+    heading = {"folder": str(folder.path), "state": state}
+    if state not in (FINISHED, ONE_SHOT_STATE):
         check_is_run_folder(folder)
         rows = read_metrics(folder)
-        text = f"{folder.path}: {state.words}; strucspars run with its recipe goes on"
+        text = f"{folder.path}: {state}; strucspars run with its recipe goes on"
         return f"{text}\n\n{_progress_table(rows)}" if rows else text, {**heading, "summary": None, "metrics": rows}
     folder, recipe = run_with_network(folder.path, named=named)
     # Networks of other kinds ignore the rules, which may then name layers that they do not have.
     rules = recipe.sparsify if recipe.kind == "strucspars" else None
     network, layers = _describe_network(saved_network(folder, recipe), saved_image_shape(folder, recipe), rules)
-    if not state.is_one_shot:
+    if state == FINISHED:
         outcome = finished_summary(folder)
         compared = beside_the_paper([FinishedRun(folder.path, recipe, outcome)])
         text = "\n\n".join((network, outcome_text(outcome, recipe, folder), *compared))
         return text, {**heading, "summary": outcome.to_json(), "network": layers}
     one_shot = folder.remembered(ONE_SHOT)
     text = (
-        f"{folder.path}: {state.words}; strucspars eval with data.root=FOLDER measures it\n"
+        f"{folder.path}: {state}; strucspars eval with data.root=FOLDER measures it\n"
         f"{one_shot['lost_norm']:.1%} of the norm of the layers that can be grouped is lost"
     )
     return f"{network}\n\n{text}", {**heading, "summary": None, "one_shot": one_shot, "network": layers}

@@ -18,8 +18,8 @@ from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
 from strucspars.io.files import read_text
 from strucspars.nn.importance import importance_matrix
-from strucspars.train.outcome import RunSummary, read_metrics, read_summary, stage_seconds
-from strucspars.train.recipe import Recipe, stage_epochs
+from strucspars.train.outcome import RunSummary, progress_words, read_metrics, read_summary, stage_seconds
+from strucspars.train.recipe import Recipe
 from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE, RunFolder
 
 # S is stored in half precision, which is enough for pictures.
@@ -102,10 +102,7 @@ class RunData:
             return ONE_SHOT_STATE
         if not self.rows:
             return "before the end of its first epoch"
-        stage, epoch = self.rows[-1]["stage"], self.rows[-1]["epoch"]
-        if stage == "compress":
-            return "compressed, not finetuned yet"
-        return f"in stage {stage}, epoch {epoch} of {stage_epochs(self.recipe, stage)}"
+        return progress_words(self.recipe, self.rows)
 
 
 def read_run(path: str | os.PathLike[str]) -> RunData:

@@ -11,7 +11,7 @@ from strucspars.cost.counting import count_macs
 from strucspars.cost.layers import BeforeAfter
 from strucspars.io.records import as_record, check_header, convert
 from strucspars.train.epochs import Accuracy
-from strucspars.train.recipe import COMPRESS, FINETUNE, SLIM, SPARSIFY, TRAIN, Recipe
+from strucspars.train.recipe import COMPRESS, FINETUNE, SLIM, SPARSIFY, TRAIN, Recipe, stage_epochs
 from strucspars.train.run_folder import RunFolder
 
 SUMMARY_VERSION = 1
@@ -139,6 +139,14 @@ def stage_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for row in rows:
         seconds[row["stage"]] = seconds.get(row["stage"], 0.0) + row["seconds"]
     return seconds
+
+
+def progress_words(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How far an unfinished run has come, from the rows of the metrics."""
+    stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
+    if stage == COMPRESS:
+        return "compressed, not finetuned yet"
+    return f"{stage}, epoch {epoch} of {stage_epochs(recipe, stage)} done"
 
 
 def run_summary(
