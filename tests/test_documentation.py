@@ -80,7 +80,7 @@ def test_the_files_and_names_that_the_documentation_points_to_exist() -> None:
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for name in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()):
             assert (ROOT / name).exists() or (ROOT / "src/strucspars" / name).exists(), f"{page.name} names {name}"
-    for row in re.findall(r"`(\w+/\w+\.py)`((?: `\w+[^`]*`,?)*)", (ROOT / "docs/paper-to-code.md").read_text()):
+    for row in re.findall(r"`(\w+/\w+\.py)`((?: `\w+[^`/]*`,?)*)", (ROOT / "docs/paper-to-code.md").read_text()):
         source = (ROOT / "src/strucspars" / row[0]).read_text()
         for name in re.findall(r"`(\w+)[`(](?!/)", row[1]):
             assert re.search(rf"(def|class) {name}\b", source), f"{row[0]} has no {name}"
