@@ -32,7 +32,7 @@ A_FILE = "give a .safetensors, .pt, .pth file of a state dict"
 AS_KEYS = "what a recipe decides is given as key=value, such as engine.device=cpu; --help tells more"
 
 
-MENDED = "mend it, or name another (on the command line, --debug shows where it fails)"
+MENDED = "fix it, or name another (on the command line, --debug shows where it fails)"
 
 
 A_RUN = "give one that strucspars run or compress --run has made"

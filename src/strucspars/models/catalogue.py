@@ -24,15 +24,14 @@ USUAL_DEPTHS = {"preact-resnet": (20, 56, 110, 164), "cifar-resnet": (20, 32, 44
 
 TIMM = "timm:"
 
-# While training, these return several outputs by default, for which nothing here has a loss. Their published weights
-# want inputs of another scale than other networks: `transform_input` is what torchvision sets with them. It is set for
-# fresh weights too, whose first norms all but undo it: no file of tensors tells of it, so the name has to.
+# Built without auxiliary classifiers, for which there is no loss here. torchvision sets `transform_input` with its
+# published weights, which expect inputs of another scale; weight files do not record it, so it is always set.
 INCEPTIONS = ("googlenet", "inception_v3")
 INCEPTION_OPTIONS = {"aux_logits": False, "init_weights": True, "transform_input": True}
 
 
 def names_a_function(name: str) -> bool:
-    """Whether building this network means running code that the name leads to, rather than a library's.
+    """Whether this name refers to a function of the user's code, rather than to a library's network.
 
     >>> names_a_function("my_package.networks:small"), names_a_function("timm:resnet18")
     (True, False)
@@ -45,8 +44,8 @@ def build_model(
 ) -> nn.Module:
     """The network of this name, with fresh weights.
 
-    GoogLeNet and Inception v3 of torchvision are as it builds them for its weights: with `transform_input`, for images
-    normalised as for the other networks, and here without auxiliary classifiers.
+    torchvision's GoogLeNet and Inception v3 are built with `transform_input`, as their published weights need, and
+    without auxiliary classifiers.
 
     Args:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision classifier, `timm:NAME`,
@@ -142,7 +141,7 @@ def _model_of_function(name: str, num_classes: int) -> nn.Module:
         )
     try:
         inspect.signature(function).bind(num_classes=num_classes)
-    except (TypeError, ValueError) as error:  # ValueError: a builtin that does not tell what it takes
+    except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
         raise ValueError(f"network {name!r}: must be callable with num_classes alone: {error}") from error
     try:
         model = function(num_classes=num_classes)
@@ -171,6 +170,6 @@ def _imported(name: str) -> object:
 
 
 def _told(error: Exception) -> str:
-    """An error of the user's code: its kind says as much as its words."""
+    """An error of the user's code in one line, with its type."""
     words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-    return f"{words}; mend it, or name another (on the command line, --debug shows where it fails)"
+    return f"{words}; fix it, or name another (on the command line, --debug shows where it fails)"

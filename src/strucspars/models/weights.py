@@ -20,6 +20,7 @@ from strucspars.nn.names import COMPILED
 logger = logging.getLogger(__name__)
 
 TORCHVISIONS_TRANSFORMS = {"": True}
+AUXILIARY_HEADS = ("aux1.", "aux2.", "AuxLogits.")
 
 PICKLED_SUFFIXES = (".pt", ".pth")
 CHECKPOINT_SUFFIXES = (".safetensors", *PICKLED_SUFFIXES)
@@ -29,11 +30,10 @@ STATE_KEYS = ("state_dict", "model", "model_state_dict")
 
 
 def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: bool = False) -> None:
-    """Put stored weights into a model, or leave it as it was.
+    """Load stored weights into a model; on any error the model stays as it was.
 
-    A classifier of another number of classes keeps its fresh weights; a log line says so. Another names the auxiliary
-    heads of torchvision's weights, which its networks are built without here. Most files do not tell whether their
-    GoogLeNet or Inception v3 was trained with `transform_input`; a third line says what it is taken for.
+    Log lines name a classifier that keeps its fresh weights because its number of classes differs, auxiliary heads of
+    torchvision's weights that are left out, and the `transform_input` assumed for files that do not record it.
 
     Args:
         model: what `build_model` built.
@@ -71,10 +71,7 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
 
 
 def _checked_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, bool]:
-    """Whether the network of a file transforms its inputs, as far as it tells: files of `strucspars.save` do.
-
-    Refuses grouped and slimmed networks: a dense one has no place for their tensors.
-    """
+    """Refuse files of grouped or slimmed networks; return the `transform_input` settings that the file records."""
     if SELECTION_KEY in metadata:
         raise ValueError(f"weights {str(path)!r}: this network is slimmed already; give dense weights")
     try:
@@ -132,26 +129,18 @@ def _torchvision_state(source: str, name: str) -> dict[str, Any]:
 
 def _as_built(state: Mapping[str, Any], model: nn.Module, where: str) -> dict[str, Any]:
     """Torchvision's weights under the names of its networks, without auxiliary heads."""
-    state = {_present_key(key): value for key, value in state.items()}
+    # Stored DenseNets say `norm.1` where the network has `norm1`.
+    state = {re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key): value for key, value in state.items()}
     present = model.state_dict()
-    surplus = {key for key in state if _is_auxiliary(key) and key not in present}
+    surplus = {key for key in state if key.startswith(AUXILIARY_HEADS) and key not in present}
     if surplus:
         heads = sorted({key.partition(".")[0] for key in surplus})
         logger.warning("%s: the auxiliary heads %s are left out: the network is built without", where, ", ".join(heads))
     return {key: value for key, value in state.items() if key not in surplus}
 
 
-def _present_key(key: str) -> str:
-    """Stored DenseNets say `norm.1` where the network has `norm1`."""
-    return re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)", r"\1", key)
-
-
-def _is_auxiliary(key: str) -> bool:
-    return key.startswith(("aux1.", "aux2.", "AuxLogits."))
-
-
 def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The state dict of a file, and what else it tells: only safetensors files can."""
+    """The state dict of a file, and its metadata, which only safetensors files have."""
     if not path.exists() or path.is_dir():
         raise ValueError(f"weights {str(path)!r}: {_no_file(path)}; {GIVE_A_FILE}")
     content: Any
@@ -188,7 +177,7 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _foreign_class(error: Exception) -> str:
-    """What torch has refused to load. The rest of its message tells how to switch the protection off."""
+    """The class that torch refused to load; the rest of its message explains how to disable the protection."""
     found = re.search(r"GLOBAL ([\w.]+)", str(error))
     return f" ({found[1]})" if found else ""
 
@@ -221,7 +210,7 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
     )
     shapes = [f"{key} {tuple(state[key].shape)} where {tuple(present[key].shape)} is wanted" for key in differing]
     complaints = {
-        # Weights older than PyTorch 0.4.1 do not count their batches.
+        # Weights saved before PyTorch 0.4.1 have no num_batches_tracked.
         "the weights lack": [key for key in present if key not in state and not key.endswith("num_batches_tracked")],
         "the network lacks": [key for key in state if key not in present],
         "shapes differ": [] if only_outputs_differ else shapes,
@@ -233,7 +222,7 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
 
 
 def _classifier_name(model: nn.Module) -> str:
-    """The last layer that was registered; there is no better rule that holds for all libraries."""
+    """The layer registered last, the only rule that holds for all libraries."""
     kinds = nn.Linear | nn.modules.conv._ConvNd
     return next((name for name, layer in reversed(list(model.named_modules())) if isinstance(layer, kinds)), "")
 

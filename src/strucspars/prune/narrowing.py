@@ -1,4 +1,4 @@
-"""Which channels of which batch norm stay, and how a network shrinks to them, in place: who narrows, by how much.
+"""Which channels of which batch norm stay, and how a network is narrowed to them in place.
 
 The residual stream keeps its width. In a pre-activation bottleneck the second and third norm narrow the convolutions
 around them; the first one, and the last norm of the network, read the stream, so they select channels from it, and only
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from strucspars.core.checks import IntArray, checked_at_least, checked_fraction, is_number
+from strucspars.core.checks import IntArray, checked_at_least
 from strucspars.export.storage import SELECTION_KEY, check_tensors, read_tensors, write_tensors
 from strucspars.io.records import RecordError, as_record, check_header, parse_json
 from strucspars.models.cifar import EXPANSION, BasicBlock, CifarResNet, PreactivationBottleneck, PreactivationResNet
@@ -66,14 +66,6 @@ class ChannelSelection:
         kept = {name: _checked_channels(name, channels, widths[name]) for name, channels in self.kept.items()}
         object.__setattr__(self, "kept", MappingProxyType(kept))
         object.__setattr__(self, "widths", MappingProxyType(widths))
-        if self.threshold is not None:
-            if not is_number(self.threshold) or not 0 <= self.threshold < math.inf:
-                raise ValueError(f"threshold must be a number from 0 on, got {self.threshold!r}")
-            object.__setattr__(self, "threshold", float(self.threshold))
-        for field in ("removed_param_fraction", "removed_mac_fraction"):
-            value = getattr(self, field)
-            if value is not None:
-                object.__setattr__(self, field, checked_fraction(field, value))
 
     @property
     def kept_channels(self) -> int:
@@ -241,7 +233,7 @@ def dense_sites(model: nn.Module) -> tuple[NormSite, ...]:
 
 
 def _check_dense(model: nn.Module, site: NormSite) -> None:
-    """The classes of the networks promise all this, but users change layers: group them, fold norms into them."""
+    """Refuse sites whose layers the user has changed, such as grouped convolutions or folded norms."""
     norm = model.get_submodule(site.norm)
     if isinstance(norm, nn.BatchNorm2d) and norm.num_features != site.width:
         raise ValueError(
@@ -265,9 +257,9 @@ def _check_dense(model: nn.Module, site: NormSite) -> None:
 def weights_before_after(
     model: nn.Module, sites: tuple[NormSite, ...], kept_widths: Mapping[str, int]
 ) -> dict[str, tuple[int, int]]:
-    """Number of weights (before, after) of all that narrows when the batch norms keep so many channels.
+    """Number of weights before and after, by layer, when the batch norms keep `kept_widths` channels.
 
-    For a batch norm, scale and shift. The biases of other layers do not change: only the classifier has one.
+    A batch norm counts scale and shift. Other biases do not change: only the classifier has one.
     """
     outputs = {site.producer: kept_widths[site.norm] for site in sites if site.producer is not None}
     inputs = {site.consumer: kept_widths[site.norm] for site in sites}
@@ -332,7 +324,12 @@ def _narrow_site_(model: nn.Module, site: NormSite, kept: torch.Tensor) -> None:
     """Narrow a norm and the layers around it."""
     norm = cast(nn.BatchNorm2d, model.get_submodule(site.norm))
     kept = kept.to(norm.weight.device)
-    _narrow_norm_(norm, kept)
+    for name in ("weight", "bias"):
+        _narrow_parameter_(norm.get_parameter(name), 0, kept)
+    if norm.running_mean is not None and norm.running_var is not None:
+        norm.running_mean = norm.running_mean[kept]
+        norm.running_var = norm.running_var[kept]
+    norm.num_features = len(kept)
     consumer = model.get_submodule(site.consumer)
     _narrow_parameter_(consumer.get_parameter("weight"), 1, kept)
     if isinstance(consumer, nn.Linear):
@@ -346,15 +343,6 @@ def _narrow_site_(model: nn.Module, site: NormSite, kept: torch.Tensor) -> None:
     producer = cast(nn.Conv2d, model.get_submodule(site.producer))
     _narrow_parameter_(producer.get_parameter("weight"), 0, kept)
     producer.out_channels = len(kept)
-
-
-def _narrow_norm_(norm: nn.BatchNorm2d, kept: torch.Tensor) -> None:
-    for name in ("weight", "bias"):
-        _narrow_parameter_(norm.get_parameter(name), 0, kept)
-    if norm.running_mean is not None and norm.running_var is not None:
-        norm.running_mean = norm.running_mean[kept]
-        norm.running_var = norm.running_var[kept]
-    norm.num_features = len(kept)
 
 
 def _narrow_parameter_(parameter: nn.Parameter, dim: int, kept: torch.Tensor) -> None:
@@ -396,10 +384,10 @@ def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.P
 def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
     """Turn a freshly built, dense network into the saved slim one, in place; returns the model.
 
-    If the file is damaged, foreign, newer, or that of another network, the model stays as it is.
+    On any error the model stays as it was.
 
     Args:
-        path: a file that `save_slimmed` has written.
+        path: a file written by `save_slimmed`.
         model: the same network, dense.
 
     Raises:
@@ -411,7 +399,7 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
         raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")
     selection = ChannelSelection.from_json(metadata[SELECTION_KEY], str(path))
     try:
-        # A copy goes first: what does not fit shows there, and the caller's model stays whole.
+        # Try on a copy first, so that on an error the caller's model stays as it was.
         trial = slim_(copied(model), selection)
     except ValueError as error:
         raise ValueError(f"cannot load {path}: {error}") from error

@@ -1,10 +1,10 @@
 """Network Slimming (Liu et al., ICCV 2017), the baseline of Table 1.
 
-An L1 penalty on the scales of all batch norms while training, one threshold over all scales that chooses the channels,
-then a really narrower network, which is finetuned.
+Training adds an L1 penalty on the scales of all batch norms; one threshold over all scales then selects the channels,
+and the narrowed network is finetuned.
 
-Differs from Liu et al.: they fix the fraction of channels that goes; here the threshold is searched for a fraction of
-all the network's parameters, so that methods are compared at the same size.
+Differs from Liu et al.: they fix the fraction of channels to remove; here the threshold is searched for a fraction of
+all parameters, so that methods are compared at the same size.
 """
 
 import math
@@ -53,7 +53,7 @@ class SlimmingPenalty:
         """
         scales: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
-        # Read off the norms every time: a parameter kept from before may be dead. Shared scales are penalised once.
+        # Looked up at every step, because parameters may be replaced. Shared scales are penalised once.
         for scale in dict.fromkeys(norm.weight for norm in self._norms):
             if scale.requires_grad:
                 if scale.grad is None:
@@ -113,10 +113,10 @@ def select_channels(
 
 
 def _fewest_removals(removed_fraction: Callable[[int], float], removable: int, target: float) -> int:
-    """How many channels must go, in their order, for the target to be met. The fraction grows with every channel."""
+    """How many channels to remove, in order, to meet the target; the fraction grows with every channel."""
     most = removed_fraction(removable)
     if most < target:
-        # Rounded down: the number that is named must itself be within reach.
+        # Rounded down, so that the number in the message can itself be reached.
         raise ValueError(
             f"target {target:g} cannot be reached: with one channel left in every batch norm that can narrow, "
             f"{math.floor(most * 1e4) / 1e4:.4f} of all params would be removed; lower the target"
@@ -133,11 +133,11 @@ def _finite_scales(model: nn.Module, site: NormSite) -> FloatArray:
 
 
 def _removal_order(scales: list[FloatArray]) -> tuple[IntArray, IntArray]:
-    """(norm, channel) of every channel that may go, the first to go first; the last of each norm may not."""
+    """(norm, channel) of every removable channel in order of removal; the last one of each norm stays."""
     norms = np.repeat(np.arange(len(scales)), [len(values) for values in scales])
     channels = np.concatenate([np.arange(len(values)) for values in scales])
     positions = np.concatenate([np.arange(len(values)) / len(values) for values in scales])
-    # By scale. Where scales are equal, say all zero, by the place in the norm: else the first norms would be emptied.
+    # By scale; equal scales, such as zeros, by their position in the norm, or the first norms would be emptied.
     order = np.lexsort((positions, np.concatenate(scales)))
     _, last_from_end = np.unique(norms[order][::-1], return_index=True)
     order = np.delete(order, len(order) - 1 - last_from_end)
