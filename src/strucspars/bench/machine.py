@@ -1,8 +1,9 @@
-"""What a time depends on besides the network: processor, instruction set, and the versions of the runtimes."""
+"""The machine and the versions that a result was computed with."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,10 @@ def environment() -> dict[str, Any]:
 
 
 def environment_after(former: Any) -> dict[str, Any]:
-    """The environment of a run that goes on; others that it was computed in before are under `earlier`.
+    """The environment of a resumed run; different ones that it was computed in before are under `earlier`.
 
     Args:
-        former: what its file held, of any type.
-
-    >>> "earlier" in environment_after(environment())
-    False
-    >>> environment_after(environment() | {"device": "another GPU"})["earlier"][0]["device"]
-    'another GPU'
+        former: the content of the run's environment file, of any type.
     """
     now = environment()
     if not isinstance(former, dict):
@@ -55,22 +51,16 @@ def environment_after(former: Any) -> dict[str, Any]:
     return now | ({"earlier": earlier} if earlier else {})
 
 
-def hardware() -> dict[str, Any]:
-    """Processor, cores and vector unit as plain values; None for what is unknown.
-
-    >>> sorted(hardware())
-    ['cores', 'cpu', 'system', 'vector_unit']
-    """
-    known = environment()
+def hardware(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Processor, cores and vector unit, from the environment and the processor's flags; None for what is unknown."""
     flags = (_cpu_info("flags") or _cpu_info("features") or "").split()
     unit = next((unit for unit in _VECTOR_UNITS if unit in flags), None)
     return {name: known[name] for name in ("cpu", "cores", "system")} | {"vector_unit": unit}
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of everything that runs networks; None for what is not installed."""
-    known: dict[str, str | None] = environment()["versions"]
-    return known | {name: _version(name) for name in _RUNTIMES}
+def versions(known: Mapping[str, Any]) -> dict[str, str | None]:
+    """Versions of the environment and of the runtimes; None for what is not installed."""
+    return {**known["versions"], **{name: _version(name) for name in _RUNTIMES}}
 
 
 def commit_of(package_folder: Path) -> str | None:

@@ -34,7 +34,7 @@ Model = TypeVar("Model", bound=nn.Module)
 # A batch norm needs more than one value per channel, also where the image has shrunk to one pixel.
 _IMAGES_FOR_STATISTICS = 2
 
-# Groups of the 1x1 convolutions, and of the wider ones, by stage.
+# Groups of the 1x1 convolutions and of the wider ones, for each of the four stages.
 StageCounts = tuple[tuple[int, int], ...]
 
 PAPER_GROUPS: Mapping[str, Mapping[float, StageCounts]] = MappingProxyType(
@@ -123,9 +123,9 @@ class BenchNetwork:
     Attributes:
         rate: fraction of the convolutions' weights to remove; None for the dense one.
         form: `dense`; `compressed`; or `bound`, the compressed one with all channel orders the identity. That is
-            another function, and no network to use: it shows what removing every gather would bring.
+            another function, not usable as a network: it shows the gain of removing every gather.
         model: in eval mode.
-        removed_conv_fraction: fraction of the convolutions' weights that is gone.
+        removed_conv_fraction: removed fraction of the convolutions' weights.
     """
 
     rate: float | None
@@ -157,7 +157,7 @@ def random_networks(
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
     example = torch.zeros(1, *image_shape)
-    # All rates first, so that one out of reach is an error before the work.
+    # All plans first, so that a rate out of reach fails before the slow part.
     plans = [
         _random_plan(
             dense,

@@ -1,4 +1,4 @@
-"""The runtimes that can be timed: what they are called, whether they are there, and how a network gets into them."""
+"""The runtimes that can be timed, and how a network is loaded into them."""
 
 import difflib
 import importlib.util

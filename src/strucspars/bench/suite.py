@@ -134,11 +134,12 @@ def bench(
         {"network": subject.name, "image_shape": list(subject.image_shape), **asdict(subject.settings)}
         for subject in subjects
     ]
+    here = environment()
     return BenchReport(
         command=command,
-        commit=environment()["commit"],
-        hardware=hardware(),
-        versions=versions(),
+        commit=here["commit"],
+        hardware=hardware(here),
+        versions=versions(here),
         settings={"timing": asdict(rules), "subjects": settings},
         rows=tuple(rows),
         missing=tuple(missing.values()),
@@ -187,7 +188,7 @@ def _contestants(subject: Subject, folder: Path) -> list[Contestant]:
 def sitting_rows(
     sitting: Sitting, contestants: Sequence[Contestant], rules: TimingRules, *, on_progress: OnProgress, clock: Clock
 ) -> list[BenchRow]:
-    """Check every network in every runtime against PyTorch, time those that are right, and compare.
+    """Check every network in every runtime against PyTorch, and time those whose outputs agree.
 
     Args:
         sitting: what to time.

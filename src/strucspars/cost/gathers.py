@@ -1,7 +1,4 @@
-"""Channel shuffles that a forward pass carries out, and the report of those that `fold` could not remove.
-
-A gather is a copy that takes time and computes nothing.
-"""
+"""Channel shuffles (gathers) of a forward pass, and the report of those that `fold` could not remove."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -62,7 +59,7 @@ class WidenedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldReport:
-    """The work that a folded graph does beside convolutions. `str()` of it is a table.
+    """The work of a folded graph besides its convolutions. `str()` of it is a table.
 
     Attributes:
         gathers: the channel shuffles that remain, in network order.

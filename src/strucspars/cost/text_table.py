@@ -30,9 +30,7 @@ class Column:
 
 
 def text_table(columns: Sequence[Column], max_width: int = 120) -> str:
-    """Lay out columns side by side. Empty ones are left out, long texts shortened in the middle.
-
-    Where even that is not enough, the table is wider: no number is cut.
+    """Lay out columns side by side. Empty ones are left out, long texts shortened in the middle, numbers never cut.
 
     >>> print(text_table([Column("layer", ["conv", "fc"], is_text=True), Column("params", ["64", "1,000"])]))
     layer  params
