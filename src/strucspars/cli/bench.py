@@ -248,11 +248,9 @@ def _command(context: typer.Context) -> str:
         elif option.name in ("out", "force", "quiet", "as_json", "debug") or value in (None, False, option.default):
             continue
         else:
-            words += (
-                [option.opts[0]]
-                if value is True
-                else [option.opts[0], f"{value:g}" if option.name == "seconds" else str(value)]
-            )
+            words.append(option.opts[0])
+            if value is not True:
+                words.append(f"{value:g}" if option.name == "seconds" else str(value))
     return shlex.join(words)
 
 

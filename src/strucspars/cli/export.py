@@ -103,6 +103,7 @@ def export_network(
     from functools import partial
 
     from strucspars.cli.networks import (
+        checkpoint_model,
         file_stem,
         refuse_ignored,
         run_with_network,
@@ -124,7 +125,12 @@ def export_network(
         shape = image_shape or saved_image_shape(folder, recipe)
         network_of = partial(saved_network, folder, recipe)
     else:
-        name = _named(target, model)
+        if model is None and not path.exists():
+            raise FileNotFoundError(
+                f"there is no file or folder {target}; give the folder of a finished run, or with --model a checkpoint "
+                "or the name of torchvision's weights"
+            )
+        name = checkpoint_model(target, model)
         if path.suffix == ".safetensors":
             refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
         stem, shape = Path(file_stem(name)), image_shape or usual_image_shape(name)
@@ -137,18 +143,6 @@ def export_network(
     check_takes_images(name, network, shape)
     example = random_image(shape)
     return write_export(network, out, example_inputs=example, format=format, widen_groups_below=widen_groups_below)
-
-
-def _named(target: str, model: str | None) -> str:
-    """The network whose weights a file holds."""
-    if model is not None:
-        return model
-    if not Path(target).expanduser().exists():
-        raise FileNotFoundError(
-            f"there is no file or folder {target}; give the folder of a finished run, or with --model a checkpoint or "
-            "the name of torchvision's weights"
-        )
-    raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
 
 
 def _checkpoint(target: str, name: str, classes: int | None, image_shape: ImageShape) -> nn.Module:

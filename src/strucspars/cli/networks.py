@@ -74,6 +74,13 @@ def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
         raise ValueError(f"{' and '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out")
 
 
+def checkpoint_model(target: str, model: str | None) -> str:
+    """The name of the network whose weights a file holds, which the user must give."""
+    if model is None:
+        raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
+    return model
+
+
 def check_named(folder: RunFolder, name: str, *, named: str | None, option: str) -> None:
     """Refuse to run code that a folder names, unless the user names it too.
 

@@ -52,18 +52,7 @@ class PlannedRow:
 def planned_rows(
     table: str, *, patterns: Sequence[str] | None, seeds: Sequence[int], overrides: Sequence[str], out: Path
 ) -> list[PlannedRow]:
-    """The runs of a table.
-
-    Args:
-        table: such as `table1`.
-        patterns: of the wanted rows; None for the usual ones.
-        seeds: one run each.
-        overrides: of all recipes.
-        out: folder of the run folders.
-
-    Raises:
-        ValueError: a pattern fits no row, or an override is of an option that every row sets itself.
-    """
+    """The runs of the rows that fit the patterns (None: the usual ones), one per seed, by folder in `out`."""
     from strucspars.paper.published import base_row, selected_rows
     from strucspars.train.recipe_reading import override_keys, read_recipe
 
@@ -139,12 +128,9 @@ def table_outcome(
     """A table as a text and as a document.
 
     Args:
-        table: such as `table1`.
-        wanted: the recipes that are its rows.
-        experiments: all that are finished, also those that rows are only compared with.
-        failed: run folders that should be among them and are not, and why.
+        wanted: the recipes that are its rows; other experiments are only compared with.
+        failed: run folders that are not finished, and why.
         not_counted: finished runs that repeat another one, and which.
-        as_markdown: for a page instead of a terminal.
     """
     from strucspars.paper.comparison import comparison_document
     from strucspars.report.comparison_tables import TERMINAL_WIDTH, comparison_table

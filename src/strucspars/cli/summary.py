@@ -59,7 +59,13 @@ def summary(
 
 def describe(target: str, *, model: str | None, classes: int | None, image_shape: ImageShape | None) -> Described:
     """A run folder, a saved network or a network by name, as a text and as a document."""
-    from strucspars.cli.networks import network_of_file, refuse_ignored, usual_classes, usual_image_shape
+    from strucspars.cli.networks import (
+        checkpoint_model,
+        network_of_file,
+        refuse_ignored,
+        usual_classes,
+        usual_image_shape,
+    )
     from strucspars.models.catalogue import build_model, check_takes_images
     from strucspars.train.run_folder import RunFolder
 
@@ -68,10 +74,9 @@ def describe(target: str, *, model: str | None, classes: int | None, image_shape
         refuse_ignored(f"the run in {target} has its own", {"--classes": classes, "--image-shape": image_shape})
         return _describe_run(RunFolder(path), named=model)
     if path.suffix == ".safetensors":
-        if model is None:
-            raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
+        name = checkpoint_model(target, model)
         refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
-        name, network = model, network_of_file(path, model)
+        network = network_of_file(path, name)
     else:
         _refuse_other_path(target, model)
         refuse_ignored(f"it is for files and runs, and there is no file or folder {target!r}", {"--model": model})
