@@ -36,14 +36,9 @@ class Confusion:
 
     @property
     def shufflenet_words(self) -> str:
-        """Channels between any two groups by ShuffleNet's shuffle, for a sentence."""
+        """Channels between two groups after ShuffleNet's shuffle, for a sentence."""
         fewest, most = int(self.shufflenet.min()), int(self.shufflenet.max())
         return f"{fewest} between all of them" if fewest == most else f"{fewest} to {most} between them"
-
-    @property
-    def unconnected(self) -> int:
-        """Pairs of groups without a channel between them."""
-        return int((self.learned == 0).sum())
 
 
 def confusions_of(plan: GroupingPlan) -> tuple[Confusion, ...]:
@@ -65,13 +60,7 @@ def confusions_of(plan: GroupingPlan) -> tuple[Confusion, ...]:
 
 
 def confusion_matrix(first: LayerPlan, second: LayerPlan) -> IntArray:
-    """`D[i, j]`: channels from group i of the first layer to group j of the second, `(G_1, G_2)` (Appendix C).
-
-    >>> layer = LayerPlan(group_level=2, out_perm=np.array([0, 2, 1, 3]), in_perm=np.arange(4), weight_shape=(4, 4))
-    >>> confusion_matrix(layer, layer)
-    array([[1, 1],
-           [1, 1]])
-    """
+    """`D[i, j]`: channels from group i of the first layer to group j of the second, `(G_1, G_2)` (Appendix C)."""
     counts = np.zeros((first.num_groups, second.num_groups), dtype=np.int64)
     source, target = _group_of_channel(first.out_perm, first), _group_of_channel(second.in_perm, second)
     np.add.at(counts, (source, target), 1)
@@ -160,6 +149,6 @@ def _alt(confusion: Confusion) -> str:
     learned = confusion.learned
     return (
         f"{confusion.first} to {confusion.second}: {learned.shape[0]} x {learned.shape[1]} groups, {learned.min()} to "
-        f"{learned.max()} channels between two groups, {confusion.unconnected} pairs without any; ShuffleNet has "
+        f"{learned.max()} channels between two groups, {(learned == 0).sum()} pairs without any; ShuffleNet has "
         f"{confusion.shufflenet_words}."
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strucspars.cost.layers import BeforeAfter
 from strucspars.cost.text_table import duration, percent
 from strucspars.paper.experiments import FinishedRun, experiments_of
 from strucspars.report.comparison_tables import comparison_tables
@@ -19,7 +18,7 @@ from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
 from strucspars.report.tables import confusion_table, run_tables
 from strucspars.report.trade_off import comparable_latencies, latency_of, points_of, trade_off_figure
-from strucspars.train.outcome import RunSummary, stage_accuracy
+from strucspars.train.outcome import stage_accuracy
 from strucspars.train.recipe import Recipe, SparsifyRecipe
 from strucspars.train.recipe_reading import as_override, flat_options, read_recipe, recipe_names
 
@@ -29,13 +28,7 @@ MOST_TABLE_GROUPS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """One number of the summary.
-
-    Attributes:
-        label: such as `parameters`.
-        value: as people read it, such as `130,394`.
-        note: what to compare it with, such as `40.59% of 219,482 removed`; may be empty.
-    """
+    """One number of the summary, such as `parameters`, `130,394`, `40.59% of 219,482 removed`; a note may be empty."""
 
     label: str
     value: str
@@ -44,15 +37,7 @@ class Headline:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunContents:
-    """What to show of one run.
-
-    Attributes:
-        headlines: come first.
-        figures: in the order to show them.
-        tables: likewise.
-        layers: every layer that may be grouped, in network order.
-        command: repeats the run.
-    """
+    """What to show of one run, in the order to show it; `command` repeats the run."""
 
     run: RunData
     headlines: tuple[Headline, ...]
@@ -123,18 +108,14 @@ def headlines(run: RunData) -> tuple[Headline, ...]:
 
 def _sizes(run: RunData) -> Iterator[Headline]:
     if run.summary is not None:
-        yield _size("parameters", run.summary.params)
-        yield _size("MACs", run.summary.macs)
+        for label, count in (("parameters", run.summary.params), ("MACs", run.summary.macs)):
+            removed = f"{percent(count.removed_fraction)} of {count.before:,} removed"
+            yield Headline(label=label, value=f"{count.after:,}", note="" if count.before == count.after else removed)
     elif run.plan is not None:
-        removed = {"parameters": run.plan.removed_param_fraction, "MACs": run.plan.removed_mac_fraction}
-        for label, fraction in removed.items():
+        planned = {"parameters": run.plan.removed_param_fraction, "MACs": run.plan.removed_mac_fraction}
+        for label, fraction in planned.items():
             if fraction is not None:
                 yield Headline(label=label, value=f"{percent(fraction)} removed", note="by the plan")
-
-
-def _size(label: str, count: BeforeAfter) -> Headline:
-    removed = f"{percent(count.removed_fraction)} of {count.before:,} removed"
-    return Headline(label=label, value=f"{count.after:,}", note="" if count.before == count.after else removed)
 
 
 def _accuracies(run: RunData) -> Iterator[Headline]:
@@ -163,13 +144,15 @@ def _accuracies(run: RunData) -> Iterator[Headline]:
 
 
 def _target(run: RunData) -> Iterator[Headline]:
-    if run.summary is not None and run.summary.target is not None:
-        summary = run.summary
+    summary = run.summary
+    if summary is not None and summary.target is not None:
         on_macs = summary.kind == "strucspars" and run.recipe.sparsify.budget == "macs"
         reached = summary.removed_mac_fraction if on_macs else summary.removed_param_fraction
-        yield _reached(run.summary.target, reached, on_macs=on_macs)
+        yield _reached(summary.target, reached, on_macs=on_macs)
         if summary.min_kept_norm is not None:
-            yield Headline(label="min_kept_norm", value=f"{summary.min_kept_norm:.3f}", note=_search(summary))
+            before = percent(summary.removed_before_search)
+            note = f"searched; training alone would remove {before}" if before else "searched"
+            yield Headline(label="min_kept_norm", value=f"{summary.min_kept_norm:.3f}", note=note)
     elif run.one_shot is not None and run.plan is not None and run.plan.target is not None:
         on_macs = run.plan.budget == "macs"
         planned = run.plan.removed_mac_fraction if on_macs else run.plan.removed_param_fraction
@@ -179,11 +162,6 @@ def _target(run: RunData) -> Iterator[Headline]:
 def _reached(target: float, reached: float | None, *, on_macs: bool) -> Headline:
     words = f"{percent(reached)} of the {'MACs' if on_macs else 'parameters'} reached"
     return Headline(label="target", value=percent(target), note=words)
-
-
-def _search(summary: RunSummary) -> str:
-    before = percent(summary.removed_before_search)
-    return f"searched; training alone would remove {before}" if before else "searched"
 
 
 def _speed(run: RunData) -> Iterator[Headline]:
@@ -213,11 +191,6 @@ def repeat_command(recipe: Recipe, recipe_path: Path, one_shot: Mapping[str, Any
     """The exact command that repeats a run in another folder.
 
     A recipe of the package is named, with its changes; for any other, the file in the run folder is.
-
-    >>> repeat_command(read_recipe("demo", ["seed=3"]), Path("runs/demo/recipe.yaml"))
-    'strucspars run demo seed=3 --out runs/demo-seed3-again'
-    >>> repeat_command(Recipe(name="mine"), Path("runs/my run/recipe.yaml"))
-    "strucspars run 'runs/my run/recipe.yaml' --out runs/mine-again"
     """
     if one_shot is not None:
         return _one_shot_command(recipe, one_shot)

@@ -266,10 +266,6 @@ def epoch_columns(epochs: FloatArray, values: FloatArray) -> tuple[FloatArray, F
     Args:
         epochs: whole numbers, ascending, at least one.
         values: `(rows, len(epochs))`.
-
-    >>> edges, columns = epoch_columns(np.array([1.0, 3.0]), np.array([[5.0, 7.0]]))
-    >>> edges.tolist(), columns.tolist()
-    ([0.5, 1.5, 2.5, 3.5], [[5.0, nan, 7.0]])
     """
     places = (epochs - epochs[0]).astype(np.int64)
     columns = np.full((len(values), int(places[-1]) + 1), np.nan)
@@ -278,10 +274,7 @@ def epoch_columns(epochs: FloatArray, values: FloatArray) -> tuple[FloatArray, F
 
 
 def churn_figure(run: RunData) -> NamedFigure | None:
-    """Draw the mean churn over all layers, and below it every stored layer as a row of colours; None before an epoch.
-
-    Churn is the share of a layer's channels that an epoch's new orders move to another group of the next level.
-    """
+    """Draw the mean churn over all layers, and below it every stored layer as a row of colours; None if not known."""
     rows = [row for row in run.rows if row["stage"] == "sparsify" and "mean_churn" in row]
     if not rows:
         return None

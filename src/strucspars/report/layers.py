@@ -214,20 +214,12 @@ def brightest(matrix: FloatArray) -> float:
 
 
 def boundaries(groups: int) -> tuple[float, ...]:
-    """Where one of equal groups ends and the next begins, as fractions of the side; none where they are too many.
-
-    >>> boundaries(4)
-    (0.25, 0.5, 0.75)
-    """
+    """Where one of equal groups ends and the next begins, as fractions of the side; none where they are too many."""
     return tuple(place / groups for place in range(1, groups)) if groups <= MOST_BOUNDARIES else ()
 
 
 def block_means(matrix: FloatArray, *, largest_side: int = LARGEST_SIDE) -> FloatArray:
-    """Means over blocks of nearly equal size, so many that no side is longer than `largest_side`.
-
-    >>> block_means(np.array([[1.0, 3.0], [5.0, 7.0]]), largest_side=1)
-    array([[4.]])
-    """
+    """Means over blocks of nearly equal size, so many that no side is longer than `largest_side`."""
     row_starts, column_starts = (_block_starts(length, largest_side) for length in matrix.shape)
     sums = np.add.reduceat(np.add.reduceat(matrix, row_starts, axis=0), column_starts, axis=1)
     heights, widths = (

@@ -46,11 +46,6 @@ class TableColumn:
         title: its heading.
         unit: `text` as it is; `count` 1,234; `size`, a count in three digits, 1.23K; `percent` of a fraction, 12.34%;
             `points`, a difference in percent points, +0.12; `number`, three digits after the point.
-
-    >>> TableColumn(title="removed", unit="percent").written(0.4059)
-    '40.59%'
-    >>> TableColumn(title="top-1", unit="percent").written(Sample(mean=0.9145, deviation=0.0017, count=3))
-    '91.45 \u00b1 0.17%'
     """
 
     title: str
@@ -86,11 +81,6 @@ class NamedTable:
         name: for file names: lower-case letters, digits and `-`.
         rows: one cell per column; None where there is no value.
         notes: sentences below it.
-
-    >>> columns = (TableColumn(title="layer"), TableColumn(title="params", unit="count"))
-    >>> table = NamedTable(name="layers", title="Layers", columns=columns, rows=(("conv_1", 2304),))
-    >>> table.csv()
-    'layer,params\\r\\nconv_1,2304\\r\\n'
     """
 
     name: str

@@ -33,12 +33,7 @@ _STYLE_SHEET = re.compile(r"<style\b[^>]*>[^<]*</style>")
 
 @dataclass(frozen=True, kw_only=True)
 class RunLink:
-    """A run on the overview page.
-
-    Attributes:
-        title: its name, different from those of the others.
-        address: of its own page, relative to the overview.
-    """
+    """A run on the overview page: its unique title, and the address of its own page relative to the overview."""
 
     run: RunData
     title: str
@@ -46,19 +41,18 @@ class RunLink:
 
 
 def run_page(contents: RunContents, *, overview: str | None = None) -> str:
-    """The page of one run.
-
-    Args:
-        contents: what to show.
-        overview: address of the page that compares it with others; None if there is none.
-    """
+    """The page of one run; `overview` is the address of the page that compares it with others."""
     run = contents.run
     layers = contents.layers
     shown = [figure for figure in contents.figures if not figure.name.startswith(ONE_LAYER)]
     before = [figure for figure in shown if figure.name in BEFORE_LAYERS]
     after = [figure for figure in shown if figure.name not in BEFORE_LAYERS]
     layer_tables = [table for table in contents.tables if table.name == LAYER_TABLE]
-    figure_tables = {figure.name: _tables_of(figure, contents.tables) for figure in shown}
+    # `confusion-1` has numbers of the figure `confusion`.
+    figure_tables = {
+        figure.name: [table for table in contents.tables if table.name.startswith(f"{figure.name}-")]
+        for figure in shown
+    }
     beside_figures = {table.name for tables in figure_tables.values() for table in tables}
     return _rendered(
         "run.html.j2",
@@ -148,11 +142,6 @@ def _subtitle(run: RunData) -> str:
     if run.one_shot is not None:
         return f"{recipe.model.name} · {run.state}"
     return f"{recipe.model.name} on {recipe.data.name}, recipe {recipe.name}, seed {recipe.seed} · {run.state}"
-
-
-def _tables_of(figure: NamedFigure, tables: Iterable[NamedTable]) -> list[NamedTable]:
-    """The tables with a figure's numbers: `confusion-1` belongs to `confusion`."""
-    return [table for table in tables if table.name.startswith(f"{figure.name}-")]
 
 
 def _run_sections(

@@ -122,12 +122,7 @@ class Point:
 
 
 def points_of(experiments: Sequence[Experiment], latencies: Mapping[Path, Latency] | None = None) -> tuple[Point, ...]:
-    """Our experiments, and the paper's points of the same networks.
-
-    Args:
-        experiments: of one data set.
-        latencies: of their runs, by run folder.
-    """
+    """Our experiments of one data set, and the paper's points of their networks; latencies are by run folder."""
     ours: list[Point] = []
     first_of_size: dict[tuple[str, str, float | None], Experiment] = {}
     for experiment in experiments:
@@ -209,13 +204,7 @@ def plotted_costs(points: Sequence[Point]) -> tuple[Cost, ...]:
 
 
 def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> NamedFigure:
-    """Draw a panel for every cost; upper left is better.
-
-    Args:
-        points: ours and the paper's.
-        data: name of the data set.
-        note: a sentence for the caption, on how latencies were measured.
-    """
+    """Draw a panel for every cost; the note is a sentence for the caption, on how latencies were measured."""
     costs = plotted_costs(points)
     # Ordered by size: by name, ResNet-110 would come before ResNet-20.
     largest: dict[str, float] = {}

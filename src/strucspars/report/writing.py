@@ -35,11 +35,7 @@ class WrittenReport:
 def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
     """Write the report of one run, or of several: then a page that compares them, and one for each.
 
-    An earlier report in the folder is replaced, whole or not at all.
-
-    Args:
-        runs: what `read_run` has read.
-        out: folder to write to.
+    An earlier report in the folder `out` is replaced, whole or not at all.
 
     Raises:
         ValueError: no run, or one twice.
@@ -78,11 +74,10 @@ def file_names(names: Iterable[str]) -> list[str]:
 def _check_runs(runs: Sequence[RunData]) -> None:
     if not runs:
         raise ValueError("a report needs at least one run folder")
-    seen: set[Path] = set()
+    counts = Counter(run.path.resolve() for run in runs)
     for run in runs:
-        if run.path.resolve() in seen:
+        if counts[run.path.resolve()] > 1:
             raise ValueError(f"{run.path} is given twice; name every run once")
-        seen.add(run.path.resolve())
 
 
 def _write_runs(runs: Sequence[RunData], folder: Path) -> list[Path]:
@@ -92,19 +87,16 @@ def _write_runs(runs: Sequence[RunData], folder: Path) -> list[Path]:
         _write_run(run, folder / "runs" / name, overview=f"../../{PAGE}") for run, name in zip(runs, names, strict=True)
     ]
     contents = comparison_contents(runs)
+    counts = Counter(run.name for run in runs)
+    # Runs of one name are told apart by their paths.
+    titles = [run.name if counts[run.name] == 1 else str(run.path) for run in runs]
     links = [
         RunLink(run=run, title=title, address=f"runs/{name}/{PAGE}")
-        for run, title, name in zip(runs, _titles(runs), names, strict=True)
+        for run, title, name in zip(runs, titles, names, strict=True)
     ]
     _write_text(folder / PAGE, overview_page(contents, links))
     _write_files(folder, contents.figures, (runs_table(links), *contents.tables))
     return pages
-
-
-def _titles(runs: Sequence[RunData]) -> list[str]:
-    """The names of the runs; paths where two have one name."""
-    counts = Counter(run.name for run in runs)
-    return [run.name if counts[run.name] == 1 else str(run.path) for run in runs]
 
 
 def _write_run(run: RunData, folder: Path, *, overview: str | None) -> Path:
