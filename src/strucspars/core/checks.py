@@ -63,11 +63,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def as_float_array(values: npt.ArrayLike, *, name: str) -> FloatArray:
-    """The values in double precision, or a `ValueError` that names the argument.
-
-    >>> as_float_array([[1, 2]], name="weight")
-    array([[1., 2.]])
-    """
+    """The values in double precision, or a `ValueError` that names the argument."""
     try:
         array = np.asarray(values)
         if np.iscomplexobj(array):

@@ -117,9 +117,5 @@ def largest_group_level(
 
 
 def level_keeping(kept_norm: npt.ArrayLike, min_kept_norm: float) -> int:
-    """The same, from the kept norms of the levels 1, 2, ...
-
-    >>> level_keeping([1.0, 0.95, 0.8], min_kept_norm=0.9)
-    2
-    """
+    """`largest_group_level` from the kept norms of the levels 1, 2, ..."""
     return int(np.count_nonzero(np.asarray(kept_norm) >= checked_fraction("min_kept_norm", min_kept_norm)))

@@ -29,11 +29,7 @@ def checked_permutation(perm: npt.ArrayLike, length: int, *, name: str) -> IntAr
 
 
 def inverse(perm: IntArray) -> IntArray:
-    """The permutation that undoes this one: `inverse(perm)[perm[new]] = new`.
-
-    >>> inverse(np.array([2, 0, 1]))
-    array([1, 2, 0])
-    """
+    """The permutation that undoes this one: `inverse(perm)[perm[new]] = new`."""
     undo = np.empty_like(perm)
     undo[perm] = np.arange(len(perm))
     return undo

@@ -9,8 +9,8 @@ from strucspars.paper.noise import Sample, sample_of
 from strucspars.paper.published import PaperRow, base_row, published_row
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import Recipe
-from strucspars.train.recipe_identity import changes, changes_from_recipe, protocol, without_seed
-from strucspars.train.recipe_reading import recipe_names
+from strucspars.train.recipe_identity import changes, protocol, without_seed
+from strucspars.train.recipe_reading import read_recipe, recipe_names
 from strucspars.train.run_folder import RunFolder
 
 # Image folders are of unknown size.
@@ -87,7 +87,7 @@ def changes_from_package(recipe: Recipe) -> tuple[str, ...]:
     >>> changes_from_package(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.lr=0.05"]))
     ('stage2.lr=0.05',)
     """
-    return changes_from_recipe(recipe) if recipe.name in recipe_names() else ()
+    return changes(recipe, read_recipe(recipe.name)) if recipe.name in recipe_names() else ()
 
 
 def dense_counterpart(experiment: Experiment, experiments: Sequence[Experiment]) -> Experiment | None:

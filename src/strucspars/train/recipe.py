@@ -245,8 +245,7 @@ class Recipe:
 
     def sparsify_config(self, *, steps_per_epoch: int) -> SparsifyConfig:
         """The method's options for a data set of so many steps."""
-        # Without an epoch nothing is penalised: the weights are grouped as they are.
-        epochs = max(self.stage1.epochs, 1)
+        epochs = max(self.stage1.epochs, 1)  # one-shot runs have none
         return self.sparsify.config(epochs=epochs, steps_per_epoch=steps_per_epoch, lr=self.stage1.lr, seed=self.seed)
 
     def _check_kind(self) -> None:
@@ -286,9 +285,5 @@ FIRST_STAGES: dict[Kind, str] = {"strucspars": SPARSIFY, "slimming": SLIM}
 
 
 def stage_epochs(recipe: Recipe, stage: str) -> int:
-    """Epochs of a stage in which something is trained.
-
-    >>> stage_epochs(Recipe(name="mine"), FINETUNE)
-    160
-    """
+    """Epochs of a stage in which something is trained."""
     return recipe.stage2.epochs if stage in (FINETUNE, TRAIN) else recipe.stage1.epochs

@@ -1,4 +1,4 @@
-"""Whether two recipes describe the same run, or two runs of the same thing: where they happen does not count."""
+"""Whether two recipes describe the same run, or two runs of the same row, wherever these runs take place."""
 
 import re
 import reprlib
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strucspars.train.recipe import DataRecipe, EngineRecipe, Recipe, SlimmingRecipe, SparsifyRecipe
-from strucspars.train.recipe_reading import flat_options, read_recipe
+from strucspars.train.recipe_reading import flat_options
 from strucspars.train.run_folder import RunFolder
 
 # Of what differs between two recipes. As Python writes it: a folder from anywhere may hold signs that move the cursor.
@@ -18,12 +18,7 @@ SHORT.maxstring = SHORT.maxother = 100
 
 
 def without_place(recipe: Recipe) -> Recipe:
-    """The recipe without what depends on the machine: where the data lie, and what computes.
-
-    >>> here = Recipe(name="mine", data=DataRecipe(root="here", workers=2))
-    >>> without_place(here) == without_place(Recipe(name="mine", data=DataRecipe(root="there")))
-    True
-    """
+    """The recipe without what depends on the machine: where the data lie, and what computes."""
     anywhere, anything = DataRecipe(), EngineRecipe()
     return replace(
         recipe,
@@ -38,11 +33,7 @@ def without_place(recipe: Recipe) -> Recipe:
 
 
 def protocol(recipe: Recipe) -> Recipe:
-    """What runs of one row have in common: all but seed, place, names of folders, and what computes, precision aside.
-
-    >>> protocol(Recipe(name="mine", seed=3)) == protocol(Recipe(name="mine", engine=EngineRecipe(compile=True)))
-    True
-    """
+    """What runs of one row have in common: all but seed, place, folder names and the engine's options but precision."""
     teacher = recipe.finetune.teacher
     return replace(
         _without_unread(without_place(recipe)),
@@ -54,7 +45,7 @@ def protocol(recipe: Recipe) -> Recipe:
 
 
 def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
-    """What the protocol of a recipe has otherwise than that of another, whatever they are called.
+    """The options in which the protocol of a recipe differs from that of another; names do not count.
 
     >>> changes(Recipe(name="mine", engine=EngineRecipe(precision="bf16")), Recipe(name="other", seed=2))
     ('engine.precision=bf16',)
@@ -63,26 +54,12 @@ def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     return _differences(mine, its)
 
 
-def changes_from_recipe(recipe: Recipe) -> tuple[str, ...]:
-    """What a run has otherwise than the recipe of its name that comes with the package.
-
-    >>> changes_from_recipe(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.lr=0.05"]))
-    ('stage2.lr=0.05',)
-    """
-    return changes(recipe, read_recipe(recipe.name))
-
-
 def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
-    """What a recipe asks of its first stage that another did not: all that decides the network after it.
-
-    >>> first_stage_changes(Recipe(name="mine", seed=1), Recipe(name="other", engine=EngineRecipe(compile=True)))
-    ('seed=1',)
-    """
+    """The options of a recipe, different from another's, that decide the network after the first stage."""
     return _differences(_first_stage_options(recipe), _first_stage_options(other))
 
 
 def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
-    """By dotted key."""
     options = flat_options(without_place(_with_folder_names(recipe)))
     parts = ("seed", "data", "model", "sparsify", "stage1")
     return {
@@ -91,14 +68,14 @@ def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def _without_unread(recipe: Recipe) -> Recipe:
-    """Without options of methods that the run does not use: their defaults may have been others once."""
+    """Without the options of methods that the run does not use."""
     if recipe.kind != "slimming":
         recipe = replace(recipe, slimming=SlimmingRecipe())
     return recipe if recipe.kind == "strucspars" else replace(recipe, sparsify=SparsifyRecipe())
 
 
 def _with_folder_names(recipe: Recipe) -> Recipe:
-    """With the last part of every path alone: the same run, file or network may lie elsewhere now."""
+    """With only the last part of every path: the same run, file or network may have moved."""
     paths = recipe.sparsify.from_run, recipe.finetune.teacher, recipe.model.weights
     source, teacher, weights = (path and Path(path).name for path in paths)
     return replace(
@@ -123,7 +100,7 @@ def without_seed(folder: str) -> str:
 
 
 def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
-    """Refuse a recipe for a folder where another one has been at work: no checkpoint would fit, or worse, one would.
+    """Refuse a recipe for a folder that holds a run with another one.
 
     Raises:
         ValueError: the recipes differ in more than the place; the message shows where.

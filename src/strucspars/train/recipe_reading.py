@@ -102,7 +102,7 @@ def recipe_names() -> list[str]:
 
 
 def override_keys(override: str) -> tuple[str, ...]:
-    """The dotted keys that an override sets, in whatever way it is written.
+    """The dotted keys that an override sets.
 
     >>> override_keys("stage1.epochs = 3"), override_keys("finetune={teacher: there, form: masked}")
     (('stage1.epochs',), ('finetune.teacher', 'finetune.form'))
@@ -162,7 +162,7 @@ def _content(document: _Document) -> dict[Any, Any]:
 
 
 def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
-    """What a file's bases and at last the file itself give."""
+    """The values of a file's bases, then those of the file itself."""
     if document.identity in chain:
         raise ValueError(f"{document.label}: base goes round in a circle: {' -> '.join((*chain, document.identity))}")
     content = _content(document)
@@ -180,7 +180,7 @@ def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
         if len(layers) > MOST_BASES or len(chain) > MOST_BASES:
             raise ValueError(f"{document.label}: {BASE}: there are more than {MOST_BASES} bases; join some of them")
     for layer in layers:
-        # Two recipes of one name would mistake each other's runs for their own.
+        # Two recipes of one name would resume each other's runs.
         layer.pop("name", None)
     return [*layers, dict(_values(content, Recipe, "", document.label))]
 
@@ -327,11 +327,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def meaning_of(options: type, name: str) -> str:
-    """What the docstring of a class, or of one that it is built on, says about an option.
-
-    >>> meaning_of(Recipe, "seed")
-    'of everything random.'
-    """
+    """What the docstring of a class, or of a base class, says about an option."""
     meaning = next(filter(None, (attribute_meanings(base).get(name) for base in options.__mro__)), "")
     if not meaning:
         raise ValueError(f"{options.__name__}.{name} has no meaning; describe it under Attributes in the docstring")
@@ -340,18 +336,7 @@ def meaning_of(options: type, name: str) -> str:
 
 
 def attribute_meanings(documented: type) -> dict[str, str]:
-    """What a docstring has under "Attributes", by attribute; names with commas between them share one text.
-
-    >>> class Point:
-    ...     '''A place.
-    ...
-    ...     Attributes:
-    ...         x, y: where it lies,
-    ...             in metres.
-    ...     '''
-    >>> attribute_meanings(Point)
-    {'x': 'where it lies, in metres.', 'y': 'where it lies, in metres.'}
-    """
+    """What a docstring has under "Attributes", by attribute; names with commas between them share one text."""
     section = (inspect.getdoc(documented) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     meanings: dict[str, str] = {}
     for entry in filter(None, re.split(r"\n(?=\S)", textwrap.dedent(section))):
