@@ -33,21 +33,8 @@ _logger = logging.getLogger(__name__)
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     """Write the state to `last.pt`; what was there becomes `previous.pt`.
 
-    Killed at any instant, the folder holds a complete checkpoint under one of the two names.
-
-    Args:
-        folder: an existing folder.
-        state: tensors, numbers, texts, and lists, tuples and dictionaries of them.
-
-    Raises:
-        ValueError: the state holds something that could not be loaded again.
-        OSError: it cannot be written; the former checkpoints are kept.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_checkpoint(Path(folder), {"epoch": 3})
-    ...     load_checkpoint(Path(folder))
-    {'epoch': 3}
+    Killed at any instant, the folder holds a complete checkpoint under one of the two names. The state consists of
+    tensors, numbers, texts, and lists, tuples and dictionaries of them; anything else is refused.
     """
     # A damaged file must not push out a good one.
     former = folder / PREVIOUS if _is_whole(folder / LAST) else None
@@ -55,11 +42,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The last complete checkpoint, its tensors on the CPU; None where none was ever written.
-
-    Raises:
-        ValueError: there are checkpoints, but none of them can be used.
-    """
+    """The last complete checkpoint, its tensors on the CPU; None where none was ever written."""
     failures = []
     for path in (folder / LAST, folder / PREVIOUS):
         try:
@@ -83,11 +66,7 @@ def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
 
 
 def load_named(folder: Path, name: str) -> dict[str, Any] | None:
-    """The checkpoint that `save_named` wrote under the name, its tensors on the CPU; None where there is none.
-
-    Raises:
-        ValueError: it is damaged or holds more than data.
-    """
+    """The checkpoint that `save_named` wrote under the name, its tensors on the CPU; None where there is none."""
     try:
         return _load(folder / f"{name}.pt")
     except FileNotFoundError:

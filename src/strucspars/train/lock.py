@@ -18,27 +18,15 @@ class RunFolderBusy(RuntimeError):
 
 
 @contextlib.contextmanager
-def folder_lock(path: str | os.PathLike[str], *, is_first: bool = False) -> Iterator[None]:
+def folder_lock(path: Path, *, is_first: bool = False) -> Iterator[None]:
     """Hold the folder for this process alone while the block runs.
 
-    The kernel gives the lock back when the process ends, in whatever way. The lock file stays: removing it would let a
+    The kernel releases the lock when the process ends. The lock file stays: removing it would let a
     third process lock a new file of that name while a second still waits on the old one.
 
-    Args:
-        path: the folder.
-        is_first: refuse a folder that any process has held before: what was read there without the lock must be true
-            still.
-
-    Raises:
-        RunFolderBusy: another process has it, which the message names; or has had it, with `is_first`.
-        OSError: the folder cannot be written, or its file system knows no locks.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, folder_lock(folder):
-    ...     Path(folder, ".lock").exists()
-    True
+    With `is_first`, a folder that any process has held before is refused: what was read there without the lock may have
+    changed.
     """
-    path = Path(path)
     descriptor = _opened(path, os.O_EXCL if is_first else 0)
     _held.add(descriptor)
     try:

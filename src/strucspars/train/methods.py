@@ -283,7 +283,7 @@ class NetworkSlimming(Method):
 
     def trainable(self, model: nn.Module) -> tuple[nn.Module, TrainingRule]:
         """The narrow network."""
-        return slim_(model, self.selection), TrainingRule()
+        return self.cut_(model), TrainingRule()
 
     def finish_(self, model: nn.Module) -> None:
         """Save the narrow network with its selection."""

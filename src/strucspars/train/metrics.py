@@ -6,23 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strucspars.core.checks import checked_at_least
 from strucspars.io.files import disk_error, read_bytes, sync_folder, write_bytes
 from strucspars.io.records import RecordError, parse_json, plain
 
 
-def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Add one row and wait until it is on the disk; NaN and infinity become null.
 
-    The torn rest of a killed process's row goes first. A row that cannot be written whole is taken back.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     append_row(f"{folder}/metrics.jsonl", {"epoch": 0, "loss": 2.5})
-    ...     read_rows(f"{folder}/metrics.jsonl")
-    [{'epoch': 0, 'loss': 2.5}]
+    The torn rest of a killed process's row is removed first. A row that cannot be written whole is taken back.
     """
-    path = Path(path)
     line = json.dumps(plain(row, "row"), allow_nan=False, separators=(",", ":")).encode() + b"\n"
     is_new = not path.exists()
     try:
@@ -37,26 +29,16 @@ def append_row(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
         sync_folder(path.parent)
 
 
-def read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All rows, none where there is no file; the torn last line of a killed process is left out.
-
-    Raises:
-        ValueError: a whole line is damaged; the message names it.
-    """
-    path = Path(path)
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All rows, none where there is no file; the torn last line of a killed process is left out."""
     return [_parsed(path, number, line) for number, line in enumerate(_whole_lines(path), start=1)]
 
 
-def keep_rows(path: str | os.PathLike[str], count: int) -> None:
+def keep_rows(path: Path, count: int) -> None:
     """Cut the file after its first `count` rows, all or nothing.
 
     A resumed run goes back to its last checkpoint, so the rows that were written after it will be written again.
-
-    Raises:
-        ValueError: there are fewer rows, or one of those to keep is damaged.
     """
-    path = Path(path)
-    count = checked_at_least("count", count, 0)
     lines = _whole_lines(path)
     if len(lines) < count:
         raise ValueError(

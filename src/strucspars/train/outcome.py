@@ -95,22 +95,14 @@ class RunSummary:
 
 
 def read_summary(folder: RunFolder) -> RunSummary | None:
-    """The summary of the run in a folder; None if it is not finished.
-
-    Raises:
-        ValueError: the file is damaged; names it and the field.
-    """
+    """The summary of the run in a folder; None if it is not finished."""
     if not folder.summary_json_path.exists():
         return None
     return RunSummary.from_json(folder.read_json(folder.summary_json_path), str(folder.summary_json_path))
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    """The rows of the metrics, with the fields of `ROW_TYPES` checked.
-
-    Raises:
-        ValueError: a row is damaged; names the file, the line and the field.
-    """
+    """The rows of the metrics, with the fields of `ROW_TYPES` checked."""
     rows = folder.metrics()
     for number, row in enumerate(rows, start=1):
         for key, hint in {**ROW_TYPES, **MORE_ROW_TYPES}.items():

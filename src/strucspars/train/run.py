@@ -112,11 +112,7 @@ class Run:
 
     @cached_property
     def train(self) -> Batches:
-        """Batches to learn from.
-
-        Raises:
-            ValueError: there are fewer images than a batch has.
-        """
+        """Batches to learn from."""
         batch_size, count = self.recipe.data.batch_size, len(self._data.train)
         if batch_size > count:
             raise ValueError(
@@ -162,19 +158,11 @@ class Run:
         return self._data.listing() if isinstance(self._data, FolderData) else None
 
     def check_classes_of(self, folder: RunFolder) -> None:
-        """Refuse a run whose network has other classes than these data.
-
-        Raises:
-            ValueError: names the first class that differs.
-        """
+        """Refuse a run whose network has other classes than these data."""
         check_same_classes(folder, self.classes, data=f"data.root {self.recipe.data.root}")
 
     def check_images_of(self, checkpoint: Mapping[str, Any]) -> None:
-        """Refuse to go on with other images than before: order, crops and steps of the epochs would be others.
-
-        Raises:
-            ValueError: names how many there were and are.
-        """
+        """Refuse to go on with other images than before: order, crops and steps of the epochs would differ."""
         before, now = checkpoint["images"], self.images
         if before == now:
             return
@@ -230,11 +218,7 @@ class Run:
             ) from error
 
     def distillation(self) -> Distillation | None:
-        """The recipe's teacher; None without one.
-
-        Raises:
-            ValueError: the teacher's run is not finished, is not dense, or learned something else.
-        """
+        """The recipe's teacher, from the folder of a finished run; None without one."""
         options = self.recipe.finetune
         if options.teacher is None:
             return None
