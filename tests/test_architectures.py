@@ -121,9 +121,6 @@ def dense_gradients(model: nn.Module, plan: ss.GroupingPlan) -> dict[str, torch.
     for name, layer in plan.layers.items():
         if isinstance(model.get_submodule(name), ss.ShuffledGroupConv2d) and f"{name}.weight" in gradients:
             gradients[f"{name}.weight"] = dense_weight(gradients[f"{name}.weight"], layer)
-            if f"{name}.bias" in gradients:
-                bias = gradients[f"{name}.bias"]
-                gradients[f"{name}.bias"] = torch.empty_like(bias).index_copy_(0, torch.tensor(layer.out_perm), bias)
     return gradients
 
 
