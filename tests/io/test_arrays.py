@@ -74,7 +74,7 @@ def test_the_same_arrays_give_the_same_bytes_and_zeros_take_little_room(tmp_path
         ({"conv": np.array([object()])}, "'conv' holds Python objects"),
         ({"conv": np.array([(1, None)], dtype=[("a", int), ("b", object)])}, "'conv' holds Python objects"),
         ({"conv": [1, 2]}, "'conv' must be a numpy array, got list"),
-        ({3: np.zeros(1)}, "arrays are named by texts, got 3"),
+        ({3: np.zeros(1)}, "names of arrays must be text, got 3"),
     ],
 )
 def test_what_is_no_plain_array_is_not_written(tmp_path: Path, arrays: Any, complaint: str) -> None:

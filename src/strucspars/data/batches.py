@@ -24,10 +24,10 @@ from strucspars.data.image_set import (
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder:
-    """How the images of a split are dealt out to steps and processes.
+    """How the images of a split are distributed over steps and processes.
 
-    All processes together take `batch_size * world_size` images a step, each every `world_size`-th of them. So several
-    processes see the very images that one process with the larger batch would see, step by step.
+    A step takes `batch_size * world_size` images, of which each process gets every `world_size`-th. So several
+    processes together see the same images in each step as one process with the larger batch.
 
     Attributes:
         count: images of the split.
@@ -190,7 +190,7 @@ class ResidentBatches(Batches):
         changes = self.order.shuffled or self.augmentation is not None
         if self._filled_epoch == epoch or (self._filled_epoch is not None and not changes):
             return
-        # An interruption in here leaves the buffers with parts of two epochs.
+        # An interruption below leaves parts of two epochs in the buffers.
         self._filled_epoch = None
         indices = self.order.indices(epoch).to(self.device)
         variations = self._variations(epoch)
@@ -246,7 +246,7 @@ class FolderBatches(Batches):
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=device.type == "cuda",
-            # Its own: the loader draws a number every epoch, and must not disturb the global random state.
+            # The loader draws a number every epoch, which must not change the global random state.
             generator=torch.Generator(),
         )
 
@@ -269,7 +269,7 @@ class FolderBatches(Batches):
 class _Reading(Dataset[tuple[torch.Tensor, int] | ValueError]):
     """A split whose errors are values.
 
-    Raised in a worker, they would come back wrapped in the worker's trace, and hold on to the loader, whose workers
+    Raised in a worker, they would arrive wrapped in the worker's traceback, and keep the loader alive, whose workers
     then take seconds to end.
     """
 

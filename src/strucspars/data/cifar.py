@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100, in the "python version" that their authors publish.
 
-The files are pickles. They are read without executing anything, see `restricted_pickle`, and checked by what they hold
-instead of by a checksum, so that repacked copies are welcome.
+The files are pickles, read without executing anything (`restricted_pickle`). Their contents are checked instead of a
+checksum, so that repacked copies work.
 """
 
 import gzip
@@ -25,7 +25,7 @@ MAX_ARCHIVE_BYTES = 1024 * 2**20
 BLOCK_BYTES = 1024 * 1024
 IMAGE_SHAPE = (3, 32, 32)
 BYTES_PER_IMAGE = 3072
-# Its name within the data set, where it lies (for errors), and its content.
+# Name within the data set, location for errors, content.
 FoundFile = tuple[str, str, bytes]
 
 
@@ -129,7 +129,7 @@ def _find_files(root: Path, layout: CifarLayout) -> Iterator[FoundFile] | None:
 
 
 class _LimitedReader(gzip.GzipFile):
-    """A gzip file, read up to a limit of unpacked bytes: a small file can claim to hold any number of them."""
+    """A gzip file with a limit on its unpacked size, against zip bombs."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "rb")
@@ -149,7 +149,7 @@ def _files_in_archive(archive: Path, folder: str, names: tuple[str, ...]) -> Ite
     """The named files of `folder` in a `.tar.gz`, in the archive's order; nothing is written to disk."""
     wanted = {f"{folder}/{name}": name for name in names}
     try:
-        # "r|": forwards only, so that every byte passes the limit once.
+        # "r|" reads forwards only, so that every byte counts towards the limit once.
         with _LimitedReader(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as members:
             for member in members:
                 name = wanted.pop(member.name.removeprefix("./"), None)

@@ -15,9 +15,9 @@ from torchvision.transforms import functional
 from strucspars.data.image_set import Stream, generator_for
 from strucspars.io.files import IMAGE_BYTES, open_file
 
-# Pillow looks at the content, not at the name; for EPS and its like it starts another program.
+# Pillow goes by the content, not the name, and starts another program for EPS and similar formats.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-# Of these Pillow gives 16-bit grey as 32-bit numbers in 0 .. 65535: of PGM always, of PNG in older versions.
+# Pillow reads 16-bit grey of these as 32-bit numbers in 0 .. 65535: PGM always, PNG in older versions.
 FORMATS_WITHOUT_32_BIT = ("PNG", "PPM")
 
 
@@ -53,7 +53,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 TEST_FOLDERS = ("val", "test")
 
 SampleKey = tuple[int, int]
-"""Epoch and index of an image. A worker process learns the epoch from it, however long the worker has been living."""
+"""Epoch and index of an image; persistent worker processes learn the epoch from it."""
 
 
 class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
@@ -91,10 +91,7 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
         return len(self._paths)
 
     def names_digest(self) -> str:
-        """SHA-256 of the images' names and labels in their order, equal wherever the folder lies.
-
-        What the classes are called does not count: labels are numbers.
-        """
+        """SHA-256 of the images' names and labels in order, independent of where the folder lies and of class names."""
         digest = hashlib.sha256()
         before_class = len(os.fsencode(self._root / "_")) - 1
         for label, path in zip(self._labels.tolist(), self._paths.tolist(), strict=True):
@@ -149,7 +146,7 @@ class FolderData:
         return self.train.classes
 
     def listing(self) -> dict[str, int | str]:
-        """Which images there are, in few words: equal for the same names and labels in the same order."""
+        """Counts and digests of the images: equal for the same names and labels in the same order."""
         return {
             "train_images": len(self.train),
             "test_images": len(self.test),

@@ -1,4 +1,4 @@
-"""Data sets in memory, all images as bytes and all labels; and how images are varied at random."""
+"""Data sets in memory, and the random augmentation of their images."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -26,7 +26,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training images are varied: a shift by up to `padding` pixels in each direction (zeros come in), a mirror."""
+    """Random shifts by up to `padding` pixels in each direction, filled with zeros, and random mirrors."""
 
     padding: int
     flip: bool
@@ -34,7 +34,7 @@ class Augmentation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResidentData:
-    """A data set in memory, and how its pixels are normalised and augmented.
+    """A data set in memory with its normalisation and augmentation.
 
     Attributes:
         name: what the data set is called in recipes.
@@ -62,10 +62,7 @@ class ResidentData:
 
 
 class Stream(IntEnum):
-    """What random numbers are for: two uses of one seed must not draw the same numbers.
-
-    They depend on named numbers only, so that a stopped run draws the same again.
-    """
+    """Purposes of random numbers, so that two uses of one seed do not draw the same ones."""
 
     ORDER = 0
     CROPS = 1

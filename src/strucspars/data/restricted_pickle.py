@@ -1,8 +1,8 @@
-"""Reading pickled arrays from files of strangers: nothing that such a file names is ever imported or called.
+"""Reading pickled arrays from untrusted files, without importing or calling anything that they name.
 
-A pickle is a program. This reader knows the few names that numpy's own pickles use, and gives each a stand-in of its
-own, which only notes the array's shape, type and bytes. Any other name is refused before it is looked up. A first pass
-over the instructions refuses claims that would cost memory or time before anything is built.
+A pickle is a program. This reader maps the few names that numpy's own pickles use to stand-ins, which only record the
+array's shape, type and bytes, and refuses any other name. A first pass over the instructions refuses sizes that would
+cost memory or time before anything is built.
 """
 
 import io
@@ -15,8 +15,7 @@ import numpy as np
 
 MEMO_WRITES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 TUPLES = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
-# An array takes six. Tuples nested in tuples are the one value that costs time without bound: hashing follows each
-# reference, so n levels cost 2**n.
+# An array takes six. Hashing nested tuples follows each reference, so n levels cost 2**n.
 MAX_TUPLES = 24
 INTEGER_TYPES = frozenset({"u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"})
 MAX_DIMENSIONS = 4
@@ -43,7 +42,7 @@ def load_plain_pickle(data: bytes, *, source: str) -> object:
 
 
 def plain_array(value: object) -> np.ndarray | None:
-    """The array that a value of `load_plain_pickle` stands for; None if it stands for no complete array."""
+    """The array in a value of `load_plain_pickle`; None if it is no complete array."""
     return value.array if isinstance(value, _Array) else None
 
 
@@ -74,7 +73,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _StandIn:
-    """What a pickle may call. It cannot be altered by the pickle, unlike a function, whose attributes can."""
+    """A callable that a pickle cannot alter, unlike a function, whose attributes it could set."""
 
     __slots__ = ("_make",)
 
@@ -109,7 +108,7 @@ class _Type:
 
 
 class _Array:
-    """Stands for an array, and becomes one when its state has been read and fits."""
+    """Stands for an array, which is made when its state has been read and checked."""
 
     __slots__ = ("array",)
 

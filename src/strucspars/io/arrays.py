@@ -1,7 +1,6 @@
 """Named arrays in one compressed npz file. Nothing in it is ever unpickled or extracted.
 
-Layer names hold dots, and may hold anything else, so entries are percent-encoded. `numpy.load` reads the files too,
-under the encoded names.
+Entries are the percent-encoded names, because layer names may hold any character. `numpy.load` reads the files too.
 """
 
 import io
@@ -23,13 +22,13 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[An
 
     Raises:
         ValueError: an entry is not an array of plain values.
-        OSError: the file cannot be written; what was there before is kept.
+        OSError: the file cannot be written; the previous one is kept.
     """
     entries = {_encoded(name): _as_npy(name, array) for name, array in arrays.items()}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for entry, data in entries.items():
-            # Made from its name alone, an entry is dated 1980 and so does not depend on the clock.
+            # A ZipInfo is dated 1980, so the file does not depend on the clock.
             archive.writestr(zipfile.ZipInfo(entry), data, compress_type=zipfile.ZIP_DEFLATED)
     write_bytes(path, buffer.getvalue())
 
@@ -65,7 +64,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
 
 def _encoded(name: str) -> str:
     if not isinstance(name, str):
-        raise ValueError(f"arrays are named by texts, got {name!r}")
+        raise ValueError(f"names of arrays must be text, got {name!r}")
     return quote(name, safe="", errors="surrogatepass") + _SUFFIX
 
 

@@ -1,13 +1,13 @@
-"""Files that are replaced whole or not at all, and files that are read only if they are what they should be.
+"""Atomic writing of files, and reading that refuses pipes, devices and files that are too large.
 
-    with replace_file("plan.json") as unfinished:      # a file beside it, which takes the name when the block ends well
+    with replace_file("plan.json") as unfinished:      # a temporary file, renamed when the block ends without an error
         unfinished.write_text(plan.to_json())
-    write_text("plan.json", plan.to_json())            # the same for content that is at hand
-    text = read_text("plan.json", limit=RECORD_BYTES)  # a FIFO, a device, a folder or 5 GB: an error in words, at once
+    write_text("plan.json", plan.to_json())            # the same for content in memory
+    text = read_text("plan.json", limit=RECORD_BYTES)
     image = Image.open(open_file("cat.jpg", limit=IMAGE_BYTES))
 
-A failure leaves the former file. Every `OSError` names the file and what helps, from one table. A link in place of a
-file that is written is itself replaced; with `follow_link=True`, for paths that a user gives, the file it leads to is.
+A failed write keeps the previous file. Every `OSError` names the file and a remedy. A symbolic link is itself replaced;
+with `follow_link=True`, for paths that a user gives, its target is.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ REMEDIES = {
     errno.ELOOP: "it is a link; delete it, or choose another path",
 }
 
-# Largest sizes that are read, by kind of file; what this package writes is far smaller.
+# Size limits for reading, by kind of file; what this package writes is far smaller.
 RECIPE_BYTES = 2**18
 RECORD_BYTES = 2**26
 IMAGE_BYTES = 2**28
 ARRAYS_BYTES = 2**29
 CHECKPOINT_BYTES = 2**35
 
-# How the folders of unfinished files are named, to recognise those that a killed process has left.
+# Prefix of the folders of unfinished files, to recognise those that a killed process has left.
 UNFINISHED = ".unfinished-"
 
 _KINDS = {
@@ -55,7 +55,7 @@ _KINDS = {
 
 
 def reworded(error: OSError, message: str) -> OSError:
-    """An error of the same kind and number that reads as the message alone."""
+    """An error of the same type and errno whose text is the message alone."""
     kind = type(OSError(error.errno, "")) if error.errno else OSError
     result = kind(message)
     result.errno = error.errno
@@ -63,7 +63,7 @@ def reworded(error: OSError, message: str) -> OSError:
 
 
 def disk_error(action: str, path: str | os.PathLike[str], error: OSError, note: str = "") -> OSError:
-    """The same failure as a sentence: what could not be done to which file, why, and what helps."""
+    """The error as a sentence that names the action, the file, the reason and the remedy."""
     remedy = REMEDIES.get(error.errno or 0, "check that path and its disk, or choose another path")
     return reworded(error, f"cannot {action} {path}: {error.strerror}; {note}{remedy}")
 
@@ -80,7 +80,7 @@ def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> Bina
         ValueError: it is a named pipe, a socket or a device, which might never end, or larger than the limit.
     """
     try:
-        # Without waiting for the other end of a pipe.
+        # Non-blocking, so that opening a pipe does not wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
@@ -109,7 +109,7 @@ def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) ->
 def read_bytes(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> bytes:
     """The content of a regular file; errors as `open_file`."""
     with open_file(path, limit=limit) as file:
-        # It may grow meanwhile, and files of the kernel have no size.
+        # The file may grow meanwhile, and files in /proc report no size.
         bound = min(limit, os.fstat(file.fileno()).st_size + 2**20)
         try:
             content = file.read(bound + 1)
@@ -129,9 +129,9 @@ def read_text(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> str
 
 
 def check_not_packed(file: BinaryIO) -> None:
-    """Raise a `ValueError` if a zip file is larger than it looks, which `torch.save` never makes: it packs nothing.
+    """Raise a `ValueError` for a compressed zip file: `torch.save` does not compress, so it may be a zip bomb.
 
-    Leaves the file at its beginning; what is no zip file passes.
+    Other files pass. The file is rewound to its beginning.
     """
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
@@ -160,15 +160,14 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 def replace_file(
     path: str | os.PathLike[str], *, former: Path | None = None, follow_link: bool = False
 ) -> Iterator[Path]:
-    """Give a file of the same name in an unfinished folder; it takes its place when the block ends well.
+    """Yield a path in a temporary folder; the file written there replaces `path` when the block ends without an error.
 
-    Files that the block writes beside it, as formats of several files need, go with it. On any failure nothing is left,
-    and what was there before stays.
+    Other files that the block writes in that folder are moved with it. On an error the previous files stay.
 
     Args:
         path: the file to replace.
-        former: another name to keep its present version under, which must exist then; None: it goes.
-        follow_link: where `path` is a link, replace the file it leads to, instead of the link.
+        former: another name for its present version, which must exist then; None: it is deleted.
+        follow_link: if `path` is a link, replace its target instead of the link.
 
     Raises:
         OSError: the file cannot be written; the message says why, and what helps.
@@ -182,7 +181,7 @@ def replace_file(
             yield folder / target.name
             _publish(folder, target, former)
     except OSError as error:
-        # Without the system's words it is a sentence already, which names its own file.
+        # An error without strerror has a message of ours already.
         if error.strerror is None:
             raise
         note = "what was there is kept; " if target.is_file() else ""
@@ -192,24 +191,19 @@ def replace_file(
 
 @contextmanager
 def unfinished_folder(place: Path) -> Iterator[Path]:
-    """An empty folder that goes with the block. It lies on the disk of what it will replace, for a rename to do."""
-    # Not named after what it will replace: that name may be as long as allowed.
+    """A temporary folder in `place`, on the same disk as the file to replace, so that a rename works."""
+    # Not named after the file, whose name may have the maximum length already.
     with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=place, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 def followed(path: Path) -> Path:
-    """Where a link leads; any other path as it is."""
+    """The target of a link; any other path unchanged."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def check_companion(path: Path, companion: Path) -> None:
-    """Raise a `FileExistsError` if a file that would be replaced with `path` is there without it: it is someone else's.
-
-    Args:
-        path: the file to write.
-        companion: another one that goes with it.
-    """
+    """Raise a `FileExistsError` if a companion of `path` exists without it, and so belongs to something else."""
     if os.path.lexists(companion) and not path.exists():
         raise FileExistsError(
             f"{companion} would be replaced together with {path}, but is there alone, so that it belongs to something "
@@ -218,12 +212,12 @@ def check_companion(path: Path, companion: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the folder's list of names is on the disk, without which a power failure may undo a rename."""
+    """Flush the folder's directory to the disk; otherwise a power failure may undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems know no such order; the rename stands all the same.
+        # Some network file systems do not support this; the rename is done anyway.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise reworded(error, f"{path} took a new file, but cannot make it last: {error.strerror}") from error
     finally:
@@ -231,7 +225,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _publish(folder: Path, path: Path, former: Path | None) -> None:
-    """Move all files of the folder to where `path` is, that of its name last."""
+    """Move all files of the folder beside `path`, the main one last."""
     main = folder / path.name
     companions = sorted(file for file in folder.iterdir() if file != main)
     for file in companions:
@@ -261,13 +255,13 @@ def _publish(folder: Path, path: Path, former: Path | None) -> None:
 
 
 def _keep(path: Path, former: Path, link: Path) -> None:
-    """Give the file the name `former`, while it keeps its own until the next version takes that."""
+    """Link the file as `former`; it keeps its own name until the next version replaces it."""
     try:
         os.link(path, link)
     except OSError:
-        # Some file systems have no links. Then for a moment the file has the name `former` alone.
+        # Some file systems have no links; there the file has only the name `former` for a moment.
         os.replace(path, former)
         return
-    # Where both are one file already, since a process was killed after this, the rename does nothing, by standard.
+    # If both are the same file already, after a killed process, POSIX says that the rename does nothing.
     with contextlib.suppress(FileNotFoundError):
         os.replace(link, former)

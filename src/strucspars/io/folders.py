@@ -1,4 +1,4 @@
-"""Folders that are replaced whole or not at all, and only if no files of anyone else would go."""
+"""Atomic replacement of report folders, refused where it would delete other files."""
 
 import os
 from collections.abc import Iterator
@@ -15,10 +15,9 @@ _SHOWN_FILES = 3
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Give an empty folder to write a report to; it takes the name `path` when the block ends well.
+    """Yield an empty folder to write a report to; it is renamed to `path` when the block ends without an error.
 
-    On any failure nothing of it is left, and the report that was there before stays. What a link points to is replaced,
-    not the link.
+    On an error the previous report stays. The target of a link is replaced, not the link.
 
     Raises:
         FileExistsError: `path` is a file, or holds files that no report has written.
@@ -35,14 +34,14 @@ def replace_folder(path: Path) -> Iterator[Path]:
             _write_manifest(unfinished)
             _swap(unfinished, path, former=place / "former")
     except OSError as error:
-        # Without the system's words it is a sentence already, which names its own file.
+        # An error without strerror has a message of ours already.
         if error.strerror is None:
             raise
         raise disk_error("write", path, error, "what was there is kept; " if path.exists() else "") from error
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise a `FileExistsError` unless a report may be written to the folder without loss of anything else."""
+    """Raise a `FileExistsError` if the folder holds anything but a report."""
     if not os.path.lexists(path):
         return
     if not path.is_dir():
@@ -59,7 +58,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _manifest_files(path: Path) -> set[str]:
-    """The files of the report that is there; none where nothing says that they are of a report."""
+    """The files of the report in the folder; empty if there is no readable manifest."""
     with suppress(OSError, ValueError):
         manifest = parse_json(read_text(path / MANIFEST), MANIFEST)
         if isinstance(manifest, dict) and manifest.get("format") == _FORMAT and isinstance(manifest.get("files"), list):
@@ -73,7 +72,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _swap(unfinished: Path, path: Path, *, former: Path) -> None:
-    """Put the new folder where the old one was; the old one goes with the folder that `former` lies in."""
+    """Replace the old folder by the new one; the old one is deleted with the temporary folder of `former`."""
     if path.exists():
         os.replace(path, former)
     try:

@@ -29,9 +29,9 @@ Record = TypeVar("Record")
 
 # Whole numbers stay below it, so that they fit into 64 bits.
 LARGEST = 2**63
-# Of a YAML text, with every alias written out.
+# Most nodes of a YAML text, with every alias written out.
 MOST_NODES = 100_000
-# Python converts no text of more than some thousands.
+# Python itself refuses to convert numbers of several thousand digits.
 MOST_DIGITS = 1000
 
 _SHORT = reprlib.Repr()
@@ -89,7 +89,7 @@ def parse_yaml(text: str, where: str) -> Any:
 
     try:
         loader = yaml.SafeLoader(text)
-        # YAML 1.2 takes `2e-3`, which has no point, for a number; PyYAML is of YAML 1.1.
+        # In YAML 1.2 `2e-3` is a number; PyYAML implements YAML 1.1, where it needs a point.
         loader.yaml_implicit_resolvers = _resolvers()
         node = loader.get_single_node()
         if node is None:
@@ -120,7 +120,7 @@ def _count_nodes(node: "yaml.Node", where: str, key: str, sizes: dict[int, int])
     import yaml
 
     if id(node) in sizes:
-        # Unfinished, it is inside itself.
+        # A size of 0 means that the node contains itself.
         size = sizes[id(node)] or MOST_NODES + 1
     elif isinstance(node, yaml.SequenceNode):
         sizes[id(node)] = 0
@@ -145,7 +145,7 @@ def _count_nodes(node: "yaml.Node", where: str, key: str, sizes: dict[int, int])
 
 
 def check_header(document: object, where: str, **expected: str | int) -> dict[str, Any]:
-    """The fields of a document without those that tell its format and version, which must be as expected."""
+    """The fields of a document without its format and version, which must be as expected."""
     if not isinstance(document, Mapping):
         raise RecordError(where, "", f"must be an object, got {_SHORT.repr(document)}")
     for key, value in expected.items():
@@ -158,7 +158,7 @@ def check_header(document: object, where: str, **expected: str | int) -> dict[st
 
 
 def as_record(kind: type[Record], value: object, where: str, key: str = "") -> Record:
-    """The dataclass that an object stands for: all its fields and no others, but for those with a default.
+    """Make a dataclass of an object, which must have all fields without a default and no unknown ones.
 
     Args:
         kind: the dataclass. Its annotations may be of the kinds that `convert` knows.
@@ -180,7 +180,7 @@ def as_record(kind: type[Record], value: object, where: str, key: str = "") -> R
     if not isinstance(value, Mapping):
         raise RecordError(where, key, f"must be an object, got {_SHORT.repr(value)}")
     hints = get_type_hints(kind)
-    # All kinds are dataclasses, which the checker cannot tell.
+    # mypy cannot express that a type variable is a dataclass.
     known = {field.name: field for field in fields(kind) if field.init}  # type: ignore[arg-type]
     prefix = f"{key}." if key else ""
     for name in value:
@@ -262,7 +262,7 @@ def describe(hint: Any) -> str:
 def plain(value: object, where: str) -> Any:
     """The value in the types of JSON; numbers that JSON cannot hold (NaN, infinity) become null.
 
-    A run must not fail over a measure that has no value; whether the loss is finite is for the training to watch.
+    A run must not fail because a measure has no value; the training itself watches the loss.
     """
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
