@@ -1,4 +1,4 @@
-"""`export` and the formats it knows. A file gets its name only after its runtime agreed with the network."""
+"""`export` and its formats. A file is renamed to its path only after its runtime agreed with the network."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -189,10 +189,9 @@ def export(
     if not exporter.has_names and (input_names is not None or output_names is not None):
         raise ValueError(f"a file of the format {name} keeps no input_names and output_names; leave them out")
     runtime = exporter.runtime()
-    # Before the work, not after it.
     for companion in exporter.companions(followed(path)):
         check_companion(followed(path), companion)
-    # New tensors of the network's own code, of torch.export and of what reads files belong on the CPU.
+    # The network's code, torch.export and the readers of files must create tensors on the CPU.
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         program = inference_program(
             model,
@@ -246,7 +245,7 @@ def check_agreement(
         try:
             run = run or load()
             outputs = list(run(inputs))
-        # Every runtime has errors of its own.
+        # Each runtime raises its own types of errors.
         except Exception as error:
             raise ExportMismatch(
                 f"{runtime} cannot run the network at batch size {size}: {first_line(error)}; {path} is not written. "

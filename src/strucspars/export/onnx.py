@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import onnx
 
 BATCH_AXIS = "batch"
-# The most that one protobuf message holds; above that the weights go into a second file.
+# Limit of a protobuf message; the weights of larger models go into a second file.
 LARGEST_MESSAGE = 2**31 - 2**20
 
 Array = npt.NDArray[Any]
@@ -170,9 +170,9 @@ def _value_names(graph: onnx.GraphProto) -> Iterator[str]:
 class OnnxRunner:
     """An exported ONNX file in ONNX Runtime, on the CPU.
 
-    A batch of several images is computed image by image where gathers remain, and at once where none does: gathers of a
-    whole batch exceed the caches, and take longer than those of its images one by one (`results/inference.md`). A
-    network whose samples depend on each other always gets them at once; the export has tried that.
+    If gathers remain, a batch is computed image by image, because gathers of a whole batch exceed the caches and take
+    longer (`results/inference.md`). Otherwise, and for networks whose samples depend on each other, it is computed at
+    once; the export has tested which is the case.
 
     Args:
         path: the file.
@@ -268,7 +268,7 @@ def _session(path: Path, threads: int | None) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; strucspars.export writes one")
     options = onnxruntime.SessionOptions()
-    # Errors are raised; they need not be logged as well.
+    # Errors are raised, so they need no log line.
     options.log_severity_level = 4
     if threads is not None:
         options.intra_op_num_threads = checked_at_least("threads", threads, 1)

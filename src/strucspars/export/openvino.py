@@ -22,7 +22,7 @@ from strucspars.export.program import (
 if TYPE_CHECKING:
     import onnx
 
-# On processors with bfloat16 units OpenVINO would otherwise compute in that.
+# Otherwise OpenVINO computes in bfloat16 on processors that support it.
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
 
 
@@ -70,7 +70,7 @@ class OpenVinoExporter(Exporter):
 def write_openvino(proto: onnx.ModelProto, path: Path) -> None:
     """Write an ONNX model as OpenVINO's files."""
     openvino = optional_module("openvino", extra="openvino")
-    # On the disk that the files go to: that is the one which an error is about.
+    # On the disk of the files, so that an error is about that disk.
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, without_chatter():
         source = Path(folder) / "network.onnx"
         write_onnx(proto, source)
@@ -82,7 +82,7 @@ def write_openvino(proto: onnx.ModelProto, path: Path) -> None:
         try:
             openvino.save_model(model, path, compress_to_fp16=False)
         except RuntimeError as error:
-            # OpenVINO says "iostream error" for every cause. Writing as much ourselves raises the system's own error.
+            # OpenVINO says "iostream error" for every cause; writing the same amount raises the system's own error.
             path.write_bytes(bytes(2 * source.stat().st_size))
             raise OSError(
                 f"OpenVINO cannot write {path.name}: {first_line(error)}; choose another folder, or another format"

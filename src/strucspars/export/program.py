@@ -1,6 +1,6 @@
-"""What every file format starts from: the folded network as a program of torch.export, and inputs to check a file with.
+"""The common start of all formats: the folded network as a torch.export program, and inputs to check files with.
 
-`Exporter` is what a format has to provide. An implementation gets an `InferenceProgram`.
+A format implements `Exporter`, which writes an `InferenceProgram`.
 """
 
 import inspect
@@ -112,7 +112,7 @@ class InferenceProgram:
         input_names: one per input.
         output_names: one per output tensor.
         gathers: the channel shuffles that folding left.
-        metadata: what a file tells about its origin.
+        metadata: the origin of the file, by key.
     """
 
     reference: nn.Module
@@ -171,7 +171,7 @@ class TorchExporter(Exporter):
 
     def write(self, program: InferenceProgram, path: Path) -> None:
         """Write the file."""
-        # In memory first: torch's own writer does not say that a disk is full.
+        # In memory first, because torch's own writer does not report a full disk.
         buffer = io.BytesIO()
         try:
             with without_chatter():
@@ -186,7 +186,7 @@ class TorchExporter(Exporter):
     def load(self, path: Path) -> Run:
         """The program of a file."""
         with without_chatter():
-            # Not by its name: torch complains about some of them.
+            # From memory, because torch warns about some file names.
             program = torch.export.load(io.BytesIO(path.read_bytes())).module()
 
         def run(arguments: Arguments) -> list[torch.Tensor]:
@@ -281,7 +281,7 @@ def _samples_are_independent(reference: nn.Module, batch: ExampleBatch) -> bool:
                 for place in range(SMALLEST_TRACED_BATCH)
             ]
             joined = [torch.cat(outputs) for outputs in zip(*alone, strict=True)]
-    # Outputs without a batch axis cannot be joined, and some networks need several samples.
+    # Outputs without a batch axis cannot be concatenated, and some networks need several samples.
     except Exception:
         return False
     return not compare_outputs(together, joined).complaint
@@ -294,7 +294,7 @@ def slice_batch(inputs: Arguments, is_batched: Sequence[bool], start: int, size:
 
 
 def _folded(model: nn.Module, batch: ExampleBatch, widen_groups_below: int | None, group_width: int) -> fx.GraphModule:
-    """The inference graph; a graph that `fold` has made is taken as it is."""
+    """The inference graph; a folded graph is returned unchanged."""
     if not isinstance(model, fx.GraphModule) or not is_folded(model):
         width = group_width if widen_groups_below is None else widen_groups_below
         return fold(model, batch.arguments, widen_groups_below=width)
@@ -310,7 +310,7 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
     _return_plain_containers_(folded)
     samples = torch.export.Dim("batch")
     shapes: list[Any] = [{0: samples} if batched else None for batched in batch.is_batched]
-    # All arguments that `*args` takes are one, a tuple.
+    # The arguments that `*args` takes count as one tuple.
     dynamic_shapes = tuple(inspect.signature(folded.forward).bind(*shapes).arguments.values())
     try:
         with torch.no_grad(), without_chatter():
@@ -328,7 +328,7 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
             )
         raise ValueError(f"torch.export cannot trace the network: {first_line(error)}; {remedy}") from error
     for node in program.graph.nodes:
-        # It names folders of this machine.
+        # Stack traces name folders of this machine.
         node.meta.pop("stack_trace", None)
     return program
 

@@ -1,7 +1,7 @@
-"""One safetensors file per network, the plan in its metadata. Nothing in it is ever executed.
+"""One safetensors file per network, with the plan in its metadata. Nothing in it is ever executed.
 
-The file holds the tensors of the converted model; the user's own code builds the dense one, and the plan tells how to
-group it. So there is no class to pickle, and no model zoo to depend on.
+The file holds the tensors of the converted model. The user's own code builds the dense model, and the plan says how to
+group it, so no class needs to be pickled.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ VERSION_KEY = "strucspars.version"
 FORMAT_KEY = "strucspars.format"
 # Since format 2 the rows of a grouped weight and the bias are in the original order of the output channels.
 FORMAT = "2"
-# JSON: the version of every module's state that is not 1, which PyTorch keeps in the state's `_metadata`.
+# JSON: versions of modules' states other than 1, which PyTorch keeps in the state's `_metadata`.
 STATE_VERSIONS_KEY = "strucspars.state_versions"
-# JSON: which modules transform their inputs. Torchvision sets it where it loads its published weights, which were
-# trained on images of another scale, and keeps it in no state.
+# JSON: which modules transform their inputs. torchvision sets this with its published weights, which were trained on
+# images of another scale, and no state dict records it.
 TRANSFORM_KEY = "strucspars.transform_input"
 
 # By name, so that saving does not import torchvision.
@@ -58,9 +58,8 @@ Model = TypeVar("Model", bound=nn.Module)
 def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan | None = None) -> None:
     """Write a converted (or dense) model to one safetensors file, all or nothing.
 
-    A file that was there before survives any failure. Names in it are those of the network itself, also where
-    `torch.compile`, `DistributedDataParallel` or the like have wrapped it or parts of it. Whether torchvision's
-    GoogLeNet or Inception transforms its inputs is kept beside its tensors.
+    On an error the previous file stays. Names are those of the network itself, without wrappers such as `torch.compile`
+    and `DistributedDataParallel`. The `transform_input` of torchvision's GoogLeNet and Inception is saved too.
 
     Args:
         model: what to save.
@@ -144,7 +143,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     _check_tied(path, tensors, state)
     convert_(network, plan)
     loaded = OrderedDict((name, tensors[bare]) for name, bare in bare_state_names(network).items())
-    # Where PyTorch itself keeps the versions, and reads them again.
+    # PyTorch reads the versions from here.
     loaded._metadata = {  # type: ignore[attr-defined]  # an attribute that PyTorch adds
         name: {"version": versions.get(bare, 1)} for name, (bare, _) in state_versions(network).items()
     }
@@ -161,18 +160,18 @@ def write_tensors(path: str | os.PathLike[str], state: Mapping[str, torch.Tensor
     Raises:
         OSError: the file cannot be written.
     """
-    # Tied tensors are written once per name: the format refuses tensors that overlap in memory.
+    # Tied tensors are written once per name, because the format refuses tensors that overlap in memory.
     separate = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     content = serialised(separate, metadata | {VERSION_KEY: __version__})
     header_end = 8 + int.from_bytes(content[:8], "little")
-    # The library has the metadata in any order.
+    # The library writes the metadata in random order.
     entries = json.loads(content[8:header_end])
     entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     # The format aligns the tensors that follow.
     header += b" " * (-len(header) % 8)
     with replace_file(Path(path), follow_link=True) as unfinished, unfinished.open("wb") as file:
-        # As bytes, written here: only their owner can read the files that the library writes.
+        # Not by the library, whose files only their owner can read.
         file.write(len(header).to_bytes(8, "little") + header)
         file.write(memoryview(content)[header_end:])
 
@@ -247,7 +246,7 @@ def check_tensors(
 
 
 def _network_inside(model: nn.Module) -> nn.Module:
-    # Past wrappers with hooks too: the tensors matter, not what the wrapper computes.
+    # Wrappers with hooks are unwrapped too, because only the tensors matter.
     while (inner := inner_name(model)) is not None:
         model = model.get_submodule(inner)
     return model
@@ -259,7 +258,7 @@ def _bare_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _check_state_is_whole(state: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
-    """Raise a `ValueError` where a model's own `state_dict` leaves out a grouped layer: no file could bring it back."""
+    """Raise a `ValueError` if the model's own `state_dict` omits a grouped layer, which no file could restore."""
     for name, layer in plan.layers.items():
         if layer.group_level > 1 and _key(name, "weight") not in state:
             raise ValueError(
@@ -269,7 +268,7 @@ def _check_state_is_whole(state: Mapping[str, torch.Tensor], plan: GroupingPlan)
 
 
 def _check_dense(model: nn.Module) -> None:
-    """`load` groups a model that is dense and has real tensors; on any other it would go wrong halfway."""
+    """Raise a `ValueError` unless the model is dense and has real tensors."""
     for name, module in bare_modules(model):
         if is_grouped(module) or is_masked(module):
             raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
@@ -281,14 +280,14 @@ def _check_dense(model: nn.Module) -> None:
 def _tensors_after_conversion(
     state: Mapping[str, torch.Tensor], model: nn.Module, plan: GroupingPlan
 ) -> dict[str, torch.Tensor]:
-    """The model's state as it is once converted: channel orders with their values, all else on the meta device."""
+    """The model's state after conversion: channel orders with their values, other tensors on the meta device."""
     needed = {name: tensor.to("meta") for name, tensor in state.items()}
     modules, names = modules_by_name(model), defaultdict(list)
     for name, module in bare_modules(model, remove_duplicate=False):
         names[module].append(name)
     for name, layer in plan.layers.items():
         out_channels, in_channels, *kernel = layer.weight_shape
-        # A shared module stands in the state under each of its names.
+        # The state has a shared module under each of its names.
         for alias in names[modules[name]] if layer.group_level > 1 else ():
             weight = needed[_key(alias, "weight")]
             needed[_key(alias, "weight")] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
@@ -304,11 +303,11 @@ def _key(module: str, tensor: str) -> str:
 def _check_tied(
     path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
 ) -> None:
-    """What is one tensor in the model must be so in the file: of two, the last one would stay."""
+    """Raise a `ValueError` if tensors that are tied in the model differ in the file: the last one would win."""
     first_names: dict[object, str] = {}
     for name, tensor in state.items():
         first = first_names.setdefault((parameter_key(tensor), tensor.shape, tensor.stride(), tensor.dtype), name)
-        # By their bytes: NaN is the same as itself.
+        # Compared as bytes, so that NaN equals itself.
         if not torch.equal(*(tensors[each].reshape(-1).view(torch.uint8) for each in (first, name))):
             raise ValueError(
                 f"{path}: {first!r} and {name!r} differ, and are one tensor in the model; load into one in which they "
@@ -322,7 +321,7 @@ def input_transforms(model: nn.Module) -> dict[str, bool]:
 
 
 def read_transforms(metadata: Mapping[str, str], where: str) -> dict[str, bool]:
-    """What the metadata of a file tells of `input_transforms`; empty if nothing."""
+    """The `input_transforms` recorded in the metadata of a file; may be empty."""
     transforms: dict[str, bool] = _read_json(metadata, TRANSFORM_KEY, dict[str, bool], where)
     return transforms
 
@@ -357,7 +356,7 @@ def _with_transform(model: nn.Module) -> dict[str, Any]:
 
 
 def _read_json(metadata: Mapping[str, str], key: str, hint: Any, where: str) -> Any:
-    """A value that the metadata of a file has as JSON; an empty one if it has none."""
+    """A mapping stored as JSON in the metadata of a file; empty if it is missing."""
     where = f"{where}: {key}"
     return convert(hint, parse_json(metadata.get(key, "{}"), where), where)
 
