@@ -1,5 +1,6 @@
 """Networks that torch.compile has changed, whole or in part: what is compiled calls no hooks that come later."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import strucspars as ss
+from strucspars.cost.counting import uncompiled
 from strucspars.cost.gathers import shuffles_in_pass
 
 IMAGE = torch.zeros(1, 3, 8, 8)
@@ -142,3 +144,48 @@ def test_shuffles_in_a_compiled_pass_are_noted() -> None:
     model.compile(backend="eager")
     assert expected
     assert shuffles_in_pass(run_once(model), (IMAGE,)) == expected
+
+
+def test_other_networks_stay_compiled_while_one_is_counted() -> None:
+    calls: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        def run(*arguments: torch.Tensor) -> object:
+            calls.append(1)
+            return graph.forward(*arguments)
+
+        return run
+
+    counted, trained = compiled_in_place(), network()
+    trained.compile(backend=backend)
+    run_once(trained)
+    before = len(calls)
+    with uncompiled(counted):
+        thread = threading.Thread(target=run_once, args=(trained,))
+        thread.start()
+        thread.join()
+    assert before > 0
+    assert len(calls) == 2 * before
+
+
+def test_networks_are_counted_in_threads_at_the_same_time() -> None:
+    everyone_is_counting = threading.Barrier(2, timeout=60)
+
+    class Waiting(nn.Module):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            everyone_is_counting.wait()
+            return input
+
+    expected = ss.count_macs(network(), IMAGE).macs
+    models = [nn.Sequential(Waiting(), with_a_block_compiled_in_place(), Waiting()) for _ in range(2)]
+    for model in models:
+        run_once(model[1])
+    counts: list[int] = []
+    threads = [
+        threading.Thread(target=lambda model=model: counts.append(ss.count_macs(model, IMAGE).macs)) for model in models
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [expected, expected]

@@ -9,7 +9,6 @@ from strucspars.cost.text_table import short_count
     ("count", "text"),
     [
         (0, "0"),
-        (7.5, "7.5"),
         (999, "999"),
         (1000, "1K"),
         (999_400, "999K"),
@@ -21,5 +20,5 @@ from strucspars.cost.text_table import short_count
         (-2500, "-2.5K"),
     ],
 )
-def test_counts_have_three_digits_and_a_unit(count: float, text: str) -> None:
+def test_counts_have_three_digits_and_a_unit(count: int, text: str) -> None:
     assert short_count(count) == text

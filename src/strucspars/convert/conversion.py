@@ -232,7 +232,7 @@ def _check_by_running(model: nn.Module, changes: Changes, example_inputs: Exampl
     The network itself runs, since hooks and helper functions may hold its layers; everything is restored afterwards.
     """
     arguments = arguments_of(model, example_inputs)
-    with undisturbed(model), uncompiled(), _restored(changes):
+    with undisturbed(model), uncompiled(model), _restored(changes):
         for module, layer in changes.values():
             weight = module.get_parameter("weight")
             before = weight.data * module.get_buffer("mask") if is_masked(module) else weight.data

@@ -5,11 +5,11 @@ too. What a model computes by functions (`F.conv2d`, attention, matrix products)
 """
 
 import inspect
-import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ def trace_forward(model: nn.Module, sizes: Mapping[str, LayerSize], example_inpu
         uses[module] += outputs.numel()
 
     batch_norms = [module for module in model.modules() if is_batch_norm(module)]
-    with ExitStack() as hooks, uncompiled():
+    with ExitStack() as hooks, uncompiled(model):
         # Ahead of the user's own hooks, which may change the output.
         for size in sizes.values():
             hooks.callback(size.module.register_forward_hook(count_layer, prepend=True, with_kwargs=True).remove)
@@ -168,23 +168,60 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def uncompiled() -> AbstractContextManager[object]:
-    """Run what `torch.compile` has changed by its own code: compiled code does not call new hooks.
+# Where PyTorch keeps what `module.compile()` made, and the function that a compiled one was made from.
+_COMPILED_CALL = "_compiled_call_impl"
+_BEFORE_COMPILING = "_torchdynamo_orig_callable"
 
-    This holds for the whole process: a network that another thread runs meanwhile is not compiled either.
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run modules that `torch.compile` has changed by their own code: compiled code does not call new hooks.
+
+    Not `torch.compiler.set_stance`: it holds for all threads, in which other networks may train compiled, and threads
+    that set it at the same time can leave it set for good.
     """
-    # Importing the compiler takes seconds; where it is not imported, nothing is compiled.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    try:
+        for module in model.modules():
+            own, forward = vars(module), _forward_before_compiling(module)
+            if forward is None and _COMPILED_CALL not in own:
+                continue
+            before.append((own, {name: own[name] for name in (_COMPILED_CALL, "forward") if name in own}))
+            own.pop(_COMPILED_CALL, None)
+            if forward is not None:
+                own["forward"] = forward
+        yield
+    finally:
+        for own, kept in before:
+            own.pop("forward", None)
+            own.update(kept)
+
+
+def _forward_before_compiling(module: nn.Module) -> Callable[..., Any] | None:
+    """The function that a compiled `forward`, of the object or of its class, was made from; None if not compiled."""
+    if "forward" in vars(module):
+        # `torch.compile(module)` returns a wrapper with such a forward, too.
+        return getattr(vars(module)["forward"], _BEFORE_COMPILING, None)
+    # Not type(module).forward: scripted modules have none to give.
+    function = getattr(inspect.getattr_static(type(module), "forward", None), _BEFORE_COMPILING, None)
+    return None if function is None else MethodType(function, module)
+
+
+def as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
+    """The positional arguments of `forward`, or a `ValueError` that says how to give them."""
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,)
+    if isinstance(example_inputs, tuple):
+        return example_inputs
+    raise ValueError(
+        f"example_inputs must be a tensor or a tuple of the model's positional inputs, got "
+        f"{type(example_inputs).__name__}; a single input that is no tensor goes into a tuple: (input,)"
+    )
 
 
 def arguments_of(model: nn.Module, example_inputs: ExampleInputs) -> tuple[Any, ...]:
-    """The positional arguments of `forward`, or a `ValueError` that says how to give them."""
-    arguments = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
-    if not isinstance(arguments, tuple):
-        raise ValueError(
-            f"example_inputs must be a tensor or a tuple of the model's positional inputs, got "
-            f"{type(example_inputs).__name__}; a single input that is no tensor goes into a tuple: (input,)"
-        )
+    """The positional arguments, once it is known that `forward` takes them by position."""
+    arguments = as_arguments(example_inputs)
     try:
         signature = inspect.signature(model.forward)
     except ValueError:
@@ -201,6 +238,13 @@ def arguments_of(model: nn.Module, example_inputs: ExampleInputs) -> tuple[Any, 
 
 
 def fresh_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with tensors of their own, in lists and dictionaries too: a network may write into its inputs."""
+    """The arguments with tensors of their own, in lists and dictionaries too: a network may write into its inputs.
+
+    >>> images = torch.zeros(1)
+    >>> (batch,) = fresh_arguments(({"images": images},))
+    >>> batch["images"] += 1
+    >>> images
+    tensor([0.])
+    """
     fresh: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
     return fresh

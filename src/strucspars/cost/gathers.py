@@ -67,6 +67,9 @@ class FoldReport:
         untraced_reason: why the network is not a graph, and so keeps all its shuffles; empty if it is one.
         widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
         repeated_bytes: further forms of weights that several calls share, where the calls need different ones.
+
+    >>> print(FoldReport(gathers=(), num_kept_batch_norms=0, untraced_reason=""))
+    no gathers remain
     """
 
     gathers: tuple[RemainingGather, ...]
@@ -123,6 +126,9 @@ def contiguous_runs(gathers: IntArray) -> IntArray:
     """How many runs of neighbouring channels each gather copies: few long copies are cheaper than many short ones.
 
     One run of all channels is the order that is there already.
+
+    >>> contiguous_runs(np.array([[4, 5, 6, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]]))
+    array([2, 1])
     """
     runs: IntArray = np.count_nonzero(np.diff(gathers) != 1, axis=-1) + np.int64(1)
     return runs
@@ -176,7 +182,7 @@ def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = N
 
 def shuffles_in_pass(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[RemainingGather, ...]:
     """The shuffles of all grouped layers that one forward pass calls, in the order of the calls."""
-    with noted_shuffles(model) as noted, uncompiled():
+    with noted_shuffles(model) as noted, uncompiled(model):
         model(*arguments)
     return tuple(noted)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 GAP = "  "
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
-# Texts are not shortened below this width.
+# Shorter names say nothing.
 MIN_SHRUNK_WIDTH = 12
 
 
@@ -64,7 +64,11 @@ def markdown_table(columns: Sequence[Column]) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in at most `width` characters, shortened in the middle."""
+    """The text in at most `width` characters: the middle, which tells least, is left out.
+
+    >>> shortened("features.denseblock4.denselayer16.conv2", 22)
+    'features....er16.conv2'
+    """
     if len(text) <= width:
         return text
     kept = max(width - 3, 0)
@@ -89,7 +93,11 @@ def _cell(text: str, width: int, is_text: bool) -> str:
 
 
 def short_count(count: float) -> str:
-    """Three digits and a unit, such as 98.5K."""
+    """Three digits and a unit.
+
+    >>> short_count(98_522), short_count(4_089_184_256), short_count(640), short_count(7.5)
+    ('98.5K', '4.09G', '640', '7.5')
+    """
     for size, unit in UNITS:
         # What rounds up to the next unit is written in it.
         if abs(count) >= 0.9995 * size:
