@@ -105,10 +105,10 @@ def compress(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Group the convolutions of a trained network as its weights are: one-shot, without training.
+    """Group the convolutions of a trained network by its current weights: one-shot, without training.
 
-    Much of the weights' norm is lost this way, and only training brings the accuracy back. `run` does both with
-    `model.weights=CHECKPOINT stage1.epochs=0`, and loses less where it may train before, too.
+    This loses much of the weights' norm, and only finetuning restores the accuracy. `run` with
+    `model.weights=CHECKPOINT stage1.epochs=0` does both; with a first stage it loses less.
     """
     from dataclasses import asdict
 

@@ -110,7 +110,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train, compress, finetune, evaluate and save, as a recipe says. Goes on where an earlier run was stopped."""
+    """Train, compress, finetune, evaluate and save, as a recipe says. Resumes a stopped run."""
     from strucspars.paper.experiments import FinishedRun
     from strucspars.report.comparison_tables import beside_the_paper
     from strucspars.train.outcome_text import outcome_text, outcomes_text

@@ -19,7 +19,7 @@ _LONGEST_NAME = 80
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport:
-    """Where a report lies.
+    """The location of a report.
 
     Attributes:
         page: to open first.

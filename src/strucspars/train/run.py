@@ -41,7 +41,7 @@ SHOWN_CHARACTERS = 300
 
 
 class RunInterrupted(Exception):
-    """The run was asked to stop; everything is saved, and the same command goes on."""
+    """The run was asked to stop; everything is saved, and the same command resumes."""
 
 
 class TrainingDiverged(RuntimeError):
