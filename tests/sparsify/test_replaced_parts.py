@@ -164,12 +164,43 @@ def test_modules_that_hold_no_layer_may_be_replaced() -> None:
     assert torch.equal(sparsifier.penalty(), before)
 
 
+@pytest.mark.parametrize("budget", ["params", "macs"])
+def test_a_plan_meets_its_target_in_the_network_as_it_is_then(budget: str) -> None:
+    model, images = Nested(), torch.zeros(1, 3, 4, 4)
+    config = replace(CONFIG, target=0.4, budget=budget)
+    sparsifier = ss.Sparsifier(model, config, example_inputs=images)
+    model.rest[-1] = nn.Linear(16, 300)
+    assert sparsifier.end_epoch().removed_fraction == 0
+    plan, before = sparsifier.plan(), ss.count_macs(model, images)
+    ss.convert_(model, plan)
+    after = ss.count_macs(model, images)
+    assert plan.removed_param_fraction == pytest.approx(1 - after.params / before.params)
+    assert plan.removed_mac_fraction == pytest.approx(1 - after.macs / before.macs)
+
+
+def test_operations_are_counted_again_where_a_module_without_weights_changes_them() -> None:
+    model, images = Nested(), torch.zeros(1, 3, 4, 4)
+    sparsifier = ss.Sparsifier(model, replace(CONFIG, target=0.4, budget="macs"), example_inputs=images)
+    model.first[1] = nn.MaxPool2d(2)
+    plan, before = sparsifier.plan(), ss.count_macs(model, images)
+    ss.convert_(model, plan)
+    assert plan.removed_mac_fraction == pytest.approx(1 - ss.count_macs(model, images).macs / before.macs)
+
+
 def test_operations_of_layers_that_a_wrapper_of_later_renames_still_count() -> None:
     model, images = Nested(), torch.zeros(1, 3, 4, 4)
     sparsifier = ss.Sparsifier(model, replace(CONFIG, target=0.4, budget="macs"), example_inputs=images)
     before = sparsifier.plan()
     model.add_module("first", checkpoint_wrapper(model.first))
     assert sparsifier.plan() == before
+
+
+def test_a_target_that_a_larger_network_rules_out_is_refused() -> None:
+    model = Nested()
+    sparsifier = sparsifier_with_penalty(model)
+    model.rest[-1] = nn.Linear(16, 10_000)
+    with pytest.raises(ValueError, match=r"target .* cannot be reached"):
+        sparsifier.plan()
 
 
 @pytest.mark.parametrize("wrap", [lambda part: torch.compile(part, backend="eager"), nn.DataParallel])

@@ -18,8 +18,9 @@ from strucspars.core.plan import GroupingPlan, group_counts
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn, Selection, owners_of_parameters, parameter_key, select_layers
 from strucspars.nn.layers import is_grouped
+from strucspars.nn.names import bare_modules
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.extensions import find_importance
+from strucspars.sparsify.extensions import WholeNetwork, find_importance
 from strucspars.sparsify.layers import (
     LayerState,
     check_still_in_model,
@@ -85,9 +86,9 @@ class Sparsifier:
 
     The model stays as it is: no module is replaced, no key of its `state_dict` changes. The layers to group must stay
     in it, though `torch.compile` and the like may wrap them later; the end of an epoch checks that. Their weights may
-    be replaced (`load_state_dict(assign=True)`), but then a CUDA graph must be captured again. The network's size, of
-    which `target` is a fraction, is counted once, here. In distributed training every process makes a Sparsifier, and
-    all call `end_epoch` and `plan`: they agree on what is learned.
+    be replaced (`load_state_dict(assign=True)`), but then a CUDA graph must be captured again. Other modules, such as
+    the classifier, may be replaced: `target` is a fraction of the network as it is then. In distributed training every
+    process makes a Sparsifier, and all call `end_epoch` and `plan`: they agree on what is learned.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
@@ -123,14 +124,14 @@ class Sparsifier:
         self.selection: Selection = select_layers(model, config, filter_fn=filter_fn)
         self.selection.check_not_empty()
         check_values(self.selection.layers)
-        self._size = network_size(model, example_inputs)
+        self._example_inputs = example_inputs
         weights = self._present_weights()
         self._shapes = [weight.shape for weight in weights]
         self._penalty = StructuredPenalty(weights, find_importance(config.importance).penalty)
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
         # Fail now, not after the training, if the target is out of reach.
-        threshold_for_target(self.selection, self._states, self._size, config)
+        threshold_for_target(self.selection, self._states, self._size(), config)
         self._set_strengths_()
 
     def __repr__(self) -> str:
@@ -171,6 +172,14 @@ class Sparsifier:
             self._check_layers()
             raise
 
+    def _size(self) -> WholeNetwork:
+        """The size of the network now: parts that hold no layer to group may have been replaced."""
+        size = network_size(self._model, self._example_inputs)
+        # A wrapper that came later, such as one that recomputes activations, gives layers other names.
+        names = {module: name for name, module in bare_modules(self._model)}
+        macs = {layer.name: size.layer_macs.get(names[layer.module], 0) for layer in self.selection.layers}
+        return replace(size, layer_macs={**size.layer_macs, **macs})
+
     def end_epoch(self) -> EpochReport:
         """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7)."""
         begin = time.perf_counter()
@@ -178,7 +187,7 @@ class Sparsifier:
         before = self._states
         # With lambda's state, so that a rank that resumed from another checkpoint follows rank 0.
         self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
-        removed = removed_by(self.selection, self._states, self._size, self.config)
+        removed = removed_by(self.selection, self._states, self._size(), self.config)
         self._controller = next_lambda(self.config.schedule, self._controller, removed)
         self._set_strengths_()
         layers = [
@@ -198,7 +207,7 @@ class Sparsifier:
 
         def decide() -> GroupingPlan:
             states = self._learned_states(self._states)
-            return plan_for_target(self.selection, states, self._size, self.config)
+            return plan_for_target(self.selection, states, self._size(), self.config)
 
         return agreed(decide)
 
