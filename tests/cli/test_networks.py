@@ -127,7 +127,11 @@ def test_a_damaged_network_of_a_run_can_be_had_again(call: Any, tiny: tuple[str,
     said = call("summary", "runs/demo", "--model", "tiny_networks:small")
     assert said.status == 2
     assert "is not a readable safetensors file, or damaged" in said.err
-    assert "move it away and run again" in said.err
+    assert "delete it and summary.json and run again" in said.err
     path.unlink()
+    said = call("run", "demo", *tiny, "--quiet")
+    assert said.status == 2
+    assert "delete runs/demo/summary.json to write it again from the last checkpoint" in said.err
+    Path("runs/demo/summary.json").unlink()
     assert call("run", "demo", *tiny, "--quiet").status == 0
     assert path.read_bytes() == whole

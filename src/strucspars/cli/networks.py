@@ -142,7 +142,7 @@ def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
 
 def dense_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
     """The network that was made smaller, with fresh weights."""
-    again = "" if folder.is_one_shot else ", or move it away and run again: the last checkpoint has the network too"
+    again = "" if folder.is_one_shot else ", or delete it and summary.json and run again: the last checkpoint has both"
     classes = _classes_of_file(folder.model_path, recipe.model.name, remedy=f"restore it from a copy{again}")
     return build_model(recipe.model.name, num_classes=classes)
 

@@ -53,7 +53,11 @@ class LambdaSchedule:
 
 @dataclass(frozen=True)
 class LambdaState:
-    """Where the controller stands after `epoch` epochs; `lambda_value` holds for the next one."""
+    """State of the controller after `epoch` epochs; `lambda_value` holds for the next one.
+
+    >>> LambdaState(epoch=3, lambda_value=4e-6).removed_fraction
+    0.0
+    """
 
     epoch: int = 0
     lambda_value: float = 0.0
