@@ -27,8 +27,8 @@ from strucspars.cli.errors import (
 )
 from strucspars.cli.main import app, main
 from strucspars.models.catalogue import torchvision_names
-from strucspars.train.lock import RunFolderBusy
 from strucspars.train.recipe_reading import option_groups
+from strucspars.train.run_folder import RunFolderBusy
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
 COMMANDS = ("demo", "run", "compress", "eval", "summary", "export", "bench", "report", "reproduce")

@@ -20,8 +20,7 @@ from unittest import mock
 import torch
 
 from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
-from strucspars.train.lock import RunFolderBusy, folder_lock
-from strucspars.train.metrics import append_row, read_rows
+from strucspars.train.run_folder import RunFolder, RunFolderBusy
 
 STEPS = ("fsync", "link", "replace", "unlink", "open")
 
@@ -102,7 +101,6 @@ def every_step_without_links(folder: Path) -> dict[str, Any]:
 def random_moments(folder: Path) -> dict[str, Any]:
     """Die at random moments of an endless loop of rows and checkpoints; each process goes on from the last one's."""
     generator = random.Random(0)
-    rows = folder / "metrics.jsonl"
     epochs: list[int] = []
     inside_writes = 0
 
@@ -110,32 +108,36 @@ def random_moments(folder: Path) -> dict[str, Any]:
         epoch = consistent_epoch(folder) or 0
         while True:
             epoch += 1
-            append_row(rows, {"epoch": epoch})
+            RunFolder(folder).append_metrics({"epoch": epoch})
             save_checkpoint(folder, state(epoch, size=300_000))
 
     while len(epochs) < 10 or (inside_writes < 3 and len(epochs) < 200):
-        wanted = len(read_rows(rows)) + generator.randint(1, 3)
+        wanted = len(RunFolder(folder).metrics()) + generator.randint(1, 3)
         child = in_child(train)
-        while len(read_rows(rows)) < wanted:
+        while len(RunFolder(folder).metrics()) < wanted:
             time.sleep(0.001)
         time.sleep(generator.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         inside_writes += any(folder.glob(".unfinished-*"))
         epochs.append(consistent_epoch(folder) or 0)
-    return {"epochs": epochs, "inside_writes": inside_writes, "rows": [row["epoch"] for row in read_rows(rows)]}
+    return {
+        "epochs": epochs,
+        "inside_writes": inside_writes,
+        "rows": [row["epoch"] for row in RunFolder(folder).metrics()],
+    }
 
 
 def limited_file_size(folder: Path) -> dict[str, Any]:
     """Write more than the system lets a file grow to, as on a full disk; then again without the limit."""
     save_checkpoint(folder, state(1))
-    append_row(folder / "metrics.jsonl", {"epoch": 1})
+    RunFolder(folder).append_metrics({"epoch": 1})
     rows = (folder / "metrics.jsonl").stat().st_size
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     messages = []
     writes: list[tuple[int, Callable[[], None]]] = [
         (100_000, lambda: save_checkpoint(folder, state(2, size=300_000))),
-        (rows + 5, lambda: append_row(folder / "metrics.jsonl", {"epoch": 2})),
+        (rows + 5, lambda: RunFolder(folder).append_metrics({"epoch": 2})),
     ]
     for limit, write in writes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
@@ -145,7 +147,7 @@ def limited_file_size(folder: Path) -> dict[str, Any]:
             messages.append(str(error))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    kept = {"epoch": consistent_epoch(folder), "rows": read_rows(folder / "metrics.jsonl")}
+    kept = {"epoch": consistent_epoch(folder), "rows": RunFolder(folder).metrics()}
     names = sorted(path.name for path in folder.iterdir())
     save_checkpoint(folder, state(2, size=300_000))
     return {"messages": messages, "kept": kept, "names": names, "later": consistent_epoch(folder)}
@@ -156,7 +158,7 @@ def orphaned_worker(folder: Path) -> dict[str, Any]:
     read_end, write_end = os.pipe()
 
     def hold() -> None:
-        with folder_lock(folder):
+        with RunFolder(folder).locked():
             worker = in_child(lambda: time.sleep(60))
             os.write(write_end, f"{worker}\n".encode())
             time.sleep(60)
@@ -173,7 +175,7 @@ def orphaned_worker(folder: Path) -> dict[str, Any]:
 
 def is_free(folder: Path) -> bool:
     try:
-        with folder_lock(folder):
+        with RunFolder(folder).locked():
             return True
     except RunFolderBusy:
         return False
@@ -181,7 +183,7 @@ def is_free(folder: Path) -> bool:
 
 def child_leaves_the_block(folder: Path) -> dict[str, Any]:
     """A forked process that comes to the end of the block takes neither the lock nor a descriptor with it."""
-    with folder_lock(folder):
+    with RunFolder(folder).locked():
         child = os.fork()
     if child == 0:
         os._exit(0)

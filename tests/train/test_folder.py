@@ -10,9 +10,9 @@ import torch
 
 from strucspars.bench.machine import environment
 from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.io.arrays import load_arrays
 from strucspars.io.files import UNFINISHED
-from strucspars.train.lock import RunFolderBusy
-from strucspars.train.run_folder import RunFolder
+from strucspars.train.run_folder import RunFolder, RunFolderBusy
 
 RECIPE = "data: digits\nepochs: 3\nmodel:\n  name: resnet20\nseed: 0\n"
 
@@ -31,7 +31,7 @@ def plan() -> GroupingPlan:
 
 
 def test_everything_has_its_place_inside_the_folder(folder: RunFolder) -> None:
-    places = {name: value for name, value in vars(folder).items() if name != "path"}
+    places = {name: value for name, value in vars(folder).items() if name not in ("path", "lock_path")}
     assert {name: place.name for name, place in places.items()} == {
         "recipe_path": "recipe.yaml",
         "environment_path": "environment.json",
@@ -195,10 +195,9 @@ def test_the_plan_comes_back(folder: RunFolder) -> None:
 
 def test_arrays_of_an_epoch_come_back(folder: RunFolder) -> None:
     folder.save_epoch_arrays("sparsify", 3, {"layer1.0/levels": np.arange(4)})
-    np.testing.assert_array_equal(folder.epoch_arrays("sparsify", 3)["layer1.0/levels"], np.arange(4))
-    assert [path.name for path in folder.dynamics.iterdir()] == ["sparsify-0003.npz"]
-    with pytest.raises(FileNotFoundError, match=r"there are no arrays at .*sparsify-0004\.npz"):
-        folder.epoch_arrays("sparsify", 4)
+    (path,) = folder.dynamics.iterdir()
+    assert path.name == "sparsify-0003.npz"
+    np.testing.assert_array_equal(load_arrays(path)["layer1.0/levels"], np.arange(4))
 
 
 def test_subfolders_that_were_lost_are_made_again(folder: RunFolder) -> None:
@@ -208,7 +207,7 @@ def test_subfolders_that_were_lost_are_made_again(folder: RunFolder) -> None:
     folder.save_checkpoint({"epoch": 1})
     folder.save_epoch_arrays("sparsify", 0, {"levels": np.arange(4)})
     assert folder.load_checkpoint() == {"epoch": 1}
-    assert list(folder.epoch_arrays("sparsify", 0)) == ["levels"]
+    assert [path.name for path in folder.dynamics.iterdir()] == ["sparsify-0000.npz"]
 
 
 def test_decisions_come_back(folder: RunFolder) -> None:
@@ -243,7 +242,6 @@ def read_everything(folder: RunFolder) -> list[Any]:
         lambda: folder.remember("form", 1),
         folder.load_plan,
         folder.load_checkpoint,
-        lambda: folder.epoch_arrays("sparsify", 0),
         lambda: folder.rewind_metrics(1),
     ]
 
@@ -264,7 +262,7 @@ def test_hostile_files_in_every_place_execute_nothing_and_are_refused(
         "deep": b"[" * 100_000 + b"\n",
     }
     files = ["recipe.yaml", "environment.json", "summary.json", "decisions.json", "plan.json", "metrics.jsonl"]
-    for name in [*files, "checkpoints/last.pt", "checkpoints/previous.pt", "dynamics/sparsify-0000.npz"]:
+    for name in [*files, "checkpoints/last.pt", "checkpoints/previous.pt"]:
         (folder.path / name).write_bytes(contents[kind])
     folder.create()
     for read in read_everything(folder):

@@ -367,7 +367,7 @@ def test_a_link_in_a_run_folder_is_refused_and_what_it_leads_to_stays(
         (tmp_path / "elsewhere").rename(tmp_path / "away")
     place.symlink_to(tmp_path / "elsewhere")
     before = contents(tmp_path)
-    words = f"^{re.escape(str(place))} is a link, and a run folder holds none: .*; put a copy in its place, or delete"
+    words = f"^{re.escape(str(place))} is a link, which a run folder must not hold: .*; replace it by a copy, or delete"
     for attempt in (
         lambda: run_pipeline(small_recipe(*EPOCHS), run.path),
         lambda: export_network(str(run.path), format="onnx", force=True),

@@ -17,12 +17,11 @@ from torch import nn
 
 from strucspars.train import checkpoint as checkpoints
 from strucspars.train.engine import Engine
-from strucspars.train.lock import RunFolderBusy
 from strucspars.train.observer import RunObserver
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
 from strucspars.train.run import RunInterrupted, TrainingDiverged
-from strucspars.train.run_folder import RunFolder
+from strucspars.train.run_folder import RunFolder, RunFolderBusy
 from strucspars.train.stage import Stage
 
 STEPS = 6

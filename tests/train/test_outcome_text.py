@@ -7,8 +7,7 @@ import pytest
 
 from strucspars.cost.layers import BeforeAfter
 from strucspars.cost.text_table import duration
-from strucspars.train.outcome import RunSummary, StageAccuracy
-from strucspars.train.outcome_text import OPTIMISM, outcome_text, outcomes_text
+from strucspars.train.outcome import OPTIMISM, RunSummary, StageAccuracy, outcome_text, outcomes_text
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from strucspars.data.catalogue import load_data
-from strucspars.train.lock import RunFolderBusy
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
 from strucspars.train.run import RunInterrupted
-from strucspars.train.run_folder import RunFolder
+from strucspars.train.run_folder import RunFolder, RunFolderBusy
 from strucspars.train.side_by_side import run_side_by_side
 
 Recipes = Callable[..., Recipe]

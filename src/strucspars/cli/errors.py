@@ -17,7 +17,6 @@ import typer
 
 from strucspars.cli.console import is_first_process
 from strucspars.io.files import REMEDIES
-from strucspars.train.lock import RunFolderBusy
 
 FAILED = 1
 WRONG_USE = 2
@@ -174,7 +173,8 @@ _TABLE: tuple[tuple[tuple[type[BaseException], ...] | str, int, Callable[[BaseEx
     ("strucspars.train.side_by_side.BaseRunFailed", FAILED, _one_line),
     ((ImportError,), WRONG_USE, _import_words),
     ((ValueError, *_NOT_THERE), WRONG_USE, _one_line),
-    ((OSError, RunFolderBusy, RunFailed), FAILED, _one_line),
+    ("strucspars.train.run_folder.RunFolderBusy", FAILED, _one_line),
+    ((OSError, RunFailed), FAILED, _one_line),
 )
 
 

@@ -113,7 +113,7 @@ def run(
     """Train, compress, finetune, evaluate and save, as a recipe says. Resumes a stopped run."""
     from strucspars.paper.experiments import FinishedRun
     from strucspars.report.comparison_tables import beside_the_paper
-    from strucspars.train.outcome_text import outcome_text, outcomes_text
+    from strucspars.train.outcome import outcome_text, outcomes_text
     from strucspars.train.run_folder import RunFolder
 
     output = Output(as_json=as_json, quiet=quiet)

@@ -149,8 +149,7 @@ def _describe_run(folder: RunFolder, *, named: str | None) -> Described:
     from strucspars.cli.run import FINISHED, run_state
     from strucspars.paper.experiments import FinishedRun
     from strucspars.report.comparison_tables import beside_the_paper
-    from strucspars.train.outcome import read_metrics
-    from strucspars.train.outcome_text import outcome_text
+    from strucspars.train.outcome import outcome_text, read_metrics
     from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE
 
     state = run_state(folder)

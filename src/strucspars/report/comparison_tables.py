@@ -14,7 +14,7 @@ from strucspars.paper.experiments import (
 )
 from strucspars.paper.noise import NOISE, Difference, difference
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
-from strucspars.train.outcome_text import OPTIMISM
+from strucspars.train.outcome import OPTIMISM
 
 # Wider than other tables: shortened names of experiments would be of no use.
 TERMINAL_WIDTH = 150

@@ -11,8 +11,7 @@ from strucspars.report.confusion import Confusion
 from strucspars.report.layers import layer_importances
 from strucspars.report.named_table import Cell, NamedTable, TableColumn
 from strucspars.report.reading import RunData
-from strucspars.train.outcome import StageAccuracy, stage_accuracy
-from strucspars.train.outcome_text import OPTIMISM
+from strucspars.train.outcome import OPTIMISM, StageAccuracy, stage_accuracy
 
 
 def run_tables(run: RunData) -> tuple[NamedTable, ...]:

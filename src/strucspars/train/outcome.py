@@ -1,7 +1,9 @@
-"""The outcome of a run: sizes, accuracies of every stage, and seconds."""
+"""The outcome of a run: sizes, accuracies of every stage, and seconds; as a record and as text."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,18 +11,20 @@ from torch import nn
 
 from strucspars.cost.counting import count_macs
 from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.text_table import Column, duration, percent, text_table
 from strucspars.io.records import as_record, check_header, convert
 from strucspars.train.epochs import Accuracy
 from strucspars.train.recipe import COMPRESS, FINETUNE, SLIM, SPARSIFY, TRAIN, Recipe, stage_epochs
 from strucspars.train.run_folder import RunFolder
 
 SUMMARY_VERSION = 1
+OPTIMISM = "The best epoch is chosen on the test images, so it is optimistic."
 
-# What every row of the metrics has, and what some have.
-ROW_TYPES: Mapping[str, Any] = {"stage": str, "epoch": int, "test_top1": float, "test_top5": float, "seconds": float}
-MORE_ROW_TYPES: Mapping[str, Any] = dict.fromkeys(
-    ("removed_fraction", "min_kept_norm", "before_top1", "recalibrated_top1"), float | None
-)
+# Fields of a row of the metrics, not all of which every row has.
+_ROW_TYPES: Mapping[str, Any] = {
+    **{"stage": str, "epoch": int, "test_top1": float, "test_top5": float, "seconds": float},
+    **dict.fromkeys(("removed_fraction", "min_kept_norm", "before_top1", "recalibrated_top1"), float | None),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +106,16 @@ def read_summary(folder: RunFolder) -> RunSummary | None:
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    """The rows of the metrics, with the fields of `ROW_TYPES` checked."""
+    """The rows of the metrics, with the fields checked that summaries and reports read."""
     rows = folder.metrics()
     for number, row in enumerate(rows, start=1):
-        for key, hint in {**ROW_TYPES, **MORE_ROW_TYPES}.items():
+        for key, hint in _ROW_TYPES.items():
             convert(hint, row.get(key), f"{folder.metrics_path}, line {number}", key)
     return rows
 
 
 def stage_accuracy(rows: Sequence[Mapping[str, Any]], stage: str) -> StageAccuracy | None:
-    """Last and best epoch of a stage, from the rows of the metrics; None if it has none."""
+    """Last and best epoch of a stage; None if no epoch of it is done."""
     epochs = [row for row in rows if row["stage"] == stage]
     if not epochs:
         return None
@@ -134,7 +138,7 @@ def stage_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def progress_words(recipe: Recipe, rows: Sequence[Mapping[str, Any]]) -> str:
-    """How far an unfinished run has come, from the rows of the metrics."""
+    """How far an unfinished run is, in words."""
     stage, epoch = rows[-1]["stage"], rows[-1]["epoch"]
     if stage == COMPRESS:
         return "compressed, not finetuned yet"
@@ -151,7 +155,7 @@ def run_summary(
     converted: Accuracy,
     finetune_form: str | None,
 ) -> RunSummary:
-    """The summary of a run from its metrics, its two networks, and the accuracy of the one that is saved."""
+    """The summary of a run from its metrics, its two networks and the accuracy of the saved one."""
     compressed = next((row for row in rows if row["stage"] == COMPRESS), {})
     removed = [row.get("removed_fraction") for row in rows if row["stage"] == SPARSIFY]
     before, after = count_macs(dense, example), count_macs(small, example)
@@ -183,3 +187,115 @@ def run_summary(
         finetune_form=finetune_form,
         seconds=stage_seconds(rows),
     )
+
+
+def outcome_text(summary: RunSummary, recipe: Recipe, folder: RunFolder) -> str:
+    """A finished run: sizes, accuracies at every stage, and where its files are."""
+    parts = [
+        f"{summary.name}, seed {summary.seed}: {summary.model} on {summary.data}",
+        _sizes(summary),
+        f"{_accuracies(summary)}\n{OPTIMISM}",
+        "\n".join(_facts(summary, recipe)),
+        _places(summary, folder),
+    ]
+    return "\n\n".join(parts)
+
+
+def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
+    """Finished runs of one recipe in a table, by folder; below them, their mean and deviation."""
+    runs = list(summaries.values())
+    numbers: dict[str, list[float | None]] = {
+        "removed": [run.removed_param_fraction for run in runs],
+        "before": [run.before_compression_top1 for run in runs],
+        "after": [run.compressed_top1 for run in runs],
+        "last epoch": [run.finetuned.last_top1 for run in runs],
+        "best epoch": [run.finetuned.best_top1 for run in runs],
+        "saved": [run.converted_top1 for run in runs],
+    }
+    below = ["mean", "deviation"] if len(runs) > 1 else []
+    columns = [
+        Column("run", [*map(str, summaries), *below], is_text=True),
+        Column("params", [*(f"{run.params.after:,}" for run in runs), *("" for _ in below)]),
+    ]
+    for title, values in numbers.items():
+        known = [value for value in values if value is not None]
+        spread = [statistics.mean(known), statistics.stdev(known)] if len(known) > 1 else [None for _ in below]
+        columns.append(Column(title, [percent(value) for value in (*values, *spread)]))
+    return text_table(columns)
+
+
+def _sizes(summary: RunSummary) -> str:
+    counts: dict[str, BeforeAfter] = {"params": summary.params, "MACs": summary.macs}
+    is_dense = summary.kind == "dense"
+    return text_table(
+        [
+            Column("size", list(counts), is_text=True),
+            Column("dense", [f"{count.before:,}" for count in counts.values()]),
+            Column("compressed", ["" if is_dense else f"{count.after:,}" for count in counts.values()]),
+            Column("removed", ["" if is_dense else percent(count.removed_fraction) for count in counts.values()]),
+        ]
+    )
+
+
+def _accuracies(summary: RunSummary) -> str:
+    rows: list[tuple[str, float | None, float | None]] = []
+    sparsified, finetuned = summary.sparsified, summary.finetuned
+
+    def add_best(stage: str, accuracy: StageAccuracy) -> None:
+        rows.append((f"{stage}, best epoch ({accuracy.best_epoch})", accuracy.best_top1, accuracy.best_top5))
+
+    if sparsified is not None:
+        add_best("first stage", sparsified)
+    if summary.before_compression_top1 is not None:
+        top5 = None if sparsified is None else sparsified.last_top5
+        rows.append(("before compression", summary.before_compression_top1, top5))
+        rows.append(("after compression", summary.compressed_top1, summary.compressed_top5))
+    if summary.recalibrated_top1 is not None:
+        rows.append(("the same, batch norm recalibrated", summary.recalibrated_top1, None))
+    stage = "trained" if summary.kind == "dense" else "finetuned"
+    rows.append((f"{stage}, last epoch", finetuned.last_top1, finetuned.last_top5))
+    add_best(stage, finetuned)
+    rows.append(("saved network", summary.converted_top1, summary.converted_top5))
+    return text_table(
+        [
+            Column("accuracy", [title for title, _, _ in rows], is_text=True),
+            Column("top-1", [percent(top1) for _, top1, _ in rows]),
+            Column("top-5", [percent(top5) for _, _, top5 in rows]),
+        ]
+    )
+
+
+def _facts(summary: RunSummary, recipe: Recipe) -> list[str]:
+    facts = []
+    if summary.target is not None:
+        macs = summary.kind == "strucspars" and recipe.sparsify.budget == "macs"
+        reached = summary.removed_mac_fraction if macs else summary.removed_param_fraction
+        facts.append(
+            f"target      remove {percent(summary.target)} of all {'MACs' if macs else 'parameters'}: "
+            f"{percent(reached)} reached"
+        )
+    if summary.min_kept_norm is not None:
+        facts.append(
+            f"threshold   every grouped layer keeps at least {summary.min_kept_norm:.3f} of its norm (searched)"
+        )
+    if summary.removed_before_search is not None:
+        facts.append(
+            f"            with the {recipe.sparsify.min_kept_norm:g} of training, "
+            f"{percent(summary.removed_before_search)} would be removed"
+        )
+    times = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in summary.seconds.items())
+    facts.append(f"time        {times}")
+    return facts
+
+
+def _places(summary: RunSummary, folder: RunFolder) -> str:
+    places = [
+        (folder.model_path, "the network" if summary.kind == "dense" else "the compressed network"),
+        (folder.summary_text_path, "this text; summary.json for programs"),
+        (folder.metrics_path, "every epoch"),
+        (folder.tensorboard, "the same for TensorBoard"),
+    ]
+    if summary.kind == "strucspars":
+        places.insert(1, (folder.plan_path, "groups and channel orders of every layer"))
+    width = max(len(str(path)) for path, _ in places)
+    return "\n".join(f"{path!s:<{width}}  {meaning}" for path, meaning in places)

@@ -20,8 +20,7 @@ from strucspars.train.engine import lost_processes_explained
 from strucspars.train.epochs import CAPTURE_LOCK, Accuracy, Evaluation
 from strucspars.train.methods import METHODS, Method
 from strucspars.train.observer import RunObserver, TensorBoardLog
-from strucspars.train.outcome import RunSummary, read_metrics, read_summary, run_summary
-from strucspars.train.outcome_text import outcome_text
+from strucspars.train.outcome import RunSummary, outcome_text, read_metrics, read_summary, run_summary
 from strucspars.train.recipe import COMPRESS, Recipe
 from strucspars.train.recipe_identity import check_same_run
 from strucspars.train.recipe_reading import recipe_yaml

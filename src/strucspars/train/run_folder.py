@@ -1,11 +1,12 @@
-"""The folder of a run: its files, and writing and reading them whole. Reading executes nothing, whatever its origin."""
+"""The folder of a run: its files, its lock, and atomic writing. Reading executes nothing, whatever its origin."""
 
 import errno
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, final
@@ -13,12 +14,19 @@ from typing import Any, final
 import numpy as np
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.io.arrays import load_arrays, save_arrays
-from strucspars.io.files import UNFINISHED, disk_error, read_text, write_text
-from strucspars.io.records import convert, parse_json, to_json
+from strucspars.io.arrays import save_arrays
+from strucspars.io.files import (
+    UNFINISHED,
+    disk_error,
+    read_bytes,
+    read_text,
+    reworded,
+    sync_folder,
+    write_bytes,
+    write_text,
+)
+from strucspars.io.records import RecordError, convert, parse_json, plain, to_json
 from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
-from strucspars.train.lock import LOCK_NAME, folder_lock, was_locked
-from strucspars.train.metrics import append_row, keep_rows, read_rows
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import read_recipe
 
@@ -26,18 +34,26 @@ from strucspars.train.recipe_reading import read_recipe
 ONE_SHOT = "one_shot"
 ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"
 
+# Descriptors of the lock files that this process holds.
+_held: set[int] = set()
+
+
+class RunFolderBusy(RuntimeError):
+    """Another process, or another part of this one, works in the run folder."""
+
 
 @final
 class RunFolder:
-    """A run's folder; its methods lose nothing, whenever the process dies. A folder with links is refused.
+    """The folder of a run. Its files stay complete whenever the process is killed. A folder with links is refused.
 
-    A run begins with `create()`, then works inside `locked()`, where `write_recipe` comes first. `check_usable()` and
-    the methods that only read leave the disk as it is.
+    A run calls `create()`, then works inside `locked()`, where it calls `write_recipe` first. `check_usable()` and the
+    methods that read write nothing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         _check_no_links(self.path)
+        self.lock_path = self.path / ".lock"
         self.recipe_path = self.path / "recipe.yaml"
         self.environment_path = self.path / "environment.json"
         self.classes_path = self.path / "classes.json"
@@ -78,21 +94,70 @@ class RunFolder:
 
     @property
     def was_locked(self) -> bool:
-        """Whether some process has worked here before, or does now."""
-        return was_locked(self.path)
+        """Whether a process has held the folder before, or holds it now."""
+        return os.path.lexists(self.lock_path)
 
-    def locked(self, *, is_first: bool = False) -> AbstractContextManager[None]:
-        """Hold the folder for this process alone while the block runs; see `folder_lock`."""
-        return folder_lock(self.path, is_first=is_first)
+    @contextmanager
+    def locked(self, *, is_first: bool = False) -> Iterator[None]:
+        """Hold the folder for this process while the block runs; the kernel releases the lock when the process ends.
+
+        The lock file stays: without it, a third process could lock a new file while a second still waits for the old
+        one. With `is_first`, a folder that any process has held before is refused: what was read there without the lock
+        may have changed.
+        """
+        descriptor = self._open_lock(os.O_EXCL if is_first else 0)
+        _held.add(descriptor)
+        try:
+            self._acquire(descriptor)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            # A forked child that leaves the block has closed its copy already.
+            if descriptor in _held:
+                _held.remove(descriptor)
+                os.close(descriptor)
+
+    def _open_lock(self, more_flags: int) -> int:
+        try:
+            # Links are not followed: the process number would be written into a foreign file.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | more_flags
+            descriptor = os.open(self.lock_path, flags, 0o666)
+        except FileExistsError as error:
+            raise RunFolderBusy(
+                f"another process has just begun a run in {self.path}; wait for it, or use another folder"
+            ) from error
+        except OSError as error:
+            raise disk_error("lock", self.lock_path, error) from error
+        if not self.lock_path.is_file():
+            os.close(descriptor)
+            raise ValueError(f"{self.lock_path} is not a regular file; delete it")
+        return descriptor
+
+    def _acquire(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            text = os.pread(descriptor, 20, 0).strip()
+            holder = f"process {int(text)}" if text.isdigit() else "another process"
+            raise RunFolderBusy(
+                f"the run folder {self.path} is in use by {holder}; wait for it, stop it, or use another folder"
+            ) from error
+        except OSError as error:
+            raise reworded(
+                error,
+                f"the file system of {self.path} refuses locks ({error.strerror}), so two processes could write there "
+                "at once; put the run folder on a local disk",
+            ) from error
 
     @property
     def is_begun(self) -> bool:
-        """Whether there is something to go on from, or an outcome that must not be lost."""
+        """Whether there is a checkpoint to resume from, or an outcome that must not be lost."""
         return self.summary_json_path.exists() or self.is_one_shot or any(self.checkpoints.glob("*.pt"))
 
     @property
     def is_finished(self) -> bool:
-        """Whether a run has finished here and its network is there."""
+        """Whether the run is finished and its network exists."""
         return all(path.is_file() for path in (self.model_path, self.recipe_path, self.summary_json_path))
 
     @property
@@ -125,16 +190,60 @@ class RunFolder:
             return None
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the metrics; it is on the disk when this returns."""
-        append_row(self.metrics_path, row)
+        """Add a row to the metrics, one JSON object per line, and wait until it is on the disk.
+
+        An incomplete last line, of a killed process, is removed first. A row that cannot be written whole is removed.
+        """
+        line = json.dumps(plain(row, "row"), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        is_new = not self.metrics_path.exists()
+        try:
+            # Links are not followed: in a hostile folder they lead to files of the user.
+            descriptor = os.open(self.metrics_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            with open(descriptor, "r+b", buffering=0) as file:
+                end = file.read().rfind(b"\n") + 1
+                try:
+                    os.ftruncate(descriptor, end)
+                    written = 0
+                    while written < len(line):
+                        written += os.pwrite(descriptor, line[written:], end + written)
+                    os.fsync(descriptor)
+                except BaseException:
+                    os.ftruncate(descriptor, end)
+                    raise
+        except OSError as error:
+            raise disk_error("write", self.metrics_path, error, "what was there is kept; ") from error
+        if is_new:
+            sync_folder(self.path)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All whole rows of the metrics."""
-        return read_rows(self.metrics_path)
+        """All rows of the metrics, none where there is no file; an incomplete last line is left out."""
+        return [self._metrics_row(number, line) for number, line in enumerate(self._metrics_lines(), start=1)]
 
     def rewind_metrics(self, count: int) -> None:
-        """Keep the first `count` rows, those that the checkpoint knows of."""
-        keep_rows(self.metrics_path, count)
+        """Keep the first `count` rows: a resumed run writes those after its last checkpoint again."""
+        lines = self._metrics_lines()
+        if len(lines) < count:
+            raise ValueError(
+                f"{self.metrics_path} has {len(lines)} whole rows, but the checkpoint was made after {count}; "
+                "restore the file from a copy, or start again in another folder"
+            )
+        for number, line in enumerate(lines[:count], start=1):
+            self._metrics_row(number, line)
+        if self.metrics_path.exists():
+            write_bytes(self.metrics_path, b"".join(line + b"\n" for line in lines[:count]))
+
+    def _metrics_lines(self) -> list[bytes]:
+        try:
+            return read_bytes(self.metrics_path).split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+
+    def _metrics_row(self, number: int, line: bytes) -> dict[str, Any]:
+        where = f"{self.metrics_path}, line {number}"
+        row = parse_json(line, where)
+        if not isinstance(row, dict):
+            raise RecordError(where, "", f"must be a JSON object, got {type(row).__name__}")
+        return row
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Write a checkpoint and keep the one before it; see `strucspars.train.checkpoint`."""
@@ -159,11 +268,7 @@ class RunFolder:
     def save_epoch_arrays(self, stage: str, epoch: int, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Store the state of the layers after an epoch."""
         self.dynamics.mkdir(exist_ok=True)
-        save_arrays(self._epoch_path(stage, epoch), arrays)
-
-    def epoch_arrays(self, stage: str, epoch: int) -> dict[str, np.ndarray[Any, Any]]:
-        """The arrays that `save_epoch_arrays` stored."""
-        return load_arrays(self._epoch_path(stage, epoch))
+        save_arrays(self.dynamics / f"{stage}-{epoch:04d}.npz", arrays)
 
     def remember(self, key: str, value: object) -> None:
         """Store a decision that the run keeps to, as plain values."""
@@ -178,11 +283,8 @@ class RunFolder:
         decisions: dict[str, Any] = {} if stored is None else convert(dict[str, Any], stored, str(self.decisions_path))
         return decisions
 
-    def _epoch_path(self, stage: str, epoch: int) -> Path:
-        return self.dynamics / f"{stage}-{epoch:04d}.npz"
-
     def _check_own(self) -> None:
-        """Refuse a folder with other contents. A run that was killed before it wrote its recipe may begin again."""
+        """Refuse a folder with other contents. A run that was killed before it wrote its recipe may start again."""
         if self.is_one_shot:
             raise ValueError(
                 f"{self.path} holds a network of one-shot compression, which a run would overwrite; "
@@ -193,7 +295,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise ValueError(f"{self.path} is a file; choose another path for the run folder")
         empty = {folder for folder in self._subfolders if folder.is_dir() and not any(folder.iterdir())}
-        leftovers = {self.path / LOCK_NAME, *self.path.glob(f"{UNFINISHED}*"), *empty}
+        leftovers = {self.lock_path, *self.path.glob(f"{UNFINISHED}*"), *empty}
         foreign = sorted(entry.name for entry in self.path.iterdir() if entry not in leftovers)
         if foreign:
             raise ValueError(
@@ -202,14 +304,24 @@ class RunFolder:
             )
 
 
+def _close_in_child() -> None:
+    """A lock lives as long as any copy of its descriptor: a forked worker must not keep it after its parent."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 def _check_no_links(path: Path) -> None:
-    """Writing would go through a link to a file elsewhere, and reading would show one: refuse both."""
+    """Refuse links: writing would change, and reading would show, a file elsewhere."""
     with suppress(FileNotFoundError, NotADirectoryError):
         links = sorted(entry.name for entry in os.scandir(path) if entry.is_symlink())
         if links:
             raise ValueError(
-                f"{path / links[0]} is a link, and a run folder holds none: what it leads to would be overwritten; "
-                "put a copy in its place, or delete it"
+                f"{path / links[0]} is a link, which a run folder must not hold: its target would be overwritten; "
+                "replace it by a copy, or delete it"
             )
 
 
