@@ -31,9 +31,9 @@ stage2: {schedule: cosine}
 strucspars run cifar10-resnet56-60 sparsify.target=0.7 'sparsify.exclude=["*.shortcut"]' stage2.schedule=cosine
 ```
 
-`base` is the only key that is not an option: the recipe or file to build on, or a list of them. The file overrides
-its bases, later bases override earlier ones, and options that none of them sets have their defaults. The defaults are
-the paper's protocol for CIFAR-10, on the digits that come with scikit-learn.
+`base` is the only key that is not an option: the recipe or file to build on. The file overrides its base, and
+options that neither sets have their defaults: the paper's protocol for CIFAR-10, on the digits that come with
+scikit-learn.
 
 Unknown keys and invalid values are errors that name the valid ones."""
 

@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from strucspars.train.recipe import Recipe
-from strucspars.train.recipe_identity import without_place
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml
 from strucspars.train.run_folder import RunFolder
 
@@ -71,6 +70,15 @@ def save_in_half_precision(source: Path, target: Path) -> None:
     if not all(torch.isfinite(tensor).all() for tensor in halves.values() if tensor.is_floating_point()):
         raise ValueError(f"{source} has values that float16 cannot hold")
     save_file(halves, target, metadata)
+
+
+def without_place(recipe: Recipe) -> Recipe:
+    """The recipe without what depends on the machine: where the data are, and what computes."""
+    return replace(
+        recipe,
+        data=replace(recipe.data, root=None, download=False, workers=None),
+        engine=replace(recipe.engine, device="auto", cuda_graph=True, solver_workers=None),
+    )
 
 
 def _anywhere(recipe: Recipe) -> Recipe:

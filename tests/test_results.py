@@ -31,7 +31,6 @@ from strucspars.paper.published import PAPER_ROWS, table_rows
 from strucspars.prune.narrowing import ChannelSelection, slim_
 from strucspars.train.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.train.recipe import DataRecipe, EngineRecipe, FinetuneRecipe, Recipe, SparsifyRecipe
-from strucspars.train.recipe_identity import without_place
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml
 from strucspars.train.run_folder import RunFolder
 
@@ -314,7 +313,7 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
     recorded = read_recipe(kept / "recipe.yaml")
     assert (recorded.sparsify.from_run, recorded.finetune.teacher) == ("runs/first-seed2", "runs/dense-seed2")
     anywhere = replace(recorded, sparsify=recipe.sparsify, finetune=recipe.finetune)
-    assert anywhere == without_place(recipe)
+    assert anywhere == record_run.without_place(recipe)
     assert "someone" not in (kept / "recipe.yaml").read_text()
     environment = json.loads((kept / "environment.json").read_text())
     assert environment == {"commit": "0123456789ab", "device": "a GPU", "gpu_minutes": 3.5}

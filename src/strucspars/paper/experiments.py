@@ -67,7 +67,7 @@ class Experiment:
 
 def experiments_of(runs: Iterable[FinishedRun]) -> tuple[Experiment, ...]:
     """Group runs by recipe, whatever their seeds, places and devices, in the order given."""
-    grouped: dict[Recipe, list[FinishedRun]] = {}
+    grouped: dict[tuple[str, ...], list[FinishedRun]] = {}
     for run in runs:
         grouped.setdefault(protocol(run.recipe), []).append(run)
     first_of_name: dict[str, Recipe] = {}

@@ -164,7 +164,7 @@ def _check_unchanged(run: Run, method: Method, loss: StageLoss) -> None:
         "decision": (f"other contents of {method.decision_path}", "restore them"),
     }
     for key, digest in _digests(method, loss).items():
-        if run.checkpoint.get(key, digest) != digest:
+        if run.checkpoint.get(key) != digest:
             thing, remedy = causes[key]
             raise ValueError(
                 f"{run.folder.checkpoints}: {method.last_stage} began with {thing}, so it would become another run; "

@@ -2,92 +2,70 @@
 
 import re
 import reprlib
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from strucspars.train.recipe import DataRecipe, EngineRecipe, Recipe, SlimmingRecipe, SparsifyRecipe
+from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import flat_options
 from strucspars.train.run_folder import RunFolder
 
-# Of what differs between two recipes. As Python writes it: a folder from anywhere may hold signs that move the cursor.
+# Where the data are and what computes: on another machine it is still the same run.
+PLACE = (
+    *("data.root", "data.download", "data.workers"),
+    *("engine.device", "engine.cuda_graph", "engine.solver_workers"),
+)
+# Files and folders may have moved: only the last part of their path counts.
+PATHS = ("sparsify.from_run", "finetune.teacher", "model.weights")
+# Sections that runs of one kind read.
+READERS = {"sparsify": "strucspars", "slimming": "slimming"}
+# What runs of one row need not share.
+FREE = ("seed", "sparsify.from_run", "finetune.form", "engine.channels_last", "engine.compile")
+
+# Of the options that differ, in an error. By repr: a folder from anywhere may hold characters that move the cursor.
 SHOWN_KEYS = 8
 SHORT = reprlib.Repr()
 SHORT.maxstring = SHORT.maxother = 100
 
 
-def without_place(recipe: Recipe) -> Recipe:
-    """The recipe without what depends on the machine: where the data lie, and what computes."""
-    anywhere, anything = DataRecipe(), EngineRecipe()
-    return replace(
-        recipe,
-        data=replace(recipe.data, root=anywhere.root, download=anywhere.download, workers=anywhere.workers),
-        engine=replace(
-            recipe.engine,
-            device=anything.device,
-            cuda_graph=anything.cuda_graph,
-            solver_workers=anything.solver_workers,
-        ),
-    )
+def identity(recipe: Recipe) -> dict[str, Any]:
+    """The options that make a run this one, by dotted key; those that it does not read have their defaults."""
+    options, defaults = flat_options(recipe), flat_options(Recipe(name="any"))
+    for key, value in options.items():
+        if key in PLACE or READERS.get(key.partition(".")[0], recipe.kind) != recipe.kind:
+            options[key] = defaults[key]
+        elif key in PATHS and value is not None:
+            options[key] = Path(value).name
+    return options
 
 
-def protocol(recipe: Recipe) -> Recipe:
-    """What runs of one row have in common: all but seed, place, folder names and the engine's options but precision."""
-    teacher = recipe.finetune.teacher
-    return replace(
-        _without_unread(without_place(recipe)),
-        seed=0,
-        sparsify=replace(recipe.sparsify, from_run=None),
-        finetune=replace(recipe.finetune, form="auto", teacher=teacher and without_seed(Path(teacher).name)),
-        engine=EngineRecipe(precision=recipe.engine.precision),
-    )
+def protocol(recipe: Recipe) -> tuple[str, ...]:
+    """What runs of one row have in common, as overrides: all but seed, place and form, and the seed of the teacher."""
+    options = {key: value for key, value in identity(recipe).items() if key not in (*PLACE, *FREE)}
+    teacher = options["finetune.teacher"]
+    options["finetune.teacher"] = teacher and without_seed(teacher)
+    return tuple(f"{key}={value}" for key, value in options.items())
 
 
 def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     """The options in which the protocol of a recipe differs from that of another; names do not count.
 
+    >>> from strucspars.train.recipe import EngineRecipe
     >>> changes(Recipe(name="mine", engine=EngineRecipe(precision="bf16")), Recipe(name="other", seed=2))
     ('engine.precision=bf16',)
     """
-    mine, its = (flat_options(replace(protocol(each), name="any")) for each in (recipe, other))
-    return _differences(mine, its)
+    others = protocol(other)
+    return tuple(option for option in protocol(recipe) if option not in others and not option.startswith("name="))
 
 
 def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
     """The options of a recipe, different from another's, that decide the network after the first stage."""
-    return _differences(_first_stage_options(recipe), _first_stage_options(other))
-
-
-def _first_stage_options(recipe: Recipe) -> dict[str, Any]:
-    options = flat_options(without_place(_with_folder_names(recipe)))
     parts = ("seed", "data", "model", "sparsify", "stage1")
-    return {
-        key: value for key, value in options.items() if key.partition(".")[0] in parts and key != "sparsify.from_run"
-    }
-
-
-def _without_unread(recipe: Recipe) -> Recipe:
-    """Without the options of methods that the run does not use."""
-    if recipe.kind != "slimming":
-        recipe = replace(recipe, slimming=SlimmingRecipe())
-    return recipe if recipe.kind == "strucspars" else replace(recipe, sparsify=SparsifyRecipe())
-
-
-def _with_folder_names(recipe: Recipe) -> Recipe:
-    """With only the last part of every path: the same run, file or network may have moved."""
-    paths = recipe.sparsify.from_run, recipe.finetune.teacher, recipe.model.weights
-    source, teacher, weights = (path and Path(path).name for path in paths)
-    return replace(
-        recipe,
-        sparsify=replace(recipe.sparsify, from_run=source),
-        finetune=replace(recipe.finetune, teacher=teacher),
-        model=replace(recipe.model, weights=weights),
+    mine, others = identity(recipe), identity(other)
+    return tuple(
+        f"{key}={value}"
+        for key, value in mine.items()
+        if key.partition(".")[0] in parts and key != "sparsify.from_run" and value != others[key]
     )
-
-
-def _differences(mine: Mapping[str, Any], its: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{key}={value}" for key, value in mine.items() if value != its[key])
 
 
 def without_seed(folder: str) -> str:
@@ -100,15 +78,10 @@ def without_seed(folder: str) -> str:
 
 
 def check_same_run(folder: RunFolder, recipe: Recipe) -> None:
-    """Refuse a recipe for a folder that holds a run with another one.
-
-    Raises:
-        ValueError: the recipes differ in more than the place; the message shows where.
-    """
+    """Refuse a recipe for a folder that holds a run with another one; the message shows where they differ."""
     if not folder.recipe_path.is_file() or not folder.is_begun:
         return
-    recipes = (without_place(_with_folder_names(each)) for each in (folder.load_recipe(), recipe))
-    before, now = (flat_options(_without_unread(each)) for each in recipes)
+    before, now = identity(folder.load_recipe()), identity(recipe)
     differing = [key for key, value in now.items() if value != before[key]]
     if differing:
         shown = [

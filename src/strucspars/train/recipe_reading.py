@@ -1,7 +1,7 @@
-"""Recipes as text: composed of bases and overrides, checked key by key, written back whole, their options described.
+"""Recipes as text: read from files with a base and overrides, written back whole, their options described.
 
-A recipe file holds the keys of `Recipe`. Its `base` names one or more recipes whose keys hold where its own say
-nothing. Types, choices, limits and meanings are those of the dataclasses; nothing about single keys is repeated here.
+A recipe file holds the keys of `Recipe`; its `base` names a recipe that gives the keys it leaves out. Types, choices,
+limits and meanings come from the dataclasses.
 """
 
 import difflib
@@ -23,9 +23,8 @@ from strucspars.io.records import convert, describe, parse_yaml
 from strucspars.train.recipe import Recipe
 
 BASE = "base"
-# Of a recipe, with the bases of its bases.
-MOST_BASES = 100
 YAML_SUFFIXES = (".yaml", ".yml")
+PACKAGED = Path(str(files("strucspars"))) / "recipes"
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 120
@@ -39,20 +38,6 @@ class _Given(NamedTuple):
     origin: str
 
 
-# What one file or all overrides give, by dotted key.
-_Layer = dict[str, _Given]
-
-
-class _Document(NamedTuple):
-    """Text of a recipe: what errors call it, its path or built-in name, its default name, its YAML and its folder."""
-
-    label: str
-    identity: str
-    name: str
-    text: str
-    folder: Path
-
-
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolved: bool = False) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package, with `key=value` overrides.
 
@@ -61,7 +46,7 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolve
     Args:
         source: path of the file, or a name out of `recipe_names`. A name goes before a file of that name.
         overrides: such as `stage1.epochs=3`; values are YAML; the last one of a key wins.
-        is_resolved: refuse a base. A run folder holds a whole recipe; a base would take in a file from elsewhere, whose
+        is_resolved: refuse a base. A run folder holds a whole recipe; a base would include a file from elsewhere, whose
             text the folder's reader may publish.
 
     Raises:
@@ -71,13 +56,13 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolve
     >>> recipe.model.name, recipe.sparsify.target, recipe.stage1.epochs, recipe.data.root
     ('preact-resnet56', 0.6, 5, '~/cifar')
     """
-    document = _find(source, folder=Path())
-    if is_resolved and BASE in _content(document):
-        raise ValueError(f"{document.label}: {BASE}: a run folder's recipe takes no base; write its keys out")
-    given: _Layer = {"name": _Given(document.name, document.label)}
-    for layer in (*_layers(document, chain=()), *map(_override_values, overrides)):
-        given |= layer
-    recipe: Recipe = _built(Recipe, given, "", document.label)
+    documents = _documents(source, is_resolved=is_resolved)
+    given: dict[str, _Given] = {}
+    for label, content in documents:
+        given |= _values(content, Recipe, "", label)
+    for override in overrides:
+        given |= _override_values(override)
+    recipe: Recipe = _built(Recipe, given, "", documents[-1][0])
     return recipe
 
 
@@ -88,17 +73,16 @@ def recipe_yaml(recipe: Recipe) -> str:
     ['name: mine', 'kind: strucspars']
     """
     # In ASCII, by escapes: unescaped, some line breaks of Unicode are read back as spaces.
-    return yaml.safe_dump(_with_lists(asdict(recipe)), sort_keys=False, allow_unicode=False)
+    return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=False)
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package; bases that are no recipes of their own are left out.
+    """Names of the recipes that come with the package, without those that only serve as a base.
 
     >>> "demo" in recipe_names()
     True
     """
-    names = (entry.name for entry in (files("strucspars") / "recipes").iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml") and not name.startswith("_"))
+    return sorted(path.stem for path in PACKAGED.glob("[!_]*.yaml"))
 
 
 def override_keys(override: str) -> tuple[str, ...]:
@@ -116,7 +100,7 @@ def as_override(key: str, value: Any) -> str:
     >>> as_override("sparsify.layer_types", ("Conv2d", "Linear"))
     'sparsify.layer_types=[Conv2d, Linear]'
     """
-    text = yaml.safe_dump(_with_lists(value), default_flow_style=True, width=10**6, allow_unicode=False)
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=False)
     shown = text.removesuffix("\n").removesuffix("\n...")
     return f"{key}={shown}"
 
@@ -130,10 +114,36 @@ def flat_options(section: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _find(source: str | Path, *, folder: Path) -> _Document:
-    built_in = files("strucspars") / "recipes" / f"{source}.yaml"
-    if isinstance(source, str) and "/" not in source and built_in.is_file():
-        return _Document(f"recipe {source!r}", source, source, built_in.read_text(encoding="utf-8"), Path())
+def _documents(source: str | Path, *, is_resolved: bool) -> list[tuple[str, dict[Any, Any]]]:
+    """What errors call a recipe's files, and their contents: the innermost base first, the recipe itself last."""
+    documents: list[tuple[str, dict[Any, Any]]] = []
+    paths: list[Path] = []
+    wanted: str | Path | None = source
+    where = ""
+    while wanted is not None:
+        try:
+            label, path, text = _find(wanted, paths[-1].parent if paths else Path())
+        except ValueError as error:
+            raise ValueError(f"{where}{error}") from error
+        if path in paths:
+            raise ValueError(f"{label}: {BASE} goes round in a circle: {' -> '.join(map(str, (*paths, path)))}")
+        content = _content(text, label)
+        wanted, where = content.pop(BASE, None), f"{label}: {BASE}: "
+        if not isinstance(wanted, str | None):
+            raise ValueError(f"{where}must be a name or path, got {_SHORT.repr(wanted)}")
+        if wanted is not None and is_resolved:
+            raise ValueError(f"{where}a run folder's recipe takes no base; write its keys out")
+        # A base does not pass on its name: two recipes of one name would resume each other's runs.
+        documents.insert(0, (label, {"name": path.stem, **content}))
+        paths.append(path)
+    return documents
+
+
+def _find(source: str | Path, folder: Path) -> tuple[str, Path, str]:
+    """What errors call a recipe, its path and its text."""
+    packaged = PACKAGED / f"{source}.yaml"
+    if isinstance(source, str) and "/" not in source and packaged.is_file():
+        return f"recipe {source!r}", packaged, read_text(packaged)
     path = folder / Path(source).expanduser()
     if not path.exists():
         near = difflib.get_close_matches(Path(source).stem, recipe_names(), n=1, cutoff=0.4)
@@ -146,46 +156,21 @@ def _find(source: str | Path, *, folder: Path) -> _Document:
         remedy = f"to continue the run there, give {own}, and --out {path}" if own.is_file() else "give a YAML file"
         raise ValueError(f"{path}: this is a folder, not a recipe; {remedy}")
     try:
-        text = read_text(path, limit=RECIPE_BYTES)
+        return str(path), path.resolve(), read_text(path, limit=RECIPE_BYTES)
     except OSError as error:
         raise ValueError(str(error)) from error
-    return _Document(str(path), str(path.resolve()), path.stem, text, path.parent)
 
 
-def _content(document: _Document) -> dict[Any, Any]:
-    content = parse_yaml(document.text, document.label)
+def _content(text: str, label: str) -> dict[Any, Any]:
+    content = parse_yaml(text, label)
     if content is None:
-        raise ValueError(f"{document.label}: the file is empty; a recipe has keys such as base, model or sparsify")
+        raise ValueError(f"{label}: the file is empty; a recipe has keys such as base, model or sparsify")
     if not isinstance(content, dict):
-        raise ValueError(f"{document.label}: a recipe must be a mapping of keys to values, got {_SHORT.repr(content)}")
+        raise ValueError(f"{label}: a recipe must be a mapping of keys to values, got {_SHORT.repr(content)}")
     return content
 
 
-def _layers(document: _Document, chain: tuple[str, ...]) -> list[_Layer]:
-    """The values of a file's bases, then those of the file itself."""
-    if document.identity in chain:
-        raise ValueError(f"{document.label}: base goes round in a circle: {' -> '.join((*chain, document.identity))}")
-    content = _content(document)
-    bases = content.pop(BASE, [])
-    bases = bases if isinstance(bases, list) else [bases]
-    layers: list[_Layer] = []
-    for base in bases:
-        if not isinstance(base, str):
-            raise ValueError(f"{document.label}: {BASE}: must be a name or path, or a list of them, got {base!r}")
-        try:
-            found = _find(base, folder=document.folder)
-        except ValueError as error:
-            raise ValueError(f"{document.label}: {BASE}: {error}") from error
-        layers += _layers(found, (*chain, document.identity))
-        if len(layers) > MOST_BASES or len(chain) > MOST_BASES:
-            raise ValueError(f"{document.label}: {BASE}: there are more than {MOST_BASES} bases; join some of them")
-    for layer in layers:
-        # Two recipes of one name would resume each other's runs.
-        layer.pop("name", None)
-    return [*layers, dict(_values(content, Recipe, "", document.label))]
-
-
-def _override_values(override: str) -> _Layer:
+def _override_values(override: str) -> dict[str, _Given]:
     origin = f"override {override!r}"
     key, equals, text = override.partition("=")
     if not equals:
@@ -197,7 +182,7 @@ def _override_values(override: str) -> _Layer:
 
 
 def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) -> Iterator[tuple[str, _Given]]:
-    """The leaves of a mapping by dotted key, each as the type that its dataclass wants."""
+    """The leaves of a mapping by dotted key, each as the type of its dataclass's field."""
     hints = get_type_hints(section)
     for key, value in content.items():
         path = f"{prefix}{key}"
@@ -227,7 +212,7 @@ def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
 
 
 def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -> Any:
-    """The dataclass of what is given over the defaults; its own errors get the full key, and the file or override."""
+    """A section of what is given over the defaults; an error of it gets the full key, and the file or override."""
     default = flat_options(Recipe(name="any"))
     options = {}
     for name, hint in get_type_hints(section).items():
@@ -243,13 +228,6 @@ def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -
         key = message.split()[0]
         origin = given[key].origin if key in given else label
         raise ValueError(f"{origin}: {message}") from error
-
-
-def _with_lists(value: Any) -> Any:
-    """With lists for tuples, which YAML does not have."""
-    if isinstance(value, dict):
-        return {key: _with_lists(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +283,8 @@ def _group(options: type, names: Sequence[str]) -> OptionGroup:
         summary = " ".join((summary, *(f"`{name}` is {meaning_of(Recipe, name)}" for name in names)))
     prefixes = [f"{name}." for name in names] or [""]
     # `name` has no default: in Python it must be given, in YAML it is the name of the file.
-    defaults = {key: value if isinstance(value, str) else json.dumps(value) for key, value in _defaults().items()}
+    values = flat_options(Recipe(name="any")) | {"name": ""}
+    defaults = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     return OptionGroup(
         names=tuple(names),
         summary=summary,
@@ -322,10 +301,6 @@ def _group(options: type, names: Sequence[str]) -> OptionGroup:
     )
 
 
-def _defaults() -> dict[str, Any]:
-    return flat_options(Recipe(name="any")) | {"name": ""}
-
-
 def meaning_of(options: type, name: str) -> str:
     """What the docstring of a class, or of a base class, says about an option."""
     meaning = next(filter(None, (attribute_meanings(base).get(name) for base in options.__mro__)), "")
@@ -336,7 +311,7 @@ def meaning_of(options: type, name: str) -> str:
 
 
 def attribute_meanings(documented: type) -> dict[str, str]:
-    """What a docstring has under "Attributes", by attribute; names with commas between them share one text."""
+    """The texts under "Attributes" in a docstring, by attribute; names separated by commas share one text."""
     section = (inspect.getdoc(documented) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
     meanings: dict[str, str] = {}
     for entry in filter(None, re.split(r"\n(?=\S)", textwrap.dedent(section))):
