@@ -135,7 +135,7 @@ class Collection:
 
 def collected(out: Path, names: Sequence[str]) -> Collection:
     """The finished runs of the named recipes among the run folders in `out`; other files there are ignored."""
-    runs: dict[tuple[Recipe, int], FinishedRun] = {}
+    runs: dict[tuple[tuple[str, ...], int], FinishedRun] = {}
     unreadable: dict[Path, str] = {}
     not_counted: dict[Path, str] = {}
     for path in sorted(out.iterdir()) if out.is_dir() else []:

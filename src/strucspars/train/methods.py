@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 from torch import nn
+from typing_extensions import override
 
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
 from strucspars.convert.conversion import convert_
@@ -18,23 +19,23 @@ from strucspars.prune.slimming import select_channels
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.epochs import CAPTURE_LOCK
-from strucspars.train.recipe import FINETUNE, SLIM, SPARSIFY, TRAIN, Form, Kind, Recipe
+from strucspars.train.recipe import FINETUNE, SLIM, SPARSIFY, TRAIN, FinetuneForm, Kind, Recipe
 from strucspars.train.recipe_identity import first_stage_changes
 from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
 from strucspars.train.run import Run
 from strucspars.train.run_folder import RunFolder
 
-FORMS: tuple[Form, ...] = ("masked", "grouped")
+FORMS: tuple[FinetuneForm, ...] = ("masked", "grouped")
 
 
 class Method:
-    """How a network is trained, made smaller, saved and read back. The last stage of all methods is alike.
+    """How a network is trained, made smaller, saved and read back.
 
     Attributes:
         first_stage: name of the stage before the compression; None where nothing is compressed.
         last_stage: name of the stage that ends in the saved network.
-        is_cut_trainable: whether the last stage can go on from what `cut_` returns.
-        decision_path: the file that says what remains of the network; None where all does.
+        is_cut_trainable: whether the last stage can continue with what `cut_` returns.
+        decision_path: the file that says what remains of the network; None where everything does.
         form: how grouped layers are trained in the last stage; None where there are none.
     """
 
@@ -42,20 +43,20 @@ class Method:
     last_stage = FINETUNE
     is_cut_trainable = False
     decision_path: Path | None = None
-    form: Form | None = None
+    form: FinetuneForm | None = None
 
     def __init__(self, run: Run) -> None:
         self._run = run
 
     def first_rule(self, model: nn.Module) -> TrainingRule | None:
-        """The rule of the first stage; None where another run has trained it. Refuses what cannot work."""
+        """The rule of the first stage; None where another run has trained it. Refuses an unsuitable network now."""
         raise NotImplementedError
 
     def note_start(self) -> None:
         """Record the network before the first stage."""
 
     def decide(self, model: nn.Module) -> dict[str, Any]:
-        """Decide what to remove and write it down; returns entries for the metrics."""
+        """Decide what to remove and store it; returns entries for the metrics."""
         raise NotImplementedError
 
     def recall(self) -> None:
@@ -103,16 +104,11 @@ class StructuredSparsification(Method):
         self.decision_path = run.folder.plan_path
         self._sparsifier: Sparsifier | None = None
         self._learned: GroupingPlan | None = None
-        self._plan: GroupingPlan | None = None
+        # Of `decide` or `recall`.
+        self._plan: GroupingPlan
 
-    @property
-    def plan(self) -> GroupingPlan:
-        """The plan that was decided or recalled."""
-        assert self._plan is not None, "decide or recall comes first"
-        return self._plan
-
+    @override
     def first_rule(self, model: nn.Module) -> TrainingRule | None:
-        """The structured penalty; learns the first channel orders."""
         run = self._run
         if run.recipe.sparsify.from_run is not None:
             self._learned = _plan_of_run(run.recipe, run.recipe.sparsify.from_run)
@@ -127,22 +123,21 @@ class StructuredSparsification(Method):
             )
         return SparsifyRule(self._sparsifier)
 
+    @override
     def note_start(self) -> None:
-        """Save the importance of the first weights."""
         if self._run.checkpoint is None:
             self._store_importance("start")
 
+    @override
     def decide(self, model: nn.Module) -> dict[str, Any]:
-        """Search the threshold that meets the target with the present weights."""
         learned = self._learned
         if learned is None:
             assert self._sparsifier is not None
             self._store_importance("end")
             learned = self._sparsifier.plan()
         ablation = self._run.recipe.finetune.ablation
-        if ablation == "finetune" or ablation == "from-scratch":
-            self._plan = learned
-        else:
+        self._plan = learned
+        if ablation != "finetune" and ablation != "from-scratch":
             self._plan = reordered_plan(learned, ablation, seed=self._run.recipe.seed)
         if self._run.engine.is_first:
             self._run.folder.save_plan(self._plan)
@@ -152,39 +147,40 @@ class StructuredSparsification(Method):
             "removed_mac_fraction": learned.removed_mac_fraction,
         }
 
+    @override
     def recall(self) -> None:
-        """Read the plan."""
-        self._plan = self._run.folder.load_plan()
-        if self._plan is None:
+        plan = self._run.folder.load_plan()
+        if plan is None:
             raise ValueError(f"{self.decision_path} is missing, but the finetuning has begun; restore it")
+        self._plan = plan
 
+    @override
     def decision_digest(self) -> str:
-        """Of groups and orders."""
-        return plan_hash(self.plan)
+        return plan_hash(self._plan)
 
+    @override
     def cut_(self, model: nn.Module) -> nn.Module:
-        """Zero the weights that the plan prunes."""
-        HeldZerosRule(model, self.plan)
+        HeldZerosRule(model, self._plan)
         return model
 
+    @override
     def trainable(self, model: nn.Module) -> tuple[nn.Module, TrainingRule]:
-        """Masked or grouped, with inherited or fresh weights."""
         if self._run.recipe.finetune.ablation != "finetune":
             model = self._run.fresh_model("fresh weights of the ablation")
-            rescale_fresh_weights_(model, self.plan)
+            rescale_fresh_weights_(model, self._plan)
         self.form = finetuning_form(self._run)
         if self.form == "masked":
-            return model, HeldZerosRule(model, self.plan)
-        return convert_(model, self.plan), TrainingRule()
+            return model, HeldZerosRule(model, self._plan)
+        return convert_(model, self._plan), TrainingRule()
 
+    @override
     def finish_(self, model: nn.Module) -> None:
-        """Convert to group convolutions, and save them with their plan."""
-        convert_(model, self.plan)
+        convert_(model, self._plan)
         if self._run.engine.is_first:
-            save(model, self._run.folder.model_path, plan=self.plan)
+            save(model, self._run.folder.model_path, plan=self._plan)
 
     def _store_importance(self, moment: str) -> None:
-        """Save importance matrices and shapes of the layers for the report; half precision does for a picture."""
+        """Save importance matrices and shapes of the layers for the report; half precision is enough for pictures."""
         run = self._run
         if not run.engine.is_first or self._sparsifier is None:
             return
@@ -196,15 +192,17 @@ class StructuredSparsification(Method):
         run.folder.write_json(run.folder.path / "layers.json", shapes)
 
 
-def finetuning_form(run: Run) -> Form:
+def finetuning_form(run: Run) -> FinetuneForm:
     """Masked or grouped, as the recipe says; `auto` is masked on a GPU and grouped on a CPU (decision 17).
 
-    The folder remembers the choice: rounding differs between the forms, so a run that changed it would be another run.
+    The folder stores the choice: rounding differs between the forms, so a run that changed it would be another run.
     """
     wanted = run.recipe.finetune.form
     if wanted != "auto":
         return wanted
-    form: Form | None = run.engine.shared(run.folder.remembered("finetune_form") if run.engine.is_first else None)
+    form: FinetuneForm | None = run.engine.shared(
+        run.folder.remembered("finetune_form") if run.engine.is_first else None
+    )
     if form is None:
         form = "masked" if run.engine.device.type == "cuda" else "grouped"
         if run.engine.is_first:
@@ -235,63 +233,57 @@ def _plan_of_run(recipe: Recipe, source: str) -> GroupingPlan:
 
 @final
 class NetworkSlimming(Method):
-    """Liu et al. (2017): the baseline of the paper's tables."""
+    """The baseline of the paper's tables (Liu et al., 2017)."""
 
     first_stage = SLIM
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._path = self.decision_path = run.folder.path / "selection.json"
-        self._selection: ChannelSelection | None = None
+        # Of `decide` or `recall`.
+        self._selection: ChannelSelection
 
-    @property
-    def selection(self) -> ChannelSelection:
-        """The selection that was decided or recalled."""
-        assert self._selection is not None, "decide or recall comes first"
-        return self._selection
-
+    @override
     def first_rule(self, model: nn.Module) -> TrainingRule:
-        """L1 on the batch-norm scales."""
         options = self._run.recipe.slimming
-        # Refuse an unsuitable network or target now, not after the training.
         select_channels(model, target=options.target)
         return SlimmingRule(model, options.strength)
 
+    @override
     def decide(self, model: nn.Module) -> dict[str, Any]:
-        """Search one threshold for all batch-norm scales that meets the target."""
-        # As for the sparsifier.
+        target, example = self._run.recipe.slimming.target, self._run.example
+        # Counting operations sets the random state aside, from which other threads may be drawing weights.
         with CAPTURE_LOCK:
-            target, example = self._run.recipe.slimming.target, self._run.example
             self._selection = select_channels(model, target=target, example_inputs=example)
         if self._run.engine.is_first:
-            write_text(self._path, self.selection.to_json() + "\n")
-        return {"removed_channel_fraction": self.selection.removed_channel_fraction}
+            write_text(self._path, self._selection.to_json() + "\n")
+        return {"removed_channel_fraction": self._selection.removed_channel_fraction}
 
+    @override
     def recall(self) -> None:
-        """Read the selection."""
         if not self._path.exists():
             raise ValueError(f"{self._path} is missing, but the finetuning has begun; restore it")
         self._selection = ChannelSelection.from_json(read_text(self._path), str(self._path))
 
+    @override
     def decision_digest(self) -> str:
-        """Of the channels that remain."""
-        return self.selection.digest()
+        return self._selection.digest()
 
+    @override
     def cut_(self, model: nn.Module) -> nn.Module:
-        """Remove the channels."""
-        return slim_(model, self.selection)
+        return slim_(model, self._selection)
 
+    @override
     def trainable(self, model: nn.Module) -> tuple[nn.Module, TrainingRule]:
-        """The narrow network."""
         return self.cut_(model), TrainingRule()
 
+    @override
     def finish_(self, model: nn.Module) -> None:
-        """Save the narrow network with its selection."""
         if self._run.engine.is_first:
-            save_slimmed(model, self.selection, self._run.folder.model_path)
+            save_slimmed(model, self._selection, self._run.folder.model_path)
 
+    @override
     def reload(self) -> nn.Module:
-        """Read the saved network back."""
         return load_slimmed(self._run.folder.model_path, self._run.fresh_model())
 
 

@@ -1,8 +1,10 @@
-"""What a run tells its observers, and the TensorBoard log. Torch is imported only where pictures are made."""
+"""The events of runs, and the TensorBoard log that writes them down. Imports torch for pictures only."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
+
+from typing_extensions import override
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,16 +23,16 @@ class RunObserver:
     """
 
     def run_started(self, run: str) -> None:
-        """A run begins or goes on: its data and network are being prepared."""
+        """A run starts or resumes; its data and network are being prepared."""
 
     def run_ended(self, run: str, words: str) -> None:
-        """A run has ended; `words` say how."""
+        """A run has ended, in the way that `words` say."""
 
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
-        """A stage of training begins, or goes on after `done_epochs`."""
+        """A stage of training starts, or resumes after `done_epochs`."""
 
     def steps_done(self, run: str, *, epoch: int, step: int) -> None:
-        """The epoch has come to this step; called every few steps."""
+        """The epoch has reached this step; called every few steps."""
 
     def matrices_seen(self, run: str, matrices: Mapping[str, "FloatArray"]) -> None:
         """Importance matrices of some layers in their present orders; before the row of the epoch."""
@@ -54,13 +56,13 @@ class TensorBoardLog(RunObserver):
         """Write what is left and close the file."""
         self._writer.close()
 
+    @override
     def matrices_seen(self, run: str, matrices: Mapping[str, "FloatArray"]) -> None:
-        """Write pictures of the matrices."""
         for layer, matrix in matrices.items():
             self._writer.add_image(f"importance/{layer}", _picture(matrix), self._rows + 1, dataformats="HW")
 
+    @override
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
-        """Write one row of the metrics."""
         self._rows += 1
         for key, value in row.items():
             if isinstance(value, int | float) and key != "epoch":

@@ -9,7 +9,7 @@ from strucspars.sparsify.config import SparsifyConfig, SparsifyOptions
 
 Schedule = Literal["constant", "steps", "cosine"]
 Precision = Literal["32", "bf16", "16"]
-Form = Literal["auto", "masked", "grouped"]
+FinetuneForm = Literal["auto", "masked", "grouped"]
 Ablation = Literal["finetune", "from-scratch", "shufflenet", "random", "no-shuffle"]
 Kind = Literal["strucspars", "dense", "slimming"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -154,7 +154,7 @@ class FinetuneRecipe:
         distill_temperature: the higher, the softer are both predictions.
     """
 
-    form: Form = "auto"
+    form: FinetuneForm = "auto"
     ablation: Ablation = "finetune"
     recalibrate_bn: bool = False
     teacher: str | None = None
@@ -162,7 +162,7 @@ class FinetuneRecipe:
     distill_temperature: float = 4.0
 
     def __post_init__(self) -> None:
-        _check_choice("form", self.form, Form)
+        _check_choice("form", self.form, FinetuneForm)
         _check_choice("ablation", self.ablation, Ablation)
         checked_fraction("distill_weight", self.distill_weight)
         if not 0 < self.distill_temperature < math.inf:

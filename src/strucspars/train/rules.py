@@ -1,4 +1,4 @@
-"""What training does beside minimising the loss: the structured penalty, held zeros, or the slimming penalty."""
+"""What training does besides minimising the loss: the structured penalty, held zeros, or the slimming penalty."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -6,6 +6,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from strucspars.convert.conversion import check_fits
 from strucspars.core.checks import FloatArray
@@ -23,10 +24,10 @@ class TrainingRule:
     """Changes gradients in every step and decides something after every epoch; this one leaves the loss alone."""
 
     def add_gradient_(self) -> None:
-        """Called after the backward pass; must not wait for the device, so that a CUDA graph can capture it."""
+        """Change gradients after the backward pass, without waiting for the device: a CUDA graph may capture it."""
 
     def end_epoch(self) -> Mapping[str, Any]:
-        """Decide; returns entries for the epoch's row of the metrics."""
+        """Decide after an epoch; returns entries for its row of the metrics."""
         return {}
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
@@ -38,11 +39,11 @@ class TrainingRule:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training needs to go on."""
+        """What training needs to resume."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore the state."""
 
 
 @final
@@ -53,12 +54,12 @@ class SparsifyRule(TrainingRule):
         self._sparsifier = sparsifier
         self._report: EpochReport | None = None
 
+    @override
     def add_gradient_(self) -> None:
-        """Add the gradient of the penalty."""
         self._sparsifier.regularize_()
 
+    @override
     def end_epoch(self) -> Mapping[str, Any]:
-        """Refresh orders, levels and lambda."""
         before = self._sparsifier.lambda_value
         self._report = self._sparsifier.end_epoch()
         return {
@@ -68,8 +69,8 @@ class SparsifyRule(TrainingRule):
             "solver_seconds": self._report.seconds,
         }
 
+    @override
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
-        """Levels, kept norms, costs, churn and orders of all layers, concatenated."""
         if self._report is None:
             return {}
         layers = self._report.layers
@@ -85,9 +86,10 @@ class SparsifyRule(TrainingRule):
             "in_perm": np.concatenate([np.asarray(order["in_perm"], dtype=np.uint16) for order in orders]),
         }
 
+    @override
     def matrices(self) -> Mapping[str, FloatArray]:
-        """Of a few layers, spread over the depth of the network."""
         layers, orders = self._sparsifier.selection.layers, self._sparsifier.state_dict()["layers"]
+        # Spread over the depth of the network.
         shown = sorted({round(place) for place in np.linspace(0, len(layers) - 1, PICTURED_LAYERS)})
         found = {}
         for layer in (layers[place] for place in shown):
@@ -96,12 +98,12 @@ class SparsifyRule(TrainingRule):
             found[layer.name] = importance[order["out_perm"]][:, order["in_perm"]]
         return found
 
+    @override
     def state_dict(self) -> dict[str, Any]:
-        """The state of the sparsifier."""
         return self._sparsifier.state_dict()
 
+    @override
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sparsifier."""
         self._sparsifier.load_state_dict(state)
 
 
@@ -129,11 +131,11 @@ class HeldZerosRule(TrainingRule):
             with torch.no_grad():
                 torch._foreach_mul_(self._weights, self._masks)
 
+    @override
     @torch.no_grad()
     def add_gradient_(self) -> None:
-        """Zero the gradients of pruned weights."""
         pairs = zip(self._weights, self._masks, strict=True)
-        # A layer that takes no part in the forward pass has no gradient.
+        # An unused layer has no gradient.
         present = [(weight.grad, mask) for weight, mask in pairs if weight.grad is not None]
         if present:
             torch._foreach_mul_([gradient for gradient, _ in present], [mask for _, mask in present])
@@ -146,6 +148,6 @@ class SlimmingRule(TrainingRule):
     def __init__(self, model: nn.Module, strength: float) -> None:
         self._penalty = SlimmingPenalty(model, strength)
 
+    @override
     def add_gradient_(self) -> None:
-        """Add the gradient of the penalty."""
         self._penalty.add_gradient_()
