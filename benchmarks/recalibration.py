@@ -15,7 +15,7 @@ from environment import ROOT
 from over_runs import measure_runs
 from torch import nn
 
-from strucspars.convert.recalibration import recalibrate_
+from strucspars.convert.compress import recalibrate_
 from strucspars.train.checkpoint import load_named
 from strucspars.train.epochs import Evaluation
 from strucspars.train.outcome import read_summary

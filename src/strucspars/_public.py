@@ -2,10 +2,9 @@
 
 from strucspars import core
 from strucspars._version import __version__
-from strucspars.convert.compress import compress
+from strucspars.convert.compress import compress, recalibrate_
 from strucspars.convert.conversion import convert_, mask_, model_plan
 from strucspars.convert.fold import fold
-from strucspars.convert.recalibration import recalibrate_
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import count_macs
 from strucspars.cost.gathers import fold_report

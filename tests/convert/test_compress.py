@@ -1,5 +1,6 @@
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,3 +28,13 @@ def test_without_calibration_the_statistics_stay() -> None:
     before = {name: value.clone() for name, value in model[3].state_dict().items()}
     ss.compress(model, 0.4)
     torch.testing.assert_close(dict(model[3].state_dict()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("with_norms", [True, False])
+def test_empty_calibration_is_refused_before_anything_changes(with_norms: bool) -> None:
+    model = network() if with_norms else nn.Sequential(nn.Conv2d(4, 8, 3))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="calibration holds no batch"):
+        ss.compress(model, 0.4, calibration=iter(()))
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    assert type(model[0]) is nn.Conv2d

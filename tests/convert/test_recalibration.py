@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from strucspars.convert.recalibration import recalibrate_
+from strucspars.convert.compress import recalibrate_
 from strucspars.data.batches import Batches
 from strucspars.data.catalogue import batches_of, load_data
 
@@ -119,5 +119,5 @@ def test_modules_in_another_mode_than_the_model_keep_it(batches: Batches) -> Non
 
 
 def test_without_batches_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match="at least one batch"):
+    with pytest.raises(ValueError, match="batches holds no batch"):
         recalibrate_(network(), [])

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from strucspars.convert.recalibration import recalibrate_
+from strucspars.convert.compress import recalibrate_
 from strucspars.train import run
 from strucspars.train.observer import RunObserver
 from strucspars.train.pipeline import run_pipeline

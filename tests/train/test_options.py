@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.convert.recalibration import recalibrate_
+from strucspars.convert.compress import recalibrate_
 from strucspars.data.batches import Batch
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.models.catalogue import build_model

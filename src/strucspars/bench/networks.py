@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from strucspars.convert.compress import recalibrate_
 from strucspars.convert.conversion import convert_
-from strucspars.convert.recalibration import recalibrate_
 from strucspars.core.checks import checked_target
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan, LayerPlan

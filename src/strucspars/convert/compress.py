@@ -1,16 +1,21 @@
-"""Grouping a trained network in one call: plan from its weights, convert it, recalibrate its batch norms."""
+"""Grouping a trained network in one call, and the batch-norm statistics that no longer fit it then."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
-from torch import nn
+import torch
+from torch import distributed, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from strucspars.convert.conversion import convert_
-from strucspars.convert.recalibration import CalibrationBatch, recalibrate_
 from strucspars.core.plan import GroupingPlan
-from strucspars.cost.counting import ExampleInputs
+from strucspars.cost.counting import ExampleInputs, undisturbed
 from strucspars.nn.groupable import FilterFn
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.planning import one_shot_plan
+
+# Images, or a pair of images and labels, as a `DataLoader` yields them.
+CalibrationBatch = torch.Tensor | Sequence[torch.Tensor]
 
 
 def compress(
@@ -34,14 +39,83 @@ def compress(
         filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
         example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
 
+    Raises:
+        ValueError: the target cannot be reached, or `calibration` holds no batch; the model is unchanged then.
+
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
     >>> compress(model, target=0.5).removed_param_fraction
     0.5
     >>> type(model[0]).__name__
     'ShuffledGroupConv2d'
     """
+    batches = None if calibration is None else _checked_batches("calibration", calibration)
     plan = one_shot_plan(model, target, filter_fn=filter_fn, example_inputs=example_inputs)
     convert_(model, plan)
-    if calibration is not None:
-        recalibrate_(model, calibration)
+    if batches is not None:
+        recalibrate_(model, batches)
     return plan
+
+
+@torch.no_grad()
+def recalibrate_(model: nn.Module, batches: Iterable[CalibrationBatch]) -> None:
+    """Recompute the statistics of all batch norms as the plain mean over some batches.
+
+    Everything else runs as in evaluation, so dropout neither adds variance nor draws random numbers. Where
+    `torch.distributed` is in use, each process brings its own batches and all get the same statistics.
+
+    Args:
+        model: changed in place; parameters and mode stay.
+        batches: tensors of images, or pairs of images and labels; moved to the model's device.
+
+    Raises:
+        ValueError: there are no batches.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> recalibrate_(model, [torch.randn(16, 3, 8, 8) for _ in range(4)])
+    >>> int(model[1].num_batches_tracked)
+    4
+    """
+    norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm) and norm.running_mean is not None]
+    if not norms:
+        return
+    batches = _checked_batches("batches", batches)
+    device = next(itertools.chain(model.parameters(), model.buffers())).device
+    momenta = [norm.momentum for norm in norms]
+    try:
+        with undisturbed(model):
+            for norm in norms:
+                norm.train().reset_running_stats()
+                norm.momentum = None  # the plain mean of all batches
+            for batch in batches:
+                images = batch if isinstance(batch, torch.Tensor) else batch[0]
+                model(images.to(device))
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        for norm in norms:
+            _average_over_processes_(norm)
+
+
+def _checked_batches(name: str, batches: Iterable[CalibrationBatch]) -> Iterator[CalibrationBatch]:
+    batches = iter(batches)
+    for first in batches:
+        return itertools.chain([first], batches)
+    raise ValueError(f"{name} holds no batch; give at least one of images")
+
+
+def _average_over_processes_(norm: _BatchNorm) -> None:
+    """Mean of the means; variance within the processes plus that of their means."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    # Not the mean square minus the squared mean: a small variance beside a large mean would be lost.
+    own_mean = norm.running_mean.double()
+    mean = _mean_over_processes(own_mean)
+    norm.running_var.copy_(_mean_over_processes(norm.running_var.double() + (own_mean - mean) ** 2))
+    norm.running_mean.copy_(mean)
+
+
+def _mean_over_processes(values: torch.Tensor) -> torch.Tensor:
+    total = values.clone()
+    distributed.all_reduce(total)
+    return total / distributed.get_world_size()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from strucspars.bench.machine import environment_after
-from strucspars.convert.recalibration import recalibrate_
+from strucspars.convert.compress import recalibrate_
 from strucspars.io.files import write_text
 from strucspars.nn.names import copied
 from strucspars.train.checkpoint import save_named
