@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from strucspars.convert.comparison import compare_outputs, random_arguments
-from strucspars.convert.optimizer_state import change_optimizer_state_, check_optimizer, remembers_shape
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
@@ -21,15 +20,14 @@ from strucspars.nn.layers import (
     ORDERS,
     channel_orders,
     dense_shape,
-    dense_weight,
     group_module_,
     grouped_weight,
     groups_of_weight,
     is_grouped,
     is_grouped_as,
     is_masked,
-    like_memory_format,
     mask_module_,
+    pruned_weight,
     unmask_module_,
 )
 from strucspars.nn.names import bare_modules, modules_by_name, under_first_names, unwrapped
@@ -91,7 +89,7 @@ def convert_(
     for module, layer in changes.values():
         with _tensors_like_the_weight(module):
             if optimizer is not None:
-                _regroup_optimizer_state_(optimizer, module, layer)
+                _change_optimizer_state_(optimizer, module, layer, grouped_weight)
             group_module_(module, layer)
     # Inside autocast it holds casts of the old weights, by parameters that stay the same.
     torch.clear_autocast_cache()
@@ -130,7 +128,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
         with _tensors_like_the_weight(module):
             mask_module_(module, layer)
             if optimizer is not None:
-                _mask_optimizer_state_(optimizer, module)
+                _change_optimizer_state_(optimizer, module, layer, pruned_weight)
     return model
 
 
@@ -200,30 +198,54 @@ def _refusal(name: str, reason: str) -> ValueError:
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
-    """Refuse an optimizer of another model, or one that was not there when a layer was grouped."""
+    """Refuse an optimizer of another model, one without memory by parameter, and one that missed a layer's grouping."""
     if optimizer is None:
         return
-    check_optimizer(optimizer, model)
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if held.isdisjoint(model.parameters()):
+        raise ValueError(
+            "the optimizer holds no parameter of this model; give the one that trains it (a copy of a model has "
+            "parameters of its own), or leave it out"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS remembers all parameters as one vector; make a new optimizer after the change")
     for name, module in planned_modules(model, plan).items():
         shape, weight = plan.layers[name].weight_shape, module.get_parameter("weight")
-        if tuple(weight.shape) != shape and remembers_shape(optimizer, weight, shape):
+        remembered = [each for each in optimizer.state.get(weight, {}).values() if isinstance(each, torch.Tensor)]
+        if tuple(weight.shape) != shape and any(tuple(each.shape) == shape for each in remembered):
             raise ValueError(
                 f"layer {name!r} is grouped already, but the optimizer remembers its weight in the dense shape "
                 f"{shape}, not {tuple(weight.shape)}; give the optimizer with the first call, or make a new one"
             )
 
 
-def _regroup_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module, layer: LayerPlan) -> None:
-    def regroup(momentum: torch.Tensor) -> torch.Tensor:
-        # In the memory format of the weight: fused optimizers go through both as one run of numbers.
-        return like_memory_format(grouped_weight(momentum, layer), momentum)
+def _change_optimizer_state_(
+    optimizer: torch.optim.Optimizer,
+    module: nn.Module,
+    layer: LayerPlan,
+    change: Callable[[torch.Tensor, LayerPlan], torch.Tensor],
+) -> None:
+    """Apply a change to everything an optimizer remembers in the shape of a layer's weight. Counters stay.
 
-    change_optimizer_state_(optimizer, module.get_parameter("weight"), regroup)
-
-
-def _mask_optimizer_state_(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
-    mask = module.get_buffer("mask")
-    change_optimizer_state_(optimizer, module.get_parameter("weight"), lambda momentum: momentum * mask.to(momentum))
+    What has another shape (factored moments, lists of preconditioners) cannot follow: the weight then starts without a
+    memory.
+    """
+    parameter = module.get_parameter("weight")
+    state = optimizer.state.get(parameter, {})
+    remembered = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
+    foreign = [key for key, value in remembered.items() if value.shape != parameter.shape]
+    foreign += [key for key, value in state.items() if isinstance(value, list | tuple | dict)]
+    if foreign:
+        logger.warning(
+            "%s cannot carry %s over to a grouped weight of former shape %s; its memory is cleared",
+            type(optimizer).__name__,
+            ", ".join(map(repr, foreign)),
+            tuple(parameter.shape),
+        )
+        del optimizer.state[parameter]
+        return
+    for key, value in remembered.items():
+        state[key] = change(value, layer)
 
 
 def _check_by_running(model: nn.Module, changes: Changes, example_inputs: ExampleInputs) -> None:
@@ -236,7 +258,7 @@ def _check_by_running(model: nn.Module, changes: Changes, example_inputs: Exampl
         for module, layer in changes.values():
             weight = module.get_parameter("weight")
             before = weight.data * module.get_buffer("mask") if is_masked(module) else weight.data
-            weight.data = like_memory_format(dense_weight(grouped_weight(before, layer), layer), before)
+            weight.data = pruned_weight(before, layer)
         expected = _outputs(model, arguments)
         complaint = _complaint(model, changes, arguments, expected)
         if not complaint:

@@ -26,16 +26,22 @@ def grouped_weight(weight: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
     """The kept entries of every row: `(C_out, C_in, *kernel)` to `(C_out, C_in / G, *kernel)`.
 
     Row `j` of the result belongs to output channel `j`, as before; its columns are the inputs of the channel's group,
-    in the order of `in_perm`.
+    in the order of `in_perm`. The memory format stays.
     """
-    return weight[torch.arange(len(weight), device=weight.device)[:, None], _kept_inputs(layer, weight.device)]
+    rows = torch.arange(len(weight), device=weight.device)[:, None]
+    return like_memory_format(weight[rows, _kept_inputs(layer, weight.device)], weight)
 
 
 def dense_weight(grouped: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
-    """The dense weight of the same function, zero outside the groups."""
-    weight = grouped.new_zeros(layer.weight_shape)
+    """The dense weight of the same function, zero outside the groups. The memory format stays."""
+    weight = like_memory_format(grouped.new_zeros(layer.weight_shape), grouped)
     weight[torch.arange(len(weight), device=weight.device)[:, None], _kept_inputs(layer, weight.device)] = grouped
     return weight
+
+
+def pruned_weight(weight: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
+    """The dense weight with zeros outside the groups."""
+    return dense_weight(grouped_weight(weight, layer), layer)
 
 
 def _kept_inputs(layer: LayerPlan, device: torch.device) -> torch.Tensor:
@@ -388,7 +394,7 @@ def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
 def group_module_(module: nn.Module, layer: LayerPlan) -> None:
     """Turn a dense layer into the grouped one of the plan, in place: a smaller weight, and the grouped class."""
     weight = module.get_parameter("weight")
-    replace_values_(weight, lambda tensor: like_memory_format(grouped_weight(tensor, layer), tensor))
+    replace_values_(weight, lambda tensor: grouped_weight(tensor, layer))
     flush_denormals_(weight.data)
     cast(nn.Conv2d, module).groups = layer.num_groups
     module.__class__ = _FORMS_BY_TYPE[type(module)].grouped
