@@ -3,7 +3,7 @@
 import cmath
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -60,15 +60,12 @@ def compare_outputs(outputs: object, expected: object, *, whole_numbers: bool = 
     if found.keys() != wanted.keys():
         names, wanted_names = (", ".join(map(_name, leaves)) or "nothing" for leaves in (found, wanted))
         return _mismatch(f"it puts out {names} instead of {wanted_names}")
-    errors, complaints = [], []
-    for place, leaf in wanted.items():
-        off, complaint = _compare_leaves(found[place], leaf, whole_numbers=whole_numbers)
-        errors.append(off)
-        complaints += [f"{_name(place)} {complaint}"] if complaint else []
+    compared = {place: _compare_leaves(found[place], leaf, whole_numbers) for place, leaf in wanted.items()}
+    complaints = (f"{_name(place)} {complaint}" for place, (_, complaint) in compared.items() if complaint)
     return Comparison(
-        relative_error=max(errors),
+        relative_error=max(error for error, _ in compared.values()),
         tolerance=max(map(tolerance, tensors)),
-        complaint=complaints[0] if complaints else "",
+        complaint=next(complaints, ""),
     )
 
 
@@ -78,23 +75,22 @@ def _mismatch(complaint: str) -> Comparison:
 
 def tolerance(expected: torch.Tensor) -> float:
     """How far off a tensor may be, as a fraction of its largest entry. Whole numbers and truth values may not be."""
-    if expected.is_complex():
-        expected = torch.view_as_real(expected.resolve_conj())
-    return TOLERANCE.get(expected.dtype, LOWEST_PRECISION_TOLERANCE) if expected.is_floating_point() else 0.0
+    return TOLERANCE.get(expected.real.dtype, LOWEST_PRECISION_TOLERANCE) if _has_fractions(expected) else 0.0
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference over the largest finite entry expected; infinite where the two do not match at all.
 
-    NaN and infinities have to stand in the same places. Whole numbers have to be equal.
+    NaN and infinities must be in the same places. Whole numbers must be equal.
     """
-    if output.shape != expected.shape or _has_fractions(output) != _has_fractions(expected):
+    if output.shape != expected.shape or _kind(output) != _kind(expected):
         return math.inf
+    # On the CPU: some devices have no double precision.
+    output, expected = output.detach().cpu(), expected.detach().cpu()
     if not _has_fractions(expected):
-        return 0.0 if torch.equal(output.cpu().to(expected.dtype), expected.cpu()) else math.inf
-    if output.is_complex() != expected.is_complex():
-        return math.inf
-    output, expected = _as_doubles(output), _as_doubles(expected)
+        return 0.0 if torch.equal(output.to(expected.dtype), expected) else math.inf
+    precision = torch.complex128 if expected.is_complex() else torch.float64
+    output, expected = output.to(precision), expected.to(precision)
     finite = expected.isfinite()
     if not torch.allclose(output[~finite], expected[~finite], equal_nan=True):
         return math.inf
@@ -108,7 +104,7 @@ class _NotComparableError(Exception):
     """An output holds an object of unknown parts."""
 
 
-def _compare_leaves(found: object, wanted: object, *, whole_numbers: bool) -> tuple[float, str]:
+def _compare_leaves(found: object, wanted: object, whole_numbers: bool) -> tuple[float, str]:
     if not isinstance(found, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         is_same = type(found) is type(wanted) and (found == wanted or (found != found and wanted != wanted))
         if isinstance(found, float | complex) and isinstance(wanted, float | complex):
@@ -123,14 +119,12 @@ def _compare_leaves(found: object, wanted: object, *, whole_numbers: bool) -> tu
     return error, "" if error <= allowed else complaint
 
 
+def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
+
+
 def _has_fractions(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _as_doubles(tensor: torch.Tensor) -> torch.Tensor:
-    # On the CPU: some devices have no double precision.
-    tensor = tensor.detach().cpu()
-    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
+    return any(_kind(tensor))
 
 
 def _largest(values: torch.Tensor) -> float:
@@ -146,25 +140,20 @@ def _leaves(value: object, place: Place = ()) -> Iterator[tuple[Place, object]]:
     if isinstance(value, (torch.Tensor, *PLAIN_VALUES)):
         yield place, value
         return
-    for key, part in _parts(value, place):
-        yield from _leaves(part, (*place, key))
-
-
-def _parts(value: object, place: Place) -> Iterator[tuple[object, object]]:
+    parts: Iterable[tuple[object, object]]
     if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, list | tuple):
-        yield from enumerate(value)
+        parts = value.items()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        yield from ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif pytree.tree_is_leaf(value):
+        raise _NotComparableError(
+            f"{_name(place)} is an object of {type(value).__name__}, which cannot be compared; return a dataclass, "
+            "a dictionary or a tuple of tensors instead"
+        )
     else:
-        parts = pytree.tree_leaves(value, is_leaf=lambda part: part is not value)
-        if any(part is value for part in parts):
-            raise _NotComparableError(
-                f"{_name(place)} is an object of {type(value).__name__}, which cannot be compared; return a dataclass, "
-                "a dictionary or a tuple of tensors instead"
-            )
-        yield from enumerate(parts)
+        parts = enumerate(pytree.tree_leaves(value, is_leaf=lambda part: part is not value))
+    for key, part in parts:
+        yield from _leaves(part, (*place, key))
 
 
 def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
