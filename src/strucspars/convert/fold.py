@@ -150,7 +150,7 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
     called = [str(node.target) for node in graph_module.graph.nodes if node.op == "call_module"]
     widened = widen_groups_(graph_module, called, widen_groups_below=min_width)
     gathers = absorb_shuffles_(graph_module)
-    merged = merge_calls_(graph_module)
+    names = merge_calls_(graph_module)
     graph_module.graph.lint()
     # The same graph with no other modules, parameters and buffers than its nodes use. A layer of which the graph only
     # reads a tensor becomes a module that holds the tensor.
@@ -158,7 +158,7 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
     graph_module.eval()
 
     def renamed(layers: tuple[Reported, ...]) -> tuple[Reported, ...]:
-        return tuple(replace(layer, layer=merged.names.get(layer.layer, layer.layer)) for layer in layers)
+        return tuple(replace(layer, layer=names.get(layer.layer, layer.layer)) for layer in layers)
 
     return graph_module, FoldReport(
         gathers=renamed(gathers),
@@ -166,7 +166,6 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
         untraced_reason="",
         # Once for all calls of a layer.
         widened=tuple(dict.fromkeys(renamed(widened))),
-        repeated_bytes=merged.repeated_bytes(graph_module),
     )
 
 

@@ -7,7 +7,7 @@ module again where they are still equal after folding.
 import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx, nn
@@ -32,7 +32,7 @@ def calls_by_origin(graph_module: fx.GraphModule) -> dict[str, list[fx.Node]]:
 def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]]) -> tuple[ChannelGraph, Orders]:
     """The channel graph and its orders, the same for all calls of a module where that copies no more bytes.
 
-    Then the graph comes back with the classes of these calls joined.
+    Then the classes of these calls are joined in the returned graph.
     """
     joined = replace(found, classes=copy.deepcopy(found.classes))
     for nodes in calls.values():
@@ -51,45 +51,31 @@ def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]
     return (joined, joined_orders) if joined_copied <= copied else (found, orders)
 
 
-@dataclass(frozen=True)
-class MergedCalls:
-    """The copies that were merged.
+def merge_calls_(graph_module: fx.GraphModule) -> dict[str, str]:
+    """Let calls of one module share equal tensors again, and call one module where all is equal, in place.
 
-    Attributes:
-        names: by the name of a copy, that of the module which is called instead.
-        forms: for every tensor that calls shared, the different forms that folding gave it.
+    Returns: by the name of every copy, that of the module which is called now.
     """
-
-    names: Mapping[str, str]
-    forms: Sequence[Sequence[torch.Tensor]]
-
-    def repeated_bytes(self, graph_module: fx.GraphModule) -> int:
-        """Bytes that a graph holds in further forms of a tensor that was one in the network."""
-        held = {id(tensor) for tensor in _tensors(graph_module).values()}
-        repeated = ([form for form in forms if id(form) in held][1:] for forms in self.forms)
-        return sum(form.nbytes for forms in repeated for form in forms)
-
-
-def merge_calls_(graph_module: fx.GraphModule) -> MergedCalls:
-    """Let calls of one module share equal tensors again, and call one module where all is equal."""
     calls = calls_by_origin(graph_module)
-    forms: dict[object, list[torch.Tensor]] = {}
-    names: dict[str, str] = {}
+    forms: dict[object, list[torch.Tensor]] = defaultdict(list)
     for origin, nodes in calls.items():
         for node in nodes:
             _share_tensors_(graph_module.get_submodule(str(node.target)), graph_module.get_submodule(origin), forms)
+    names: dict[str, str] = {}
     for origin, nodes in calls.items():
         names |= _merge_modules_(graph_module, origin, nodes)
-    return MergedCalls(names, tuple(forms.values()))
+    return names
 
 
 def _share_tensors_(module: nn.Module, original: nn.Module, forms: dict[object, list[torch.Tensor]]) -> None:
+    """Replace the tensors of a copy by equal ones among the forms that those of the original have taken so far."""
     sources = _tensors(original)
     for name, tensor in _tensors(module).items():
         source = sources.get(name)
         # A bias that came with a batch norm has none. Modules tied by a tensor share the forms of that tensor.
-        key: object = (id(original), name) if source is None else id(source)
-        known = forms.setdefault(key, [] if source is None else [source])
+        known = forms[(id(original), name) if source is None else id(source)]
+        if source is not None and not known:
+            known.append(source)
         same = next((form for form in known if _is_same_tensor(form, tensor)), None)
         if same is None:
             known.append(tensor)
@@ -99,10 +85,7 @@ def _share_tensors_(module: nn.Module, original: nn.Module, forms: dict[object, 
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
+    return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
 
 def _is_same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -115,11 +98,11 @@ def _merge_modules_(graph_module: fx.GraphModule, origin: str, nodes: Sequence[f
     names: dict[str, str] = {}
     kept = [origin]
     for node in nodes:
-        module = graph_module.get_submodule(str(node.target))
+        module, target = graph_module.get_submodule(str(node.target)), str(node.target)
         same = (name for name in kept if _is_same_module(graph_module.get_submodule(name), module))
-        names[str(node.target)] = next(same, str(node.target))
-        if names[str(node.target)] not in kept:
-            kept.append(str(node.target))
+        names[target] = next(same, target)
+        if names[target] not in kept:
+            kept.append(target)
     inside = (str(node.target) for node in graph_module.graph.nodes if node.op in ("call_module", "get_attr"))
     if len(kept) == 2 and origin not in names.values() and not any(name.startswith(f"{origin}.") for name in inside):
         graph_module.add_submodule(origin, graph_module.get_submodule(kept[1]))

@@ -66,7 +66,6 @@ class FoldReport:
         num_kept_batch_norms: batch norms that no layer could absorb.
         untraced_reason: why the network is not a graph, and so keeps all its shuffles; empty if it is one.
         widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
-        repeated_bytes: further forms of weights that several calls share, where the calls need different ones.
 
     >>> print(FoldReport(gathers=(), num_kept_batch_norms=0, untraced_reason=""))
     no gathers remain
@@ -76,7 +75,6 @@ class FoldReport:
     num_kept_batch_norms: int
     untraced_reason: str
     widened: tuple[WidenedLayer, ...] = ()
-    repeated_bytes: int = 0
 
     @property
     def gathered_bytes(self) -> int:
@@ -95,8 +93,6 @@ class FoldReport:
             parts += ["", _widened_table(self.widened), f"{len(self.widened)} {noun} with wider groups"]
         if self.num_kept_batch_norms:
             parts.append(f"{self.num_kept_batch_norms} batch norms follow no layer that could take them in")
-        if self.repeated_bytes:
-            parts.append(f"{self.repeated_bytes:,} bytes are further forms of weights that several calls share")
         if self.untraced_reason:
             parts.append(f"not traced, so that every shuffle and batch norm stays: {self.untraced_reason}")
         return "\n".join(parts)
