@@ -17,7 +17,6 @@ from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_argument
 from strucspars.nn.groupable import WeightUses, reason_not_to_group
 from strucspars.nn.layers import (
     LAYERS_WITH_CHANNELS,
-    ORDERS,
     channel_orders,
     dense_shape,
     group_module_,
@@ -74,7 +73,7 @@ def convert_(
     >>> convert_(model, ss.GroupingPlan({"0": layer}), example_inputs=torch.zeros(1, 4, 8, 8))[0].weight.shape
     torch.Size([8, 1, 3, 3])
     """
-    changes = _layers_to_change(model, plan, ORDERS)
+    changes = _layers_to_change(model, plan)
     _check_optimizer(optimizer, model, plan)
     if example_inputs is not None:
         _check_by_running(unwrapped(model), changes, example_inputs)
@@ -121,7 +120,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     >>> int((mask_(model, ss.GroupingPlan({"0": layer}))[0].weight == 0).sum())
     16
     """
-    changes = _layers_to_change(model, plan, ("mask",))
+    changes = _layers_to_change(model, plan)
     _check_optimizer(optimizer, model, plan)
     unmask_(model)
     for module, layer in changes.values():
@@ -148,7 +147,7 @@ def unmask_(model: nn.Module) -> None:
 
 def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
     """Raise a `ValueError` that names the layer unless `convert_` would accept this plan for this model."""
-    _layers_to_change(model, plan, ORDERS)
+    _layers_to_change(model, plan)
 
 
 def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module]:
@@ -163,8 +162,8 @@ def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module
     return {name: layers[name] for name in plan.layers}
 
 
-def _layers_to_change(model: nn.Module, plan: GroupingPlan, attributes: tuple[str, ...]) -> Changes:
-    """The layers that the plan changes, after checking that all of it fits and that the new attributes are free."""
+def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> Changes:
+    """The layers that the plan changes, after checking that all of it fits."""
     plan, uses = under_first_names(model, plan), WeightUses.of(model)
     changes = {}
     for name, module in planned_modules(model, plan).items():
@@ -172,23 +171,17 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan, attributes: tuple[st
         if is_grouped(module):
             if not is_grouped_as(module, layer):
                 raise ValueError(
-                    f"layer {name!r} is grouped already, and otherwise than the plan has it; build the network again "
-                    "and convert that, or remove the layer from the plan"
+                    f"layer {name!r} is grouped already, and not as the plan has it; convert the dense network, or "
+                    "remove the layer from the plan"
                 )
         elif layer.group_level > 1:
             if reason := reason_not_to_group(name, module, uses):
                 raise _refusal(name, reason)
             if module.get_parameter("weight").is_meta:
                 raise ValueError(
-                    f"layer {name!r} is on the meta device, where channel orders and masks have no values and "
-                    "to_empty() would invent some; call model.to_empty(device=...) and load the weights first"
+                    f"layer {name!r} is on the meta device, where channel orders and masks have no values; call "
+                    "model.to_empty(device=...) and load the weights first"
                 )
-            for attribute in attributes:
-                if hasattr(module, attribute) and not is_masked(module):
-                    raise ValueError(
-                        f"layer {name!r} has an attribute {attribute!r} already, where strucspars puts its own; rename "
-                        "it"
-                    )
             changes[name] = module, layer
     return changes
 

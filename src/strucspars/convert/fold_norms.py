@@ -6,6 +6,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import Argument
 from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from strucspars.channels.rules import BATCH_NORMS
 from strucspars.channels.tracing import (
@@ -31,19 +32,13 @@ TENSOR_NAMES = ("running_mean", "running_var", "weight", "bias")
 
 def fold_into_layer_(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
     """Let a convolution or linear layer compute the batch norm after it too, in place. Denormals become zero."""
-    mean, variance = cast(torch.Tensor, norm.running_mean).double(), cast(torch.Tensor, norm.running_var).double()
-    scale = (variance + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.data.double()
-    shift = -mean * scale
-    if norm.bias is not None:
-        shift = shift + norm.bias.data.double()
-    weight = layer.get_parameter("weight")
-    scaled = weight.data.double() * scale.view(-1, *[1] * (weight.dim() - 1))
-    if layer.bias is not None:
-        shift = shift + layer.get_parameter("bias").data.double() * scale
-    weight.data = like_memory_format(scaled.to(weight.dtype), weight.data)
-    layer.bias = nn.Parameter(shift.to(weight.dtype))
+    weight, bias = layer.get_parameter("weight"), layer._parameters["bias"]
+    tensors = (weight, bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
+    doubles = [None if tensor is None else tensor.detach().double() for tensor in tensors]
+    # The same for a linear layer, whose weight has no kernel axes.
+    fused, fused_bias = fuse_conv_bn_weights(*doubles[:4], norm.eps, *doubles[4:])  # type: ignore[arg-type]
+    weight.data = like_memory_format(fused.detach().to(weight.dtype), weight.data)
+    layer.bias = nn.Parameter(fused_bias.detach().to(weight.dtype))
     flush_denormals_(weight.data)
     flush_denormals_(layer.bias.data)
 
