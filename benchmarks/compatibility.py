@@ -34,8 +34,7 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.nn.groupable import Selection, SkippedLayer
 from strucspars.nn.layers import dense_weight
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.layers import learned_states
-from strucspars.sparsify.planning import network_size, plan_for_target
+from strucspars.sparsify.planning import learned_states, network_size, plan_for_target
 
 TARGETS = (0.3, 0.6)
 MOST_PARAMS = 100_000_000

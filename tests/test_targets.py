@@ -11,8 +11,7 @@ from strucspars.core.plan import GroupingPlan
 from strucspars.nn.groupable import Selection, select_layers
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import WholeNetwork
-from strucspars.sparsify.layers import LayerState, learned_states
-from strucspars.sparsify.planning import network_size, plan_for_target
+from strucspars.sparsify.planning import LayerState, learned_states, network_size, plan_for_target
 
 
 def one_shot(target: float) -> SparsifyConfig:

@@ -207,7 +207,10 @@ def test_the_run_folder_says_which_layers_and_so_does_its_summary(call: Any, arg
     [
         (("--layer-type", "Linar"), "error: layer_types may hold Conv1d, Conv2d, Conv3d, Linear; got 'Linar'"),
         (("--exclude", "7*"), "error: exclude: '7*' matches no layer of the model"),
-        (("--layer-type", "Linear", "--target", "0.5"), "with compress --layer-type Conv2d --layer-type Linear"),
+        (
+            ("--layer-type", "Linear", "--target", "0.5"),
+            "; layer_types adds types (sparsify.layer_types",
+        ),
         (("--target", "1.5"), "error: target is a removed fraction"),
     ],
 )

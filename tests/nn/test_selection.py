@@ -14,8 +14,6 @@ from torch.nn.utils import parametrizations, parametrize
 from torch_warnings import SCRIPTING_WARNS
 from torchvision.models.swin_transformer import ShiftedWindowAttention
 
-import strucspars as ss
-from strucspars import mask_, one_shot_plan
 from strucspars.nn.groupable import LayerRules, Selection, select_layers
 from strucspars.nn.layers import ShuffledGroupConv2d
 
@@ -172,22 +170,17 @@ def test_a_parametrised_tensor_is_named() -> None:
     ]
 
 
-def test_where_types_are_all_that_is_missing_the_option_is_named() -> None:
+def test_where_layers_stay_for_their_type_the_option_is_named() -> None:
     model = nn.Sequential(nn.Conv1d(8, 8, 3), nn.Flatten(), nn.Linear(8, 7), nn.ConvTranspose1d(8, 8, 3))
-    remedy = r"; group these types too: SparsifyConfig\(layer_types=\(\"Conv1d\",\)\), in a recipe "
+    remedy = r"; layer_types adds types \(sparsify\.layer_types in a recipe, --layer-type of compress\)$"
     with pytest.raises(ValueError, match=f"Conv1d is not among the types to group; .*{remedy}"):
         select_layers(model).check_not_empty()
     assert names(select_layers(model, LayerRules(layer_types=("Conv1d",)))) == ["0"]
-    model[2] = nn.Linear(8, 6)
-    with pytest.raises(
-        ValueError, match=r"\(\"Conv1d\", \"Linear\"\)\), in a recipe sparsify\.layer_types=\[Conv1d,Lin"
-    ):
-        select_layers(model).check_not_empty()
-    # No type helps a layer that is too narrow, or that the rules leave out.
-    for rules in (LayerRules(min_channels_per_group=8), LayerRules(exclude=("*",))):
-        with pytest.raises(ValueError, match="no layer of the model can be grouped") as refusal:
-            select_layers(model, rules).check_not_empty()
-        assert "layer_types" not in str(refusal.value)
+    # No type helps a layer that the rules leave out.
+    rules = LayerRules(exclude=("*",), layer_types=("Conv1d", "Linear"))
+    with pytest.raises(ValueError, match="no layer of the model can be grouped") as refusal:
+        select_layers(model, rules).check_not_empty()
+    assert "layer_types" not in str(refusal.value)
 
 
 def test_what_chooses_layers_is_asked_about_the_types_to_group_only() -> None:
@@ -199,14 +192,6 @@ def test_what_chooses_layers_is_asked_about_the_types_to_group_only() -> None:
 
     assert names(select_layers(Zoo(), filter_fn=choose)) == []
     assert asked == {nn.Conv2d}
-
-
-def test_the_missing_type_of_a_masked_layer_is_the_dense_one() -> None:
-    model = nn.Sequential(nn.Conv1d(8, 8, 1))
-    rules = LayerRules(layer_types=("Conv1d",))
-    mask_(model, one_shot_plan(model, ss.SparsifyConfig(target=0.2, layer_types=("Conv1d",))))
-    assert [skipped.missing_type for skipped in select_layers(model).skipped] == [nn.Conv1d]
-    assert names(select_layers(model, rules)) == ["0"]
 
 
 @pytest.mark.parametrize(

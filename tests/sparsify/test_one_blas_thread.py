@@ -1,6 +1,6 @@
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from strucspars.sparsify.layers import OneBlasThread
+from strucspars.sparsify.planning import one_blas_thread
 
 
 def blas_threads() -> set[int]:
@@ -8,15 +8,15 @@ def blas_threads() -> set[int]:
 
 
 def test_the_limit_holds_until_the_last_has_left_and_then_no_more() -> None:
-    limit = OneBlasThread()
+    first, second = one_blas_thread(), one_blas_thread()
     with threadpool_limits(limits=2, user_api="blas"):
-        limit.__enter__()
-        limit.__enter__()
+        first.__enter__()
+        second.__enter__()
         assert blas_threads() == {1}
-        limit.__exit__(None, None, None)
+        first.__exit__(None, None, None)
         assert blas_threads() == {1}
-        limit.__exit__(None, None, None)
+        second.__exit__(None, None, None)
         assert blas_threads() == {2}
-        with limit:
+        with one_blas_thread():
             assert blas_threads() == {1}
         assert blas_threads() == {2}

@@ -33,9 +33,7 @@ def test_a_target_out_of_reach_names_what_is_left_out_and_the_types_that_help(re
     complaint = (
         r"target 0\.6 cannot be reached: .* 0\.0875 of all params; lower the target; "
         r"of all params, 90 % \(Linear is not among the types to group\) are left out; "
-        r"more can be removed with "
-        r'SparsifyConfig\(layer_types=\("Conv2d", "Linear"\)\), in a recipe '
-        r"sparsify\.layer_types=\[Conv2d,Linear\], with compress --layer-type Conv2d --layer-type Linear$"
+        r"layer_types adds types \(sparsify\.layer_types in a recipe, --layer-type of compress\)$"
     )
     with pytest.raises(ValueError, match=complaint):
         refuse()
@@ -58,7 +56,7 @@ def test_macs_are_left_out_by_their_own_numbers() -> None:
     images = torch.zeros(1, 8, 8, 8)
     with pytest.raises(ValueError, match=r"of all macs; lower the target; of all macs, 12 % ") as refusal:
         ss.one_shot_plan(classifier(), ss.SparsifyConfig(target=0.9, budget="macs"), example_inputs=images)
-    assert 'layer_types=("Conv2d", "Linear")' in str(refusal.value)
+    assert "; layer_types adds types" in str(refusal.value)
     with pytest.raises(ValueError, match=r"of all macs; lower the target$"):
         ss.Sparsifier(
             classifier(), replace(CONFIG, target=0.9, budget="macs"), example_inputs=torch.zeros(1, 8, 32, 32)

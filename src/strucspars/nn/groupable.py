@@ -2,8 +2,8 @@
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import cast
 
@@ -25,6 +25,7 @@ from strucspars.nn.names import bare_modules, unwrapped
 
 FilterFn = Callable[[nn.Module, str], bool]
 TYPES_BY_NAME = {layer_type.__name__: layer_type for layer_type in GROUPABLE_TYPES}
+OTHER_TYPE = "is not among the types to group"
 
 # Modules that compute with the weights of these layers of theirs instead of calling them. By name: nothing is imported.
 # For modules that are not listed, `convert_(..., example_inputs=...)` compares the outputs.
@@ -119,19 +120,11 @@ class SelectedLayer:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A layer that stays as it is, with the reason.
-
-    Attributes:
-        name: the layer's name in the network.
-        module: the layer.
-        reason: why it stays.
-        missing_type: what `layer_types` would have to hold for the layer to be grouped; None where that is not enough.
-    """
+    """A layer that stays as it is, with the reason."""
 
     name: str
     module: nn.Module
     reason: str
-    missing_type: type[nn.Module] | None = None
 
 
 @dataclass(frozen=True)
@@ -145,11 +138,8 @@ class Selection:
         """Raise a `ValueError` with all reasons if nothing may be grouped."""
         if not self.layers:
             reasons = {skipped.reason for skipped in self.skipped}
-            missing_types = {skipped.missing_type for skipped in self.skipped if skipped.missing_type}
-            raise ValueError(
-                f"no layer of the model can be grouped: {'; '.join(sorted(reasons)) or 'it has none'}"
-                + (f"; group these types too: {rules_for_types(missing_types)}" if missing_types else "")
-            )
+            told = "; ".join(sorted(reasons)) or "it has none"
+            raise ValueError(f"no layer of the model can be grouped: {told}{hint_at_types(reasons)}")
 
 
 def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_fn: FilterFn | None = None) -> Selection:
@@ -184,21 +174,15 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
         if reason is None:
             layers.append(_with_levels(name, module, rules))
         else:
-            skipped.append(SkippedLayer(name, module, reason, _missing_type(name, module, rules, uses)))
+            skipped.append(SkippedLayer(name, module, reason))
     return Selection(tuple(layers), tuple(skipped))
 
 
-def rules_for_types(layer_types: Collection[type[nn.Module]]) -> str:
-    """The options that let layers of these types be grouped, to stand inside an error.
-
-    >>> rules_for_types([nn.Conv1d]).partition(", with")[0]
-    'SparsifyConfig(layer_types=("Conv1d",)), in a recipe sparsify.layer_types=[Conv1d]'
-    """
-    names = [layer_type.__name__ for layer_type in GROUPABLE_TYPES if layer_type in layer_types]
-    types = ", ".join(f'"{name}"' for name in names) + ("," if len(names) == 1 else "")
-    in_recipe = f"sparsify.layer_types=[{','.join(names)}]"
-    of_compress = " ".join(f"--layer-type {name}" for name in names)
-    return f"SparsifyConfig(layer_types=({types})), in a recipe {in_recipe}, with compress {of_compress}"
+def hint_at_types(reasons: Iterable[str]) -> str:
+    """The option that adds types to group, to end an error; empty unless some layer stays because of its type."""
+    if not any(reason.endswith(OTHER_TYPE) for reason in reasons):
+        return ""
+    return "; layer_types adds types (sparsify.layer_types in a recipe, --layer-type of compress)"
 
 
 @dataclass(frozen=True)
@@ -216,14 +200,17 @@ class WeightUses:
     @staticmethod
     def of(model: nn.Module) -> "WeightUses":
         """Look through all modules of a network."""
-        readers = {}
-        for module in model.modules():
+        owners, readers = defaultdict(list), {}
+        for name, module in bare_modules(model):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    owners[parameter_key(parameter)].append(name)
             for base in type(module).__mro__:
-                for name in READERS_OF_WEIGHTS.get(f"{base.__module__}.{base.__qualname__}", ()):
-                    child = module._modules.get(name)
+                for child_name in READERS_OF_WEIGHTS.get(f"{base.__module__}.{base.__qualname__}", ()):
+                    child = module._modules.get(child_name)
                     if child is not None:
                         readers[unwrapped(child)] = type(module).__name__
-        return WeightUses(owners_of_parameters(model), readers)
+        return WeightUses(owners, readers)
 
 
 def reason_not_to_group(name: str, module: nn.Module, uses: WeightUses) -> str | None:
@@ -285,7 +272,7 @@ def _reason_to_skip(
     forms = forms_of(module)
     if forms is not None and not is_grouped(module):
         if forms.dense not in rules.types:
-            return f"{forms.dense.__name__} is not among the types to group"
+            return f"{forms.dense.__name__} {OTHER_TYPE}"
         if not any(fnmatchcase(name, pattern) for pattern in rules.include):
             return "not included"
         if any(fnmatchcase(name, pattern) for pattern in rules.exclude):
@@ -298,26 +285,6 @@ def _reason_to_skip(
         limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
         return "{} x {} channels: {} one group only".format(*channels(module), limit)
     return reason
-
-
-def _missing_type(name: str, module: nn.Module, rules: LayerRules, uses: WeightUses) -> type[nn.Module] | None:
-    """The layer's own type, where the layer would be grouped if that were among the types to group."""
-    forms = forms_of(module)
-    if forms is None or forms.dense in rules.types:
-        return None
-    # Without `filter_fn`, which may rely on getting layers of the types to group only.
-    reason = _reason_to_skip(name, module, replace(rules, layer_types=(forms.dense.__name__,)), None, uses)
-    return forms.dense if reason is None else None
-
-
-def owners_of_parameters(model: nn.Module) -> Mapping[int, list[str]]:
-    """Names of the modules that hold each parameter, by its key: different modules can hold the same one."""
-    owners = defaultdict(list)
-    for name, module in bare_modules(model):
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                owners[parameter_key(parameter)].append(name)
-    return owners
 
 
 def parameter_key(parameter: torch.Tensor) -> int:

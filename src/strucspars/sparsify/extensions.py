@@ -31,16 +31,12 @@ class Importance:
     penalty: Norm = "l1"
 
 
-def _l1(layer: SelectedLayer) -> FloatArray:
-    return importance_matrix(layer.weight, "l1")
-
-
-def _l2(layer: SelectedLayer) -> FloatArray:
-    return importance_matrix(layer.weight, "l2")
-
-
 IMPORTANCES: Registry[Importance | ImportanceFunction] = Registry(
-    "importance", {"l1": Importance(_l1), "l2": Importance(_l2, penalty="l2")}
+    "importance",
+    {
+        "l1": Importance(lambda layer: importance_matrix(layer.weight, "l1")),
+        "l2": Importance(lambda layer: importance_matrix(layer.weight, "l2"), penalty="l2"),
+    },
 )
 
 
@@ -87,7 +83,7 @@ class WholeNetwork:
 
     params: int
     macs: int | None
-    layer_macs: Mapping[str, int]
+    layer_macs: Mapping[nn.Module, int]
 
 
 @dataclass(frozen=True)
@@ -124,12 +120,8 @@ class Budget:
     whole: Callable[[WholeNetwork], float] | None = None
 
 
-def _params_by_level(layer: CountedLayer, neighbours: Sequence[CountedLayer]) -> list[float]:
-    return [layer.weight_params / num_groups(level) for level in range(1, layer.num_levels + 1)]
-
-
-def _macs_by_level(layer: CountedLayer, neighbours: Sequence[CountedLayer]) -> list[float]:
-    return [(layer.macs or 0) / num_groups(level) for level in range(1, layer.num_levels + 1)]
+def _divided(cost: float, num_levels: int) -> list[float]:
+    return [cost / num_groups(level) for level in range(1, num_levels + 1)]
 
 
 def _all_macs(size: WholeNetwork) -> float:
@@ -138,8 +130,8 @@ def _all_macs(size: WholeNetwork) -> float:
     return size.macs
 
 
-PARAMS = Budget(_params_by_level, whole=lambda size: size.params)
-MACS = Budget(_macs_by_level, whole=_all_macs)
+PARAMS = Budget(lambda layer, _: _divided(layer.weight_params, layer.num_levels), whole=lambda size: size.params)
+MACS = Budget(lambda layer, _: _divided(layer.macs or 0, layer.num_levels), whole=_all_macs)
 BUDGETS: Registry[Budget | CostFunction] = Registry("budget", {"params": PARAMS, "macs": MACS})
 
 

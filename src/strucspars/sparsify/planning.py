@@ -6,11 +6,16 @@ In distributed training rank 0 decides, and all processes take over its decision
 import hashlib
 import logging
 import pickle
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import torch.distributed as dist
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from strucspars.core.budget import (
@@ -22,24 +27,30 @@ from strucspars.core.budget import (
     search_threshold,
     without_surplus,
 )
-from strucspars.core.importance import kept_norm_by_level
+from strucspars.core.checks import FloatArray, IntArray
+from strucspars.core.hierarchy import group_penalty
+from strucspars.core.importance import kept_norm_by_level, level_keeping
+from strucspars.core.learning import learn_permutations, refine_at_level
+from strucspars.core.permutation import checked_permutation, connection_cost
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, count_macs
 from strucspars.cost.layers import refuse_lazy_modules
-from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, SkippedLayer, rules_for_types, select_layers
-from strucspars.nn.layers import forms_of
+from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, SkippedLayer, hint_at_types, select_layers
+from strucspars.nn.names import bare_modules
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
     MACS,
+    ORDERS,
     PARAMS,
     Budget,
     CountedLayer,
     LayerToOrder,
+    Orders,
+    Solve,
     WholeNetwork,
     find_budget,
     importance_of,
 )
-from strucspars.sparsify.layers import LayerState, check_values, learned_states, orders_of, refined_orders
 
 Decision = TypeVar("Decision")
 
@@ -49,6 +60,22 @@ logger = logging.getLogger(__name__)
 NOTABLE_SURPLUS = 0.01
 # Of the whole network, in layers that are left out for the same reason.
 NOTABLE_SHARE = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class LayerState:
+    """Channel orders, kept norms and level of one layer at the end of an epoch."""
+
+    out_perm: IntArray
+    in_perm: IntArray
+    cost: float
+    kept_norm: tuple[float, ...]
+    group_level: int
+
+    @property
+    def orders(self) -> Orders:
+        """Both orders, `(out_perm, in_perm)`."""
+        return self.out_perm, self.in_perm
 
 
 def one_shot_plan(
@@ -103,8 +130,8 @@ def network_size(model: nn.Module, example_inputs: ExampleInputs | None) -> Whol
     params = sum(parameter.numel() for parameter in model.parameters())
     if example_inputs is None:
         return WholeNetwork(params, None, {})
-    count = count_macs(model, example_inputs)
-    return WholeNetwork(params, count.macs, {name: layer.macs for name, layer in count.layers.items()})
+    count, modules = count_macs(model, example_inputs), dict(bare_modules(model))
+    return WholeNetwork(params, count.macs, {modules[name]: layer.macs for name, layer in count.layers.items()})
 
 
 def agreed(decide: Callable[[], Decision]) -> Decision:
@@ -137,6 +164,133 @@ def agreed(decide: Callable[[], Decision]) -> Decision:
     return cast(Decision, decision)
 
 
+def check_values(layers: Iterable[SelectedLayer]) -> None:
+    """Raise a `ValueError` where a weight is on the meta device: there is nothing to learn from."""
+    for layer in layers:
+        if layer.weight.is_meta:
+            raise ValueError(
+                f"layer {layer.name!r} is on the meta device, where weights have no values; call "
+                "model.to_empty(device=...) and load the weights first"
+            )
+
+
+def learned_states(
+    layers: Sequence[SelectedLayer],
+    config: SparsifyConfig,
+    previous: Sequence[LayerState] | None,
+    executor: Executor | None = None,
+) -> list[LayerState]:
+    """Learn or refresh the channel orders of all layers from their present weights, then read off the levels.
+
+    With an executor its workers solve the layers in parallel; the outcome is the same.
+    """
+    starts = [None] * len(layers) if previous is None else [state.orders for state in previous]
+    problems = [
+        LayerToOrder(layer.name, importance_of(layer, config.importance), start, layer.largest_level)
+        for layer, start in zip(layers, starts, strict=True)
+    ]
+
+    def solve(chosen: Sequence[LayerToOrder]) -> list[Orders]:
+        return _learned_by_workers(chosen, config, executor) if executor is not None else _learned_here(chosen, config)
+
+    return [
+        _state(layer, problem.importance, orders, config)
+        for layer, problem, orders in zip(layers, problems, orders_of(problems, config, solve), strict=True)
+    ]
+
+
+def orders_of(layers: Sequence[LayerToOrder], config: SparsifyConfig, solve: Solve) -> list[Orders]:
+    """The orders that the policy of the options gives the layers, checked."""
+    found = list(ORDERS.find(config.orders)(layers, solve))
+    if len(found) != len(layers):
+        raise ValueError(f"orders {config.orders!r} returned orders of {len(found)} layers, expected {len(layers)}")
+    checked = []
+    for layer, (out_perm, in_perm) in zip(layers, found, strict=True):
+        where = f"layer {layer.name!r}: orders {config.orders!r}: "
+        out_channels, in_channels = layer.importance.shape
+        checked.append(
+            (
+                checked_permutation(out_perm, out_channels, name=f"{where}out_perm"),
+                checked_permutation(in_perm, in_channels, name=f"{where}in_perm"),
+            )
+        )
+    return checked
+
+
+def refined_orders(layers: Sequence[LayerToOrder]) -> list[Orders]:
+    """The best orders found for the level of each layer, from the orders it has."""
+    refined: list[Orders] = []
+    with one_blas_thread():
+        for layer in layers:
+            assert layer.start is not None, "refined after they are learned"
+            found = refine_at_level(layer.importance, layer.start, group_level=layer.level)
+            refined.append((found.out_perm, found.in_perm))
+    return refined
+
+
+def _learned_here(layers: Sequence[LayerToOrder], config: SparsifyConfig) -> list[Orders]:
+    with one_blas_thread():
+        return [_learned(layer, config) for layer in layers]
+
+
+def _learned_by_workers(layers: Sequence[LayerToOrder], config: SparsifyConfig, executor: Executor) -> list[Orders]:
+    # The largest first: a long one that starts last keeps all others waiting.
+    order = sorted(range(len(layers)), key=lambda index: -layers[index].importance.size)
+    try:
+        futures = {index: executor.submit(_learned, layers[index], config) for index in order}
+        return [futures[index].result() for index in range(len(layers))]
+    except BrokenExecutor:
+        logger.warning(
+            "a worker process died, perhaps for lack of memory; the channel orders are learned in this process"
+        )
+        return _learned_here(layers, config)
+
+
+def _learned(layer: LayerToOrder, config: SparsifyConfig) -> Orders:
+    learned = learn_permutations(
+        layer.importance,
+        config.method,
+        decay=config.decay,
+        max_group_level=layer.level,
+        start=layer.start,
+        seed=config.seed,
+    )
+    return learned.out_perm, learned.in_perm
+
+
+def _state(layer: SelectedLayer, importance: FloatArray, orders: Orders, config: SparsifyConfig) -> LayerState:
+    out_perm, in_perm = orders
+    penalty = group_penalty(layer.largest_level - 1, decay=config.decay)
+    cost = connection_cost(importance, penalty, out_perm, in_perm)
+    kept_norm = tuple(kept_norm_by_level(importance[out_perm][:, in_perm]).tolist())
+    level = layer.fixed_level
+    if level is None:
+        level = min(level_keeping(kept_norm, config.min_kept_norm), layer.largest_level)
+    return LayerState(out_perm, in_perm, cost, kept_norm, level)
+
+
+_BLAS_LOCK = threading.Lock()
+_BLAS_LIMITS: list[threadpool_limits] = []
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """A process-wide limit to one BLAS thread: the first user sets it, the last restores what was before.
+
+    The channel orders are learned with many small matrix products: further threads gain little, and where other
+    processes hold their cores they wait.
+    """
+    with _BLAS_LOCK:
+        _BLAS_LIMITS.append(_BLAS_LIMITS[0] if _BLAS_LIMITS else threadpool_limits(limits=1, user_api="blas"))
+    try:
+        yield
+    finally:
+        with _BLAS_LOCK:
+            limits = _BLAS_LIMITS.pop()
+            if not _BLAS_LIMITS:
+                limits.restore_original_limits()
+
+
 def network_budget(
     selection: Selection, states: Sequence[LayerState], size: WholeNetwork, budget: Budget
 ) -> list[LayerBudget]:
@@ -158,16 +312,27 @@ def network_budget(
             )
         )
     if budget.whole is None:
-        rest = sum(budget.cost_by_level(_counted(layer, 1, size), ())[0] for layer in selection.skipped)
+        rest = sum(cost for _, cost in _skipped_costs(selection, size, budget))
     else:
         rest = budget.whole(size) - sum(layer.cost for layer in budgets)
     return [*budgets, LayerBudget("(everything else)", rest)]
 
 
 def _counted(layer: SelectedLayer | SkippedLayer, num_levels: int, size: WholeNetwork) -> CountedLayer:
-    macs = None if size.macs is None else size.layer_macs.get(layer.name, 0)
+    macs = None if size.macs is None else size.layer_macs.get(layer.module, 0)
     weight = layer.module._parameters.get("weight")
     return CountedLayer(layer.name, layer.module, 0 if weight is None else weight.numel(), macs, num_levels)
+
+
+def _skipped_costs(selection: Selection, size: WholeNetwork, budget: Budget) -> Iterator[tuple[SkippedLayer, float]]:
+    """What the layers that stay cost. Of weights that several of them share, the first one's counts."""
+    seen = set()
+    for layer in selection.skipped:
+        counted, weight = _counted(layer, 1, size), layer.module._parameters.get("weight")
+        if weight in seen:
+            counted = replace(counted, weight_params=0)
+        seen.add(weight)
+        yield layer, budget.cost_by_level(counted, ())[0]
 
 
 def removed_by(selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig) -> float:
@@ -185,7 +350,8 @@ def threshold_for_target(
     Raises:
         ValueError: the target cannot be reached; the message says what can, and what is left out of it.
     """
-    budgets = network_budget(selection, states, size, find_budget(config.budget))
+    budget = find_budget(config.budget)
+    budgets = network_budget(selection, states, size, budget)
     most = largest_removed_fraction(budgets)
     if most < config.target:
         width = config.min_channels_per_group
@@ -196,40 +362,20 @@ def threshold_for_target(
         raise ValueError(
             f"target {config.target:g} cannot be reached: the most that can be removed{limit} is "
             f"{reachable_target(most)} of all {config.budget}; {' or '.join(remedies)}"
-            f"{_left_out(selection, size, config.budget)}"
+            f"{_left_out(_skipped_costs(selection, size, budget), sum(each.cost for each in budgets), config.budget)}"
         )
     found = search_threshold(budgets, config.target)
     return without_surplus(budgets, found, config.target)
 
 
-def _left_out(selection: Selection, size: WholeNetwork, budget: str) -> str:
+def _left_out(costs: Iterable[tuple[SkippedLayer, float]], whole: float, budget: str) -> str:
     """Why much of the network is left out, and the remedy, to end an error; empty where little is left out."""
-    on_macs = budget == "macs" and size.macs is not None
-    whole = size.macs if on_macs and size.macs is not None else size.params
     by_reason: Counter[str] = Counter()
-    by_missing_type: Counter[type[nn.Module]] = Counter()
-    for layer, params in _own_params(selection.skipped):
-        cost = size.layer_macs.get(layer.name, 0) if on_macs else params
+    for layer, cost in costs:
         by_reason[layer.reason] += cost
-        if layer.missing_type is not None:
-            by_missing_type[layer.missing_type] += cost
-    notable = [(reason, cost) for reason, cost in by_reason.most_common(3) if cost > NOTABLE_SHARE * whole]
-    if not notable:
-        return ""
-    shares = ", ".join(f"{100 * cost / whole:.0f} % ({reason})" for reason, cost in notable)
-    missing = {missing_type for missing_type, cost in by_missing_type.items() if cost > NOTABLE_SHARE * whole}
-    present = {forms.dense for layer in selection.layers if (forms := forms_of(layer.module))}
-    remedy = f"; more can be removed with {rules_for_types(present | missing)}" if missing else ""
-    return f"; of all {'macs' if on_macs else 'params'}, {shares} are left out{remedy}"
-
-
-def _own_params(skipped: Sequence[SkippedLayer]) -> Iterator[tuple[SkippedLayer, int]]:
-    """How many parameters each layer adds to the whole network; those that layers share count once."""
-    counted: set[nn.Parameter] = set()
-    for layer in skipped:
-        params = set(layer.module.parameters()) - counted
-        counted |= params
-        yield layer, sum(parameter.numel() for parameter in params)
+    notable = {reason: cost / whole for reason, cost in by_reason.most_common(3) if cost > NOTABLE_SHARE * whole}
+    shares = ", ".join(f"{100 * share:.0f} % ({reason})" for reason, share in notable.items())
+    return f"; of all {budget}, {shares} are left out{hint_at_types(notable)}" if notable else ""
 
 
 def plan_for_target(

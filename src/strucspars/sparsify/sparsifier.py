@@ -7,30 +7,31 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from strucspars.core.checks import IntArray
+from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.controller import LambdaState, next_lambda
-from strucspars.core.hierarchy import checked_group_level, num_groups
-from strucspars.core.permutation import checked_permutation
+from strucspars.core.hierarchy import checked_group_level, num_groups, penalty_matrix
+from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import GroupingPlan, group_counts
 from strucspars.cost.counting import ExampleInputs
-from strucspars.nn.groupable import FilterFn, Selection, owners_of_parameters, parameter_key, select_layers
+from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
-from strucspars.nn.names import bare_modules
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import WholeNetwork, find_importance
-from strucspars.sparsify.layers import (
-    LayerState,
-    check_still_in_model,
-    check_values,
-    churn,
-    learned_states,
-    penalty_strength,
-)
 from strucspars.sparsify.penalty import StructuredPenalty
-from strucspars.sparsify.planning import agreed, network_size, plan_for_target, removed_by, threshold_for_target
+from strucspars.sparsify.planning import (
+    LayerState,
+    agreed,
+    check_values,
+    learned_states,
+    network_size,
+    plan_for_target,
+    removed_by,
+    threshold_for_target,
+)
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,7 @@ class Sparsifier:
         self.selection.check_not_empty()
         check_values(self.selection.layers)
         self._example_inputs = example_inputs
-        weights = self._present_weights()
-        self._shapes = [weight.shape for weight in weights]
-        self._penalty = StructuredPenalty(weights, find_importance(config.importance).penalty)
+        self._penalty = StructuredPenalty(self._present_weights(), find_importance(config.importance).penalty)
         self._controller = LambdaState()
         self._states = agreed(lambda: self._learned_states(None))
         # Fail now, not after the training, if the target is out of reach.
@@ -174,11 +173,7 @@ class Sparsifier:
 
     def _size(self) -> WholeNetwork:
         """The size of the network now: parts that hold no layer to group may have been replaced."""
-        size = network_size(self._model, self._example_inputs)
-        # A wrapper that came later, such as one that recomputes activations, gives layers other names.
-        names = {module: name for name, module in bare_modules(self._model)}
-        macs = {layer.name: size.layer_macs.get(names[layer.module], 0) for layer in self.selection.layers}
-        return replace(size, layer_macs={**size.layer_macs, **macs})
+        return network_size(self._model, self._example_inputs)
 
     def end_epoch(self) -> EpochReport:
         """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7)."""
@@ -264,24 +259,17 @@ class Sparsifier:
         return [layer.weight for layer in self.selection.layers]
 
     def _check_layers(self) -> None:
-        """Raise a `ValueError` if a layer was replaced or converted, or its weight reshaped or tied."""
-        check_still_in_model(self._model, self.selection.layers)
-        owners = owners_of_parameters(self._model)
-        for layer, shape in zip(self.selection.layers, self._shapes, strict=True):
+        """Raise a `ValueError` if a layer was replaced or converted."""
+        present = set(self._model.modules())
+        for layer in self.selection.layers:
+            if layer.module not in present:
+                raise ValueError(
+                    f"layer {layer.name!r} has been replaced in the model or removed from it; make a new Sparsifier"
+                )
             if is_grouped(layer.module):
                 raise ValueError(
                     f"layer {layer.name!r} has been converted: sparse training ends with plan(); leave the Sparsifier "
                     "out of finetuning"
-                )
-            if layer.weight.shape != shape:
-                raise ValueError(
-                    f"layer {layer.name!r}: its weight had shape {tuple(shape)} when the Sparsifier was made, and has "
-                    f"{tuple(layer.weight.shape)} now; make a new Sparsifier"
-                )
-            if len(holders := owners[parameter_key(layer.weight)]) > 1:
-                raise ValueError(
-                    f"layer {layer.name!r}: its weight has become one with that of another layer "
-                    f"({', '.join(map(repr, holders))}), so it cannot be grouped; make a new Sparsifier"
                 )
 
     def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
@@ -296,3 +284,26 @@ class Sparsifier:
 def _restored_order(saved: Any, length: int, name: str) -> IntArray:
     # A checkpoint may have been loaded to a GPU.
     return checked_permutation(saved.cpu() if isinstance(saved, torch.Tensor) else saved, length, name=name)
+
+
+def penalty_strength(layer: SelectedLayer, state: LayerState, *, decay: float, lambda_value: float) -> FloatArray:
+    """lambda * R_g in the original channel order, `(C_out, C_in)`, within the layer's largest level (Sec. 3.3)."""
+    out_channels, in_channels = layer.weight_shape[:2]
+    penalty = penalty_matrix(
+        out_channels, in_channels, state.group_level, decay=decay, largest_level=layer.largest_level
+    )
+    return lambda_value * penalty[inverse(state.out_perm)][:, inverse(state.in_perm)]
+
+
+def churn(layer: SelectedLayer, before: LayerState, after: LayerState) -> float:
+    """Share of the channels that changed their group of the level after the present one."""
+    groups = num_groups(min(after.group_level + 1, layer.largest_level))
+    moved = [
+        _group_of_channel(old, groups) != _group_of_channel(new, groups)
+        for old, new in zip(before.orders, after.orders, strict=True)
+    ]
+    return float(np.concatenate(moved).mean())
+
+
+def _group_of_channel(perm: IntArray, groups: int) -> IntArray:
+    return inverse(perm) * groups // len(perm)
