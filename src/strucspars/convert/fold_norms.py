@@ -33,10 +33,16 @@ TENSOR_NAMES = ("running_mean", "running_var", "weight", "bias")
 def fold_into_layer_(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
     """Let a convolution or linear layer compute the batch norm after it too, in place. Denormals become zero."""
     weight, bias = layer.get_parameter("weight"), layer._parameters["bias"]
-    tensors = (weight, bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
-    doubles = [None if tensor is None else tensor.detach().double() for tensor in tensors]
+
+    def doubled(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.detach().double()
+
+    mean, variance = cast(torch.Tensor, norm.running_mean), cast(torch.Tensor, norm.running_var)
+    scale, shift = doubled(norm.weight), doubled(norm.bias)
     # The same for a linear layer, whose weight has no kernel axes.
-    fused, fused_bias = fuse_conv_bn_weights(*doubles[:4], norm.eps, *doubles[4:])  # type: ignore[arg-type]
+    fused, fused_bias = fuse_conv_bn_weights(
+        weight.detach().double(), doubled(bias), mean.double(), variance.double(), norm.eps, scale, shift
+    )
     weight.data = like_memory_format(fused.detach().to(weight.dtype), weight.data)
     layer.bias = nn.Parameter(fused_bias.detach().to(weight.dtype))
     flush_denormals_(weight.data)

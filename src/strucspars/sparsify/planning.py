@@ -7,11 +7,12 @@ import hashlib
 import logging
 import pickle
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TypeVar, cast
 
 import torch.distributed as dist
@@ -370,10 +371,11 @@ def threshold_for_target(
 
 def _left_out(costs: Iterable[tuple[SkippedLayer, float]], whole: float, budget: str) -> str:
     """Why much of the network is left out, and the remedy, to end an error; empty where little is left out."""
-    by_reason: Counter[str] = Counter()
+    by_reason: dict[str, float] = defaultdict(float)
     for layer, cost in costs:
-        by_reason[layer.reason] += cost
-    notable = {reason: cost / whole for reason, cost in by_reason.most_common(3) if cost > NOTABLE_SHARE * whole}
+        by_reason[layer.reason] += cost / whole
+    largest = sorted(by_reason.items(), key=itemgetter(1), reverse=True)[:3]
+    notable = {reason: share for reason, share in largest if share > NOTABLE_SHARE}
     shares = ", ".join(f"{100 * share:.0f} % ({reason})" for reason, share in notable.items())
     return f"; of all {budget}, {shares} are left out{hint_at_types(notable)}" if notable else ""
 
