@@ -20,8 +20,8 @@ from fabricated_run import Fabrication, network_shapes, small_recipe, write_fabr
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from strucspars.report.page import write_report
 from strucspars.report.reading import read_run
-from strucspars.report.writing import write_report
 
 NETWORKS = ("resnet50", "resnet101", "densenet201")
 OPENINGS = 5

@@ -14,8 +14,8 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
+from strucspars.report.page import write_report
 from strucspars.report.reading import RunData, read_run
-from strucspars.report.writing import write_report
 from strucspars.train.recipe import Recipe
 
 Pages = dict[str, Path]

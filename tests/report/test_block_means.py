@@ -11,8 +11,7 @@ from PIL import Image
 
 from strucspars.core.checks import FloatArray
 from strucspars.report.drawing import shades
-from strucspars.report.layer_view import SHADES, matrix_address
-from strucspars.report.layers import block_means
+from strucspars.report.layers import SHADES, block_means, matrix_address
 
 
 @given(st.integers(1, 700), st.integers(1, 700))

@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.drawing import PALETTE, NamedFigure
-from strucspars.report.layers import cardinality_figure
+from strucspars.report.layers import cardinality_figure, layers_of
 from strucspars.report.reading import RunData, read_run
 
 SHAPES = {"first": (8, 4, 3, 3), "odd": (9, 8, 1, 1), "fc": (16, 16)}
@@ -32,14 +32,16 @@ def planned(run: RunData, layers: Mapping[str, tuple[int, tuple[int, ...]]]) -> 
         for name, (level, shape) in layers.items()
     }
     return replace(
-        run, plan=GroupingPlan(plan), weight_shapes={name: shape for name, (_, shape) in layers.items()}, dynamics=()
+        run,
+        plan=GroupingPlan(plan),
+        weight_shapes={name: shape for name, (_, shape) in layers.items()},
+        dynamics=(),
+        importance={},
     )
 
 
 def drawn(run: RunData) -> NamedFigure:
-    figure = cardinality_figure(run)
-    assert figure is not None
-    return figure
+    return cardinality_figure(run, layers_of(run))
 
 
 def heights(figure: NamedFigure, marker: str) -> list[float]:
@@ -68,8 +70,8 @@ def test_a_minimum_width_of_groups_lowers_what_is_possible(run: RunData) -> None
     assert heights(drawn(replace(run, recipe=replace(run.recipe, sparsify=sparsify))), "_") == [1, 1, 4]
 
 
-def test_without_plan_and_dynamics_there_is_no_figure(run: RunData) -> None:
-    assert cardinality_figure(replace(run, plan=None, dynamics=())) is None
+def test_without_plan_and_dynamics_there_are_no_layers(run: RunData) -> None:
+    assert layers_of(replace(run, plan=None, dynamics=())) == ()
 
 
 def test_the_alt_text_counts_the_layers_of_every_cardinality(run: RunData) -> None:

@@ -22,12 +22,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return read_run(path)
 
 
-def with_churn(run: RunData, mean: list[float], layers: FloatArray, first: int = 1) -> RunData:
-    """The run with the mean of every epoch, and layers `(layers, epochs)` stored from the first of these epochs."""
+def with_churn(run: RunData, mean: list[float], layers: FloatArray) -> RunData:
+    """The run with the mean of every epoch, and layers `(layers, epochs)` stored from the first."""
     rows = [{"stage": "sparsify", "epoch": epoch, "mean_churn": each} for epoch, each in enumerate(mean, start=1)]
-    stored = run.dynamics[0]
-    dynamics = [replace(stored, epoch=epoch, churn=churn) for epoch, churn in enumerate(layers.T, start=first)]
-    return replace(run, rows=rows, dynamics=dynamics)
+    return replace(run, rows=rows, dynamics=[replace(run.dynamics[0], churn=churn) for churn in layers.T])
 
 
 def drawn(run: RunData) -> NamedFigure:
@@ -66,22 +64,14 @@ def test_the_alt_text_compares_the_beginning_with_the_end(run: RunData) -> None:
 
 def test_the_drawn_churn_is_the_data_with_the_first_layer_at_the_top(run: RunData) -> None:
     by_layer = np.array([[0.1, 0.0], [0.2, 0.3], [0.4, 0.5]])
-    figure = drawn(with_churn(run, [0.4, 0.1, 0.2, 0.05], by_layer, first=2))
+    figure = drawn(with_churn(run, [0.4, 0.1], by_layer))
     above, below, *_ = figure.figure.axes
-    assert np.asarray(above.lines[0].get_xydata()).tolist() == [[1, 0.4], [2, 0.1], [3, 0.2], [4, 0.05]]
+    assert np.asarray(above.lines[0].get_xydata()).tolist() == [[1, 0.4], [2, 0.1]]
     assert above.yaxis.get_major_formatter()(0.25, None) == "25%"
     np.testing.assert_array_equal(np.asarray(mesh_of(figure).get_array()), by_layer)
     corners = np.asarray(mesh_of(figure).get_coordinates())
-    assert (corners[0, :, 0].tolist(), corners[:, 0, 1].tolist()) == ([1.5, 2.5, 3.5], [0.5, 1.5, 2.5, 3.5])
+    assert (corners[0, :, 0].tolist(), corners[:, 0, 1].tolist()) == ([0.5, 1.5, 2.5], [0.5, 1.5, 2.5, 3.5])
     assert below.yaxis_inverted()
-
-
-def test_where_the_layers_of_an_epoch_are_missing_none_are_drawn(run: RunData) -> None:
-    first, last = run.dynamics[0], run.dynamics[3]
-    mesh = mesh_of(drawn(replace(run, dynamics=(first, last))))
-    columns: FloatArray = np.ma.filled(np.ma.asarray(mesh.get_array()), np.nan)
-    np.testing.assert_array_equal(columns[:, [0, 3]], np.stack([first.churn, last.churn], axis=1))
-    assert np.isnan(columns[:, 1:3]).all()
 
 
 def test_churn_of_zero_can_be_drawn(run: RunData) -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.confusion import (
     Confusion,
-    chosen_confusions,
     confusion_figure,
     confusion_matrix,
     confusions_of,
@@ -76,7 +75,7 @@ def test_those_with_the_most_groups_are_chosen_in_network_order() -> None:
     plan = GroupingPlan(
         {f"{block}.conv{number}": layer(32, 32, level) for block, level in enumerate(levels) for number in (1, 2)}
     )
-    chosen = chosen_confusions(confusions_of(plan), 3)
+    chosen = confusions_of(plan, 3)
     assert [confusion.first for confusion in chosen] == ["1.conv1", "2.conv1", "3.conv1"]
 
 
@@ -107,7 +106,7 @@ def test_an_uneven_shuffle_of_shufflenet_is_told_as_a_range() -> None:
 
 def test_of_equal_pairs_the_later_ones_are_chosen() -> None:
     plan = GroupingPlan({f"{block}.conv{number}": layer(32, 32, 2) for block in range(4) for number in (1, 2)})
-    assert [each.first for each in chosen_confusions(confusions_of(plan), 2)] == ["2.conv1", "3.conv1"]
+    assert [each.first for each in confusions_of(plan, 2)] == ["2.conv1", "3.conv1"]
 
 
 def test_a_pair_without_a_block_can_be_drawn() -> None:

@@ -32,7 +32,8 @@ def test_a_confusion_matrix_that_is_wide_on_one_side_has_no_table(run: RunData) 
         )
         shapes = {name: layer.weight_shape for name, layer in plan.layers.items()}
         contents = run_contents(replace(run, plan=plan, weight_shapes=shapes, importance={}))
-        return [table.name for table in contents.tables if table.name.startswith("confusion")]
+        (figure,) = (figure for figure in contents.figures if figure.name == "confusion")
+        return [table.name for table in figure.tables]
 
     assert tables(5) == ["confusion-1"]
     assert tables(6) == []

@@ -17,7 +17,6 @@ from strucspars.nn.importance import importance_matrix
 from strucspars.report.contents import headlines, run_contents
 from strucspars.report.page import RunLink, run_page, runs_table
 from strucspars.report.reading import read_run
-from strucspars.report.tables import run_tables
 from strucspars.train.run_folder import ONE_SHOT_STATE
 
 NETWORK = "cifar-resnet8"
@@ -86,8 +85,8 @@ def test_a_target_of_macs_is_compared_with_the_macs(made: Path) -> None:
 
 def test_its_table_has_layers_without_churn(made: Path) -> None:
     run = read_run(made / "run")
-    (table,) = run_tables(run)
-    assert not any("churn" in column.title for column in table.columns)
+    (table,) = run_contents(run).tables
+    assert not any("churn" in title for title in table.columns)
     assert len(table.rows) == len(run.weight_shapes)
 
 

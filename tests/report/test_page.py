@@ -6,18 +6,19 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.figure import Figure
 
+from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.layers import BeforeAfter
 from strucspars.report.contents import ComparisonContents, Headline, RunContents
 from strucspars.report.drawing import NamedFigure
-from strucspars.report.layer_view import LayerView, layer_view, layer_views
-from strucspars.report.layers import LayerImportance
-from strucspars.report.named_table import NamedTable, TableColumn
+from strucspars.report.layers import Layer, layers_of
+from strucspars.report.named_table import NamedTable
 from strucspars.report.page import RunLink, overview_page, run_page, runs_table
 from strucspars.report.reading import RunData, read_run
 
@@ -55,31 +56,20 @@ class Elements(HTMLParser):
         return "".join(self.texts[""])
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunData:
-    path = tmp_path / "run"
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    path = tmp_path_factory.mktemp("runs") / "run"
     write_fabricated_run(path, Fabrication(weight_shapes=SHAPES, recipe=small_recipe()))
     return read_run(path)
 
 
-def layer(
-    name: str, *, groups: int, moment: str = "at compression", shape: tuple[int, ...] = (8, 4, 3, 3)
-) -> LayerView:
-    matrix = np.eye(shape[0], shape[1])
-    found = LayerImportance(
-        place=int(name[-1]) - 1 if name[-1].isdigit() else 0,
-        name=name,
-        weight_shape=shape,
-        group_level=groups.bit_length(),
-        largest_level=3,
-        kept_norm=(1.0, 0.75, 0.5),
-        out_perm=np.arange(shape[0]),
-        in_perm=np.arange(shape[1]),
-        start=None,
-        before=matrix,
-        permuted=matrix,
-    )
-    return layer_view(found, moment, decay=0.5)
+def layer(run: RunData, name: str, *, groups: int, shape: tuple[int, ...] = (8, 4, 3, 3)) -> Layer:
+    """A layer of a run that has no other one."""
+    orders = {"out_perm": np.arange(shape[0]), "in_perm": np.arange(shape[1])}
+    plan = GroupingPlan({name: LayerPlan(group_level=groups.bit_length(), weight_shape=shape, **orders)})
+    matrices = {"end": {name: np.eye(*shape[:2], dtype=np.float32)}}
+    (found,) = layers_of(replace(run, plan=plan, weight_shapes={name: shape}, importance=matrices))
+    return replace(found, place=int(name[-1]) - 1 if name[-1].isdigit() else 0, kept_norm=(1.0, 0.75, 0.5))
 
 
 def figure(name: str) -> NamedFigure:
@@ -87,8 +77,8 @@ def figure(name: str) -> NamedFigure:
 
 
 def table(name: str, cell: str = "conv1") -> NamedTable:
-    columns = (TableColumn(title="layer"), TableColumn(title="params", unit="count"))
-    return NamedTable(name=name, title=f"Title of {name}", columns=columns, rows=((cell, 1234), ("last", None)))
+    rows = ((cell, 1234), ("last", None))
+    return NamedTable(name=name, title=f"Title of {name}", columns={"layer": "text", "params": "count"}, rows=rows)
 
 
 def contents(run: RunData) -> RunContents:
@@ -97,7 +87,7 @@ def contents(run: RunData) -> RunContents:
         headlines=(Headline(label="parameters", value="12", note="half of 24"),),
         figures=(figure("dynamics"), figure("churn")),
         tables=(table("accuracy"), table("layers")),
-        layers=(layer("conv1", groups=1), layer("conv2", groups=4)),
+        layers=(layer(run, "conv1", groups=1), layer(run, "conv2", groups=4)),
         command="strucspars run demo",
     )
 
@@ -147,8 +137,8 @@ def test_cells_sort_by_their_values_and_empty_ones_have_none(run: RunData) -> No
 
 
 def test_cells_are_written_for_people_and_a_zero_sorts_as_one(run: RunData) -> None:
-    columns = (TableColumn(title="layer"), TableColumn(title="removed", unit="percent"))
-    shares = NamedTable(name="shares", title="Shares", columns=columns, rows=(("a", 0.0), ("b", 0.1234)))
+    rows = (("a", 0.0), ("b", 0.1234))
+    shares = NamedTable(name="shares", title="Shares", columns={"layer": "text", "removed": "percent"}, rows=rows)
     page = Elements(run_page(replace(contents(run), tables=(shares,))))
     assert {"0.0", "0.1234"} <= {cell.get("data-sort") for cell in page.of("td")}
     assert "12.34%" in page.text
@@ -156,7 +146,7 @@ def test_cells_are_written_for_people_and_a_zero_sorts_as_one(run: RunData) -> N
 
 
 def test_the_levels_of_a_layer_are_numbers_with_bars_and_its_own_is_marked(run: RunData) -> None:
-    page = run_page(replace(contents(run), layers=(layer("conv2", groups=2),)))
+    page = run_page(replace(contents(run), layers=(layer(run, "conv2", groups=2),)))
     _, _, levels = page.partition('<th scope="col" class="number">kept norm</th>')
     body = levels.partition("</tbody>")[0]
     numbers = re.findall(r'<td class="number">([^<]*)</td>', body)
@@ -183,7 +173,7 @@ def test_the_groups_of_a_layer_are_drawn_over_its_matrix(run: RunData) -> None:
 
 
 def test_a_long_matrix_is_squeezed_so_that_its_short_side_is_to_be_seen(run: RunData) -> None:
-    long = layer("long", groups=1, shape=(1000, 4, 1, 1))
+    long = layer(run, "long", groups=1, shape=(1000, 4, 1, 1))
     page = Elements(run_page(replace(contents(run), layers=(long,))))
     boxes = {tag["viewbox"] for tag in page.of("svg") if "100.0" in (tag.get("viewbox") or "")}
     assert boxes == {"0 0 33.33 100.0"}
@@ -192,8 +182,8 @@ def test_a_long_matrix_is_squeezed_so_that_its_short_side_is_to_be_seen(run: Run
 def test_numbers_of_a_figure_stand_below_it_and_figures_of_one_layer_only_in_files(run: RunData) -> None:
     more = replace(
         contents(run),
-        figures=(figure("confusion"), figure("importance-001-conv1")),
-        tables=(table("confusion-1"), table("accuracy")),
+        figures=(replace(figure("confusion"), tables=(table("confusion-1"),)), figure("importance-001-conv1")),
+        tables=(table("accuracy"),),
     )
     page = run_page(more)
     summary, _, rest = page.partition('<section id="figure-confusion">')
@@ -212,10 +202,10 @@ def test_a_run_that_has_only_begun_has_a_page(run: RunData) -> None:
 
 
 def test_matrices_of_a_run_in_progress_are_not_called_those_of_the_compression(run: RunData) -> None:
-    titles = {picture.title for view in layer_views(run) for picture in view.pictures}
+    titles = {picture.title for each in layers_of(run) for picture in each.pictures}
     assert "S at compression" in titles
     begun = replace(run, plan=None, importance={"now": run.importance["end"]})
-    titles = {picture.title for view in layer_views(begun) for picture in view.pictures}
+    titles = {picture.title for each in layers_of(begun) for picture in each.pictures}
     assert "S so far" in titles
     assert "S at compression" not in titles
 
@@ -287,14 +277,14 @@ def hostile_contents(run: RunData) -> RunContents:
         environment={HOSTILE: {HOSTILE: HOSTILE}},
         decisions={HOSTILE: [HOSTILE]},
     )
-    texts = {"title": HOSTILE, "caption": HOSTILE, "alt": HOSTILE}
+    texts: dict[str, Any] = {"title": HOSTILE, "caption": HOSTILE, "alt": HOSTILE}
     own_table = replace(table("layers", HOSTILE), title=HOSTILE, notes=(HOSTILE,))
     return replace(
         contents(hostile),
         headlines=(Headline(label=HOSTILE, value=HOSTILE, note=HOSTILE),),
         figures=(NamedFigure(name="dynamics", figure=hostile_figure(), **texts),),
-        tables=(replace(own_table, columns=(TableColumn(title=HOSTILE), TableColumn(title="n", unit="count"))),),
-        layers=(layer(HOSTILE, groups=2),),
+        tables=(replace(own_table, columns={HOSTILE: "text", "n": "count"}),),
+        layers=(layer(run, HOSTILE, groups=2),),
         command=HOSTILE,
     )
 
@@ -308,13 +298,13 @@ def hostile_figure() -> Figure:
 def test_hostile_names_add_no_element_and_stay_text(run: RunData) -> None:
     plain = contents(run)
     # Every word of a heading is an element.
-    heading = TableColumn(title=" ".join("word" for _ in HOSTILE.split()))
+    heading = " ".join("word" for _ in HOSTILE.split())
     same_shape = replace(
         plain,
         headlines=plain.headlines[:1],
         figures=(replace(plain.figures[0], figure=hostile_figure()),),
-        tables=(replace(plain.tables[1], notes=("a note",), columns=(heading, plain.tables[1].columns[1])),),
-        layers=(layer("conv1", groups=2),),
+        tables=(replace(plain.tables[1], notes=("a note",), columns={heading: "text", "n": "count"}),),
+        layers=(layer(run, "conv1", groups=2),),
         run=replace(run, environment={"a": {"b": "c"}}, decisions={"a": ["b"]}),
     )
     hostile = Elements(run_page(hostile_contents(run), overview=HOSTILE))

@@ -8,8 +8,8 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.figure import Figure
 
+from strucspars.report.page import WrittenReport, file_names, write_report
 from strucspars.report.reading import read_run
-from strucspars.report.writing import WrittenReport, file_names, write_report
 
 SHAPES = {"conv1": (8, 4, 3, 3), "conv2": (8, 8, 1, 1)}
 
@@ -37,6 +37,12 @@ def written(runs: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_names_are_different_without_capitals_and_not_too_long_for_any_disk() -> None:
+    assert file_names(["resnet 20/a", "resnet 20/b", "resnet 20/a", ".."]) == [
+        "resnet-20-a",
+        "resnet-20-b",
+        "resnet-20-a-2",
+        "run",
+    ]
     assert file_names(["Run", "run", "RUN"]) == ["Run", "run-2", "RUN-3"]
     assert len(file_names(["a" * 300])[0]) == 80
 

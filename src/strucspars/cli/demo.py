@@ -34,8 +34,8 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train a small network on the embedded digits, compress it by half, and compare. Takes minutes on a laptop."""
+    from strucspars.report.page import write_report
     from strucspars.report.reading import read_run
-    from strucspars.report.writing import write_report
 
     output = Output(as_json=as_json, quiet=quiet)
     pairs = _recipes(overrides or [], parse_seeds(seeds), out)

@@ -30,8 +30,8 @@ def report(
     The page is one HTML file that needs no network. An earlier report in the folder is replaced. Several runs are
     compared on a page of their own, beside the paper's numbers.
     """
+    from strucspars.report.page import write_report
     from strucspars.report.reading import read_run
-    from strucspars.report.writing import write_report
 
     folders = [path.expanduser() for path in runs]
     read = [read_run(folder) for folder in folders]

@@ -15,10 +15,10 @@ class Measure:
     """A number that runs and rows of the paper have.
 
     Attributes:
-        key: its name in JSON, where fractions stand in percent.
+        key: its name in JSON, where fractions are in percent.
         title: its name in tables.
         unit: how it is written.
-        ours, papers: where it is found.
+        ours, papers: how to look it up.
         is_judged: whether the difference from the paper is shown.
     """
 
@@ -26,17 +26,13 @@ class Measure:
     title: str
     unit: Literal["size", "percent", "number"]
     ours: Callable[[RunSummary], float | None]
-    papers: Callable[[PaperRow], Sample | None] = lambda row: None
+    papers: Callable[[PaperRow], Sample | float | None] = lambda row: None
     is_judged: bool = False
-
-    @property
-    def scale(self) -> float:
-        """From our unit to that of JSON."""
-        return 100.0 if self.unit == "percent" else 1.0
 
     def paper(self, experiment: Experiment) -> Sample | None:
         """The paper's number for an experiment."""
-        return None if experiment.paper is None else self.papers(experiment.paper)
+        number = None if experiment.paper is None else self.papers(experiment.paper)
+        return Sample(mean=number, deviation=None, count=1) if isinstance(number, float) else number
 
     def difference(self, experiment: Experiment) -> Difference | None:
         """Ours minus the paper's, in percent points."""
@@ -44,39 +40,25 @@ class Measure:
         return difference(ours, paper, test_images=experiment.test_images)
 
 
-def _single(number: float | None, scale: float = 1.0) -> Sample | None:
-    return None if number is None else Sample(mean=number * scale, deviation=None, count=1)
-
-
-PARAMS = Measure("params", "params", "size", lambda run: run.params.after, lambda row: _single(row.params))
+PARAMS = Measure("params", "params", "size", lambda run: run.params.after, lambda row: row.params)
 MACS = Measure("macs", "MACs", "size", lambda run: run.macs.after)
-FLOPS = Measure("paper_flops", "FLOPs", "size", lambda run: run.paper_flops.after, lambda row: _single(row.flops))
-ACCURACY = Measure(
-    "top1", "top-1", "percent", lambda run: run.finetuned.last_top1, lambda row: row.top1, is_judged=True
-)
+FLOPS = Measure("paper_flops", "FLOPs", "size", lambda run: run.paper_flops.after, lambda row: row.flops)
+ACCURACY = Measure("top1", "top-1", "percent", lambda run: run.finetuned.last_top1, lambda row: row.top1, True)
 # The authors' code reports the best epoch, so the paper's accuracies are compared with both.
-BEST = Measure(
-    "best_top1", "best epoch", "percent", lambda run: run.finetuned.best_top1, lambda row: row.top1, is_judged=True
-)
-TOP5 = Measure(
-    "top5", "top-5", "percent", lambda run: run.finetuned.last_top5, lambda row: _single(row.top5_accuracy, 0.01)
-)
+BEST = Measure("best_top1", "best epoch", "percent", lambda run: run.finetuned.best_top1, lambda row: row.top1, True)
+TOP5 = Measure("top5", "top-5", "percent", lambda run: run.finetuned.last_top5, lambda row: row.top5)
 BEFORE = Measure(
     "before_compression",
     "before",
     "percent",
     lambda run: run.before_compression_top1,
-    lambda row: _single(row.before_compression, 0.01),
+    lambda row: row.before_compression,
 )
 AFTER = Measure(
-    "after_compression",
-    "after",
-    "percent",
-    lambda run: run.compressed_top1,
-    lambda row: _single(row.after_compression, 0.01),
+    "after_compression", "after", "percent", lambda run: run.compressed_top1, lambda row: row.after_compression
 )
 THRESHOLD = Measure(
-    "min_kept_norm", "min_kept_norm", "number", lambda run: run.min_kept_norm, lambda row: _single(row.min_kept_norm)
+    "min_kept_norm", "min_kept_norm", "number", lambda run: run.min_kept_norm, lambda row: row.min_kept_norm
 )
 
 _SIZE_AND_ACCURACY = (PARAMS, MACS, FLOPS, ACCURACY, BEST)
@@ -111,13 +93,13 @@ def comparison_document(
 
 def _measure_document(measure: Measure, experiment: Experiment) -> dict[str, Any]:
     ours, paper = experiment.sample(measure.ours), measure.paper(experiment)
-
+    scale = 100.0 if measure.unit == "percent" else 1.0
     document: dict[str, Any] = {}
     for sample, mean, deviation in ((ours, "mean", "deviation"), (paper, "paper", "paper_deviation")):
-        document[mean] = None if sample is None else measure.scale * sample.mean
         spread = None if sample is None else sample.deviation
-        document[deviation] = None if spread is None else measure.scale * spread
-    document["difference"] = measure.scale * (ours.mean - paper.mean) if ours and paper else None
+        document[mean] = None if sample is None else scale * sample.mean
+        document[deviation] = None if spread is None else scale * spread
+    document["difference"] = scale * (ours.mean - paper.mean) if ours and paper else None
     if measure.is_judged:
         judged = measure.difference(experiment)
         above_or_below = "above" if judged is not None and judged.points > 0 else "below"

@@ -15,41 +15,37 @@ PAPER_RUNS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRow:
-    """A row of a table of the paper; None where the paper has no number.
+    """A row of a table of the paper, accuracies as fractions; None where the paper has no number.
 
     Attributes:
         table: its number.
         params: parameters of the whole network.
         flops: as the paper counts them; `NetworkCount.paper_flops` counts alike.
-        accuracy, top5_accuracy: finetuned, in percent.
-        accuracy_deviation: over ten runs, in percent points.
-        before_compression, after_compression: top-1 of Table 5, in percent.
+        top1: finetuned, over ten runs where it has a deviation.
+        top5: finetuned.
+        before_compression, after_compression: top-1 of Table 5.
         min_kept_norm: the searched threshold of Table 5. Differs from the paper: the table has the dropped share.
     """
 
     table: int
     params: float
     flops: float
-    accuracy: float
-    accuracy_deviation: float | None = None
-    top5_accuracy: float | None = None
+    top1: Sample
+    top5: float | None = None
     before_compression: float | None = None
     after_compression: float | None = None
     min_kept_norm: float | None = None
 
-    @property
-    def top1(self) -> Sample:
-        """The finetuned accuracy as a fraction."""
-        deviation = self.accuracy_deviation
-        if deviation is None:
-            return Sample(mean=self.accuracy / 100, deviation=None, count=1)
-        return Sample(mean=self.accuracy / 100, deviation=deviation / 100, count=PAPER_RUNS)
+
+def _single(percentage: float) -> Sample:
+    return Sample(mean=percentage / 100, deviation=None, count=1)
 
 
 def _table1(params_e5: float, flops_e7: float, accuracy: float, deviation: float) -> PaperRow:
     # Through text: 1.36 * 1e5 has a tail of binary digits, 1.36e5 has none.
     params, flops = float(f"{params_e5}e5"), float(f"{flops_e7}e7")
-    return PaperRow(table=1, params=params, flops=flops, accuracy=accuracy, accuracy_deviation=deviation)
+    top1 = Sample(mean=accuracy / 100, deviation=deviation / 100, count=PAPER_RUNS)
+    return PaperRow(table=1, params=params, flops=flops, top1=top1)
 
 
 def _table2(
@@ -61,14 +57,15 @@ def _table2(
     table5: tuple[float, float, float] | None = None,
 ) -> PaperRow:
     """With the network's columns of Table 5: accuracy before and after compression, dropped norm."""
+    params, flops = float(f"{params_e6}e6"), float(f"{flops_e9}e9")
     row = PaperRow(
-        table=2, params=float(f"{params_e6}e6"), flops=float(f"{flops_e9}e9"), accuracy=accuracy, top5_accuracy=top5
+        table=2, params=params, flops=flops, top1=_single(accuracy), top5=None if top5 is None else top5 / 100
     )
     if table5 is None:
         return row
     before, after, dropped_norm = table5
     kept_norm = round(1 - dropped_norm, 3)
-    return replace(row, before_compression=before, after_compression=after, min_kept_norm=kept_norm)
+    return replace(row, before_compression=before / 100, after_compression=after / 100, min_kept_norm=kept_norm)
 
 
 _TABLE_1 = {
@@ -111,7 +108,7 @@ _TABLE_2 = {
 def _table3(finetuned: str, ablation: str, accuracy: float, top5: float) -> dict[str, PaperRow]:
     """The same groups, and so the same size, as the finetuned network."""
     size = _TABLE_2[finetuned]
-    row = PaperRow(table=3, params=size.params, flops=size.flops, accuracy=accuracy, top5_accuracy=top5)
+    row = PaperRow(table=3, params=size.params, flops=size.flops, top1=_single(accuracy), top5=top5 / 100)
     return {f"{finetuned}-{ablation}": row}
 
 
@@ -127,7 +124,6 @@ _TABLE_3 = {
 }
 
 PAPER_ROWS: Mapping[str, PaperRow] = {**_TABLE_1, **_TABLE_2, **_TABLE_3}
-
 
 PAPER_TIMES = PublishedTimes(
     source="the paper",

@@ -1,6 +1,6 @@
 """Tables of experiments beside the paper's numbers, for pages, terminals and files alike."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from strucspars.paper.comparison import ACCURACY, BEST, FLOPS, MACS, MEASURES, Measure
@@ -13,11 +13,12 @@ from strucspars.paper.experiments import (
     gain_over_base,
 )
 from strucspars.paper.noise import NOISE, Difference, difference
-from strucspars.report.named_table import Cell, NamedTable, TableColumn
+from strucspars.report.named_table import Cell, NamedTable, Unit
 from strucspars.train.outcome import OPTIMISM
 
 # Wider than other tables: shortened names of experiments would be of no use.
 TERMINAL_WIDTH = 150
+# More names in a note are only counted.
 MOST_NAMES = 4
 TITLES = {
     "table1": ("accuracy", "Size and accuracy"),
@@ -62,33 +63,31 @@ def comparison_table(
     """
     measures = MEASURES[table] if measures is None else measures
     has_paper = any(each.paper for each in experiments)
-    columns = [TableColumn(title="experiment"), TableColumn(title="runs", unit="count")]
+    columns: dict[str, Unit] = {"experiment": "text", "runs": "count"}
     rows: list[list[Cell]] = [[each.label, len(each.runs)] for each in experiments]
 
-    def add(column: TableColumn, cells: Sequence[Cell]) -> None:
-        columns.append(column)
+    def add(title: str, unit: Unit, cells: Sequence[Cell]) -> None:
+        columns[title] = unit
         for row, cell in zip(rows, cells, strict=True):
             row.append(cell)
 
     for measure in measures:
         if measure is (MACS if has_paper else FLOPS):
-            continue  # operations as the paper counts them beside its numbers, else as everybody does
-        add(TableColumn(title=measure.title, unit=measure.unit), [each.sample(measure.ours) for each in experiments])
-        papers = [measure.paper(each) for each in experiments]
+            continue  # operations as the paper counts them beside its numbers, else as usual
+        add(measure.title, measure.unit, [each.sample(measure.ours) for each in experiments])
         if measure is not BEST:  # has the same number of the paper as the last epoch
-            add(TableColumn(title=f"paper {measure.title}", unit=measure.unit), list(papers))
+            add(f"paper {measure.title}", measure.unit, [measure.paper(each) for each in experiments])
         if measure.is_judged:
             title = "to paper" if measure is ACCURACY else f"{measure.title} to paper"
-            add(TableColumn(title=title, unit="points"), [measure.difference(each) for each in experiments])
+            add(title, "points", [measure.difference(each) for each in experiments])
         if measure is ACCURACY and table in ("table1", "table2"):
-            add(TableColumn(title="to dense", unit="points"), [_to_dense(each, others) for each in experiments])
+            add("to dense", "points", [_to_dense(each, others) for each in experiments])
         if measure is ACCURACY and table == "table3":
-            gains = [gain_over_base(each, others) for each in experiments]
-            add(TableColumn(title="to base", unit="points"), list(gains))
+            add("to base", "points", [gain_over_base(each, others) for each in experiments])
     name, title = TITLES[table]
-    whole = NamedTable(name=name, title=title, columns=tuple(columns), rows=tuple(map(tuple, rows)))
+    whole = NamedTable(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)))
     shown = whole.without_empty_columns()
-    return replace(shown, notes=_notes(experiments, {column.title for column in shown.columns}))
+    return replace(shown, notes=_notes(experiments, shown.columns.keys()))
 
 
 def _to_dense(experiment: Experiment, others: Sequence[Experiment]) -> Difference | None:
@@ -99,19 +98,16 @@ def _to_dense(experiment: Experiment, others: Sequence[Experiment]) -> Differenc
     return difference(*samples, test_images=experiment.test_images)
 
 
-def _notes(experiments: Sequence[Experiment], titles: set[str]) -> tuple[str, ...]:
+def _notes(experiments: Sequence[Experiment], titles: Set[str]) -> tuple[str, ...]:
     """What a reader must know about the columns that are there."""
-    notes = []
-    if "best epoch" in titles:
-        notes.append(f"Mean ± deviation over the runs. top-1: of the last epoch. {OPTIMISM}")
-    if "paper top-1" in titles:
-        notes.append("By the authors' code, the paper's accuracies are of the best epoch.")
-    if "paper FLOPs" in titles:
-        notes.append("FLOPs: as the paper counts them, MACs and 4 for every element of a batch norm.")
-    if "paper min_kept_norm" in titles:
-        notes.append("The paper's threshold is given as the kept share of the norm.")
-    if "before" in titles:
-        notes.append("before, after: right before and right after compression.")
+    known = {
+        "best epoch": f"Mean ± deviation over the runs. top-1: of the last epoch. {OPTIMISM}",
+        "paper top-1": "By the authors' code, the paper's accuracies are of the best epoch.",
+        "paper FLOPs": "FLOPs: as the paper counts them, MACs and 4 for every element of a batch norm.",
+        "paper min_kept_norm": "The paper's threshold is given as the kept share of the norm.",
+        "before": "before, after: right before and right after compression.",
+    }
+    notes = [note for title, note in known.items() if title in titles]
     if titles & {"to paper", "to dense"}:
         notes.append(NOISE)
     if "to base" in titles:

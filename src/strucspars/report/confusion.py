@@ -13,7 +13,10 @@ from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.drawing import SEQUENTIAL, NamedFigure, drawable, house_style
+from strucspars.report.named_table import NamedTable
 
+# Wider tables are hard to read; the figure shows them.
+MOST_TABLE_GROUPS = 16
 # Numbers in smaller cells would not be readable.
 MOST_WRITTEN_GROUPS = 8
 MOST_PAIRS = 4
@@ -41,21 +44,25 @@ class Confusion:
         return f"{fewest} between all of them" if fewest == most else f"{fewest} to {most} between them"
 
 
-def confusions_of(plan: GroupingPlan) -> tuple[Confusion, ...]:
-    """Confusion matrices of all adjacent pairs of layers with more than one group each, in network order.
+def confusions_of(plan: GroupingPlan, most: int = MOST_PAIRS) -> tuple[Confusion, ...]:
+    """Confusion matrices of the adjacent pairs of layers with the most groups, in network order; of equals, the later.
 
     A plan has no graph: two layers count as adjacent if they follow each other in one block (a module) of the network
     and the first has as many outputs as the second has inputs.
     """
-    uniform = reordered_plan(plan, "shufflenet").layers
+    layers, uniform = plan.layers, reordered_plan(plan, "shufflenet").layers
+    pairs = list(_adjacent(plan))
+    ranked = sorted(pairs, key=lambda pair: layers[pair[0]].num_groups * layers[pair[1]].num_groups)
+    chosen = ranked[-most:]
     return tuple(
         Confusion(
             first=first,
             second=second,
-            learned=confusion_matrix(plan.layers[first], plan.layers[second]),
+            learned=confusion_matrix(layers[first], layers[second]),
             shufflenet=confusion_matrix(uniform[first], uniform[second]),
         )
-        for first, second in _adjacent(plan)
+        for first, second in pairs
+        if (first, second) in chosen
     )
 
 
@@ -88,10 +95,16 @@ def _is_shortcut(name: str, plan: GroupingPlan) -> bool:
     return place >= 3 and shapes[place] == (shapes[place - 1][0], shapes[0][1], 1, 1)
 
 
-def chosen_confusions(confusions: Sequence[Confusion], count: int = MOST_PAIRS) -> tuple[Confusion, ...]:
-    """Those with the most groups, in network order; of equals, the later ones, whose layers are wider."""
-    ranked = sorted(range(len(confusions)), key=lambda place: (-confusions[place].learned.size, -place))
-    return tuple(confusions[place] for place in sorted(ranked[:count]))
+def confusion_table(confusion: Confusion, number: int) -> NamedTable:
+    """A learned matrix as in the paper's Table 6; `number`, from 1, tells the tables of a run apart."""
+    rows, columns = confusion.learned.shape
+    return NamedTable(
+        name=f"confusion-{number}",
+        title=f"Channels between the groups of {confusion.first} and {confusion.second}",
+        columns={"from \\ to": "text", **{f"G{group + 1}": "count" for group in range(columns)}},
+        rows=tuple((f"G{group + 1}", *confusion.learned[group].tolist()) for group in range(rows)),
+        notes=(f"ShuffleNet's fixed shuffle has {confusion.shufflenet_words}.",),
+    )
 
 
 def confusion_figure(confusions: Sequence[Confusion]) -> NamedFigure:
@@ -116,6 +129,11 @@ def confusion_figure(confusions: Sequence[Confusion]) -> NamedFigure:
         ),
         alt=" ".join(_alt(confusion) for confusion in confusions),
         figure=figure,
+        tables=tuple(
+            confusion_table(confusion, number)
+            for number, confusion in enumerate(confusions, start=1)
+            if max(confusion.learned.shape) <= MOST_TABLE_GROUPS
+        ),
     )
 
 

@@ -9,21 +9,17 @@ from typing import Any
 from strucspars.cost.text_table import duration, percent
 from strucspars.paper.experiments import FinishedRun, experiments_of
 from strucspars.report.comparison_tables import comparison_tables
-from strucspars.report.confusion import Confusion, chosen_confusions, confusion_figure, confusions_of
+from strucspars.report.confusion import confusion_figure, confusions_of
 from strucspars.report.drawing import NamedFigure
-from strucspars.report.dynamics import churn_figure, dynamics_figure, dynamics_of
-from strucspars.report.layer_view import LayerView, layer_views
-from strucspars.report.layers import cardinality_figure, chosen_layers, importance_figure
+from strucspars.report.dynamics import churn_figure, dynamics_figure
+from strucspars.report.layers import Layer, cardinality_figure, importance_figures, layers_of
 from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
-from strucspars.report.tables import confusion_table, run_tables
-from strucspars.report.trade_off import comparable_latencies, latency_of, points_of, trade_off_figure
+from strucspars.report.tables import run_tables
+from strucspars.report.trade_off import comparable_latencies, fastest, points_of, timing_conditions, trade_off_figure
 from strucspars.train.outcome import stage_accuracy
 from strucspars.train.recipe import Recipe, SparsifyRecipe
 from strucspars.train.recipe_reading import as_override, flat_options, read_recipe, recipe_names
-
-# Wider tables are hard to read; the figure shows them.
-MOST_TABLE_GROUPS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +39,7 @@ class RunContents:
     headlines: tuple[Headline, ...]
     figures: tuple[NamedFigure, ...]
     tables: tuple[NamedTable, ...]
-    layers: tuple[LayerView, ...]
+    layers: tuple[Layer, ...]
     command: str
 
 
@@ -57,23 +53,23 @@ class ComparisonContents:
 
 def run_contents(run: RunData) -> RunContents:
     """Everything to show of one run, as far as it has come."""
-    confusions = () if run.plan is None else chosen_confusions(confusions_of(run.plan))
+    layers = layers_of(run)
     return RunContents(
         run=run,
         headlines=headlines(run),
-        figures=tuple(_figures(run, confusions)),
-        tables=(*run_tables(run), *_confusion_tables(confusions)),
-        layers=layer_views(run),
+        figures=tuple(_figures(run, layers)),
+        tables=run_tables(run, layers),
+        layers=layers,
         command=repeat_command(run.recipe, run.path / "recipe.yaml", run.one_shot),
     )
 
 
 def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
     """Everything to show of several runs: accuracy against cost, and tables with the paper's numbers beside ours."""
-    finished = [FinishedRun(run.path, run.recipe, run.summary) for run in runs if run.summary is not None]
-    latencies = comparable_latencies(runs)
-    note = f"Latency: fastest runtime, {next(iter(latencies.values())).conditions}." if latencies else ""
-    experiments = experiments_of(finished)
+    experiments = experiments_of(
+        FinishedRun(run.path, run.recipe, run.summary) for run in runs if run.summary is not None
+    )
+    latencies, note = comparable_latencies(runs)
     figures = []
     # Accuracies on different images do not belong on one axis.
     for data in dict.fromkeys(experiment.first.data for experiment in experiments):
@@ -82,23 +78,16 @@ def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
     return ComparisonContents(figures=tuple(figures), tables=comparison_tables(experiments))
 
 
-def _figures(run: RunData, confusions: Sequence[Confusion]) -> Iterator[NamedFigure]:
-    dynamics = dynamics_of(run)
+def _figures(run: RunData, layers: Sequence[Layer]) -> Iterator[NamedFigure]:
+    confusions = () if run.plan is None else confusions_of(run.plan)
     known = (
-        dynamics_figure(dynamics) if dynamics.epochs else None,
-        cardinality_figure(run),
+        dynamics_figure(run),
+        cardinality_figure(run, layers) if layers else None,
         confusion_figure(confusions) if confusions else None,
         churn_figure(run),
     )
     yield from (figure for figure in known if figure is not None)
-    for layer in chosen_layers(run):
-        yield importance_figure(layer, decay=run.recipe.sparsify.decay)
-
-
-def _confusion_tables(confusions: Sequence[Confusion]) -> Iterator[NamedTable]:
-    for number, confusion in enumerate(confusions, start=1):
-        if max(confusion.learned.shape) <= MOST_TABLE_GROUPS:
-            yield confusion_table(confusion, number)
+    yield from importance_figures(run, layers)
 
 
 def headlines(run: RunData) -> tuple[Headline, ...]:
@@ -165,26 +154,24 @@ def _reached(target: float, reached: float | None, *, on_macs: bool) -> Headline
 
 
 def _speed(run: RunData) -> Iterator[Headline]:
-    latency = latency_of(run)
-    if latency is not None:
-        faster = "" if latency.speedup is None else f"{latency.speedup:.2f} x as fast as dense; "
-        note = f"{faster}{latency.runtime}, {latency.conditions}"
-        yield Headline(label="latency", value=f"{latency.ms:.3g} ms", note=note)
+    measured = fastest(run)
+    if measured is not None:
+        row, timing = measured
+        speedup = None if row.form == "dense" else timing.speedup
+        faster = "" if speedup is None else f"{speedup.median:.2f} x as fast as dense; "
+        note = f"{faster}{row.runtime}, {timing_conditions(row)}"
+        yield Headline(label="latency", value=f"{timing.ms:.3g} ms", note=note)
 
 
 def _time(run: RunData) -> Iterator[Headline]:
     if run.seconds:
         stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in run.seconds.items())
-        devices = _devices(run.environment)
+        # Several devices where the run was resumed elsewhere.
+        places = [*run.environment.get("earlier", ()), run.environment]
+        names = [place.get("device") or place.get("cpu") for place in places]
+        devices = list(dict.fromkeys(name for name in names if isinstance(name, str)))
         where = f", on {' and '.join(devices)}" if devices else ""
         yield Headline(label="time", value=duration(sum(run.seconds.values())), note=f"{stages}{where}")
-
-
-def _devices(environment: Mapping[str, Any]) -> list[str]:
-    """What a run was computed on; several where it was resumed elsewhere."""
-    places = [*environment.get("earlier", ()), environment]
-    names = [place.get("device") or place.get("cpu") for place in places]
-    return list(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
 def repeat_command(recipe: Recipe, recipe_path: Path, one_shot: Mapping[str, Any] | None = None) -> str:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 from strucspars.cost.text_table import shortened
+from strucspars.report.named_table import NamedTable
 
 # Okabe and Ito (2008) without black, invisible on dark pages, and yellow, invisible on white ones.
 BLUE = "#0072b2"
@@ -106,6 +107,7 @@ class NamedFigure:
         caption: what is plotted, and how to read it.
         alt: what it shows, in numbers, for those who cannot see it.
         figure: of matplotlib.
+        tables: the same in numbers.
     """
 
     name: str
@@ -113,6 +115,7 @@ class NamedFigure:
     caption: str
     alt: str
     figure: Figure
+    tables: tuple[NamedTable, ...] = ()
 
     def __post_init__(self) -> None:
         # A layout of its own for every file would differ a little each time.

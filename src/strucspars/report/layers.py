@@ -1,15 +1,18 @@
-"""The layers of a run: groups (Figs. 5 and 6), importance and learned orders; one layer in a figure (Figs. 1, 2)."""
+"""The layers of a run: groups (Figs. 5, 6), importance and learned orders, one at a time (Figs. 1, 2)."""
 
+import base64
+import io
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
+from PIL import Image
 
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import connection_mask, group_penalty, max_group_level, num_groups
@@ -25,6 +28,7 @@ from strucspars.report.drawing import (
     NamedFigure,
     drawable,
     house_style,
+    shades,
     slug,
 )
 from strucspars.report.reading import RunData, StoredMatrix
@@ -37,22 +41,43 @@ LARGEST_SIDE = 128
 CHOSEN_LAYERS = 3
 # More names would overlap on the axis of the cardinality; the layer table has them all.
 MOST_NAMES = 60
+# The longer side of a picture's frame.
+FRAME_SIDE = 100.0
+# A longer matrix is squeezed; else its short side would be a line.
+LONGEST_RATIO = 3.0
+# Few enough shades to compress well, more than eyes tell apart.
+SHADES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A matrix on the page.
+
+    Attributes:
+        title: below it.
+        alt: for those who cannot see it.
+        address: of the image, a `data:` address.
+        blocks: SVG path of the outlines of the diagonal blocks in the layer's frame; empty without.
+    """
+
+    title: str
+    alt: str
+    address: str
+    blocks: str = ""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LayerImportance:
-    """One layer at compression; of a run in its first stage, as of its last checkpoint.
+class Layer:
+    """One layer at compression; of a run in its first stage, as of its last epoch.
 
     Attributes:
         place: in network order, from 0.
         weight_shape: of the dense weight, `(C_out, C_in, *kernel)`.
         group_level: of the plan, or of the last epoch.
         largest_level: that the layer may reach.
-        kept_norm: share of the norm that the levels 1, 2, ... keep; empty where not known.
         out_perm, in_perm: the learned orders, `perm[new] = old`.
-        start: S before training; None if it was not stored.
-        before: S in the network's channel order; None likewise.
-        permuted: S' = `S[out_perm][:, in_perm]`; None likewise.
+        kept_norm: share of the norm that the levels 1, 2, ... keep; empty where not known.
+        pictures: in the order to show them.
     """
 
     place: int
@@ -60,12 +85,15 @@ class LayerImportance:
     weight_shape: tuple[int, ...]
     group_level: int
     largest_level: int
-    kept_norm: tuple[float, ...]
     out_perm: IntArray
     in_perm: IntArray
-    start: FloatArray | None
-    before: FloatArray | None
-    permuted: FloatArray | None
+    kept_norm: tuple[float, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """Of its element in the page; the name may hold any character."""
+        return f"layer-{self.place + 1}"
 
     @property
     def num_groups(self) -> int:
@@ -83,128 +111,118 @@ class LayerImportance:
         return self.kept_norm[self.group_level - 1] if self.group_level <= len(self.kept_norm) else None
 
     @property
+    def frame(self) -> tuple[float, float]:
+        """Width and height of its pictures, in the shape of the weight."""
+        rows, columns = self.weight_shape[:2]
+        ratio = min(max(columns / rows, 1 / LONGEST_RATIO), LONGEST_RATIO)
+        return (FRAME_SIDE, round(FRAME_SIDE / ratio, 2)) if ratio >= 1 else (round(FRAME_SIDE * ratio, 2), FRAME_SIDE)
+
+    @property
+    def facts(self) -> str:
+        """A line about it."""
+        out_channels, in_channels, *kernel = self.weight_shape
+        area = f", kernel {' x '.join(map(str, kernel))}" if kernel else ""
+        return (
+            f"{out_channels} output and {in_channels} input channels{area}. "
+            f"group_level {self.group_level} of at most {self.largest_level}: num_groups {self.num_groups}."
+        )
+
+    @property
     def alt(self) -> str:
-        """What is to be seen of the layer, in words and numbers."""
+        """What its matrices show, in words."""
         outputs, inputs = self.weight_shape[:2]
-        groups = f"{self.num_groups} group{'s' if self.num_groups > 1 else ''} (group level {self.group_level})"
-        words = f"{drawable(self.name, 80)}: {outputs} x {inputs} channels, {groups}."
-        if not self.kept_norm:
-            return words
+        groups = f"{self.num_groups} group{'s' if self.num_groups > 1 else ''}"
+        words = f"{drawable(self.name, 80)}: {outputs} x {inputs} channels, {groups} (group level {self.group_level})."
         kept = ", ".join(f"level {level} {percent(share)}" for level, share in enumerate(self.kept_norm, start=1))
-        return f"{words} Kept norm: {kept}."
+        return f"{words} Kept norm: {kept}." if kept else words
 
 
-def largest_level(run: RunData, weight_shape: tuple[int, ...]) -> int:
-    """Largest group level that a layer of the run may reach."""
-    return max_group_level(*weight_shape[:2], min_channels_per_group=run.recipe.sparsify.min_channels_per_group)
-
-
-def layer_importances(run: RunData) -> Iterator[LayerImportance]:
-    """Every layer that may be grouped, in network order; none before the end of the first epoch.
-
-    One at a time: all matrices of a large network in double precision are gigabytes.
-    """
-    matrices = run.importance.get("end") or run.importance.get("now") or {}
-    starts = run.importance.get("start") or {}
-    for place, (name, (group_level, out_perm, in_perm)) in enumerate(_groupings(run).items()):
-        shape = run.weight_shapes[name]
-        before = _doubled(matrices.get(name))
-        permuted = None if before is None else before[out_perm][:, in_perm]
-        yield LayerImportance(
+def layers_of(run: RunData) -> tuple[Layer, ...]:
+    """Every layer that may be grouped, in network order; none before the end of the first epoch."""
+    if run.plan is not None:
+        states = [(layer.group_level, layer.out_perm, layer.in_perm) for layer in run.plan.layers.values()]
+    elif run.dynamics:
+        last = run.dynamics[-1]
+        states = list(zip(last.group_level.tolist(), last.out_perm, last.in_perm, strict=True))
+    else:
+        return ()
+    least = run.recipe.sparsify.min_channels_per_group
+    layers = []
+    for place, ((name, shape), state) in enumerate(zip(run.weight_shapes.items(), states, strict=True)):
+        group_level, out_perm, in_perm = state
+        layer = Layer(
             place=place,
             name=name,
             weight_shape=shape,
             group_level=group_level,
-            largest_level=largest_level(run, shape),
-            kept_norm=_kept_norm(run, place, permuted),
+            largest_level=max_group_level(*shape[:2], min_channels_per_group=least),
             out_perm=out_perm,
             in_perm=in_perm,
-            start=_doubled(starts.get(name)),
-            before=before,
-            permuted=permuted,
         )
+        stored = importance_of(run).get(name)
+        importance = None if stored is None else stored.astype(np.float64)
+        layer = replace(layer, kept_norm=_kept_norm(run, layer, importance))
+        layers.append(replace(layer, pictures=tuple(_pictures(run, layer, importance))))
+    return tuple(layers)
 
 
-def _groupings(run: RunData) -> dict[str, tuple[int, IntArray, IntArray]]:
-    """Level and orders of every layer, of the plan or of the last stored epoch."""
-    if run.plan is not None:
-        return {name: (layer.group_level, layer.out_perm, layer.in_perm) for name, layer in run.plan.layers.items()}
-    if not run.dynamics:
-        return {}
-    last = run.dynamics[-1]
-    levels = last.group_level.tolist()
-    return dict(zip(run.weight_shapes, zip(levels, last.out_perm, last.in_perm, strict=True), strict=True))
+def importance_of(run: RunData) -> Mapping[str, StoredMatrix]:
+    """S by layer at compression, or so far, in the network's channel order; empty where none was stored."""
+    return run.importance.get("end") or run.importance.get("now") or {}
 
 
-def cardinality_figure(run: RunData) -> NamedFigure | None:
-    """Draw the number of groups of every layer on an axis of doublings, and a mark for what its widths allow.
+def permuted_by(layer: Layer, importance: FloatArray) -> FloatArray:
+    """S' = `S[out_perm][:, in_perm]`."""
+    return importance[layer.out_perm][:, layer.in_perm]
 
-    None before the end of the first epoch.
-    """
-    groupings = _groupings(run)
-    if not groupings:
-        return None
-    count = len(groupings)
-    groups = np.array([num_groups(level) for level, _, _ in groupings.values()], dtype=np.int64)
-    largest = [num_groups(largest_level(run, shape)) for shape in run.weight_shapes.values()]
-    kernels = np.array(["x".join(map(str, shape[2:])) or "1x1" for shape in run.weight_shapes.values()])
-    places = np.arange(1, count + 1)
-    handles = []
-    with house_style():
-        size = 7.2 if count <= MOST_NAMES / 2 else 9.0, 3.9 if count <= MOST_NAMES else 2.9
-        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.09))
-        axis = figure.subplots()
-        for kind, colour in zip(sorted(set(kernels.tolist())), itertools.cycle(PALETTE), strict=False):
-            chosen = kernels == kind
-            axis.vlines(places[chosen], 0.7, groups[chosen], color=colour, linewidth=max(1.0, min(4.0, 160 / count)))
-            mark_size = 4.0 if count <= MOST_NAMES else 2.5
-            axis.plot(places[chosen], groups[chosen], "o", color=colour, markersize=mark_size)
-            handles.append(Line2D([], [], color=colour, marker="o", markersize=4, label=f"compressed, {kind}"))
-        axis.axhline(1, color=FAINT, linewidth=1.0)
-        axis.plot(places, largest, "_", color=FAINT, markersize=5)
-        handles.append(Line2D([], [], color=FAINT, linewidth=1.0, label="dense"))
-        handles.append(Line2D([], [], color=FAINT, marker="_", linestyle="", label="largest"))
-        axis.set_yscale("log", base=2)
-        axis.set_ylim(0.7, 2.0 * max(largest))
-        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=16))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.yaxis.set_minor_locator(NullLocator())
-        axis.set_ylabel("num_groups (cardinality)")
-        axis.set_xlim(0.2, count + 0.8)
-        axis.grid(visible=False, axis="x")
-        if count <= MOST_NAMES:
-            axis.set_xticks(places, [drawable(name, 26) for name in groupings], rotation=90, fontsize=7.5)
-        axis.set_xlabel("layer, in network order")
-        axis.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2)
-    when = "after the last epoch" if run.plan is None else "after compression"
-    counts = ", ".join(f"{(groups == each).sum()} with {each}" for each in sorted(set(groups.tolist())) if each > 1)
-    return NamedFigure(
-        name="cardinality",
-        title="Cardinality of every layer",
-        caption=(
-            f"Number of groups of every layer {when}; before, every layer is dense, with one group (the lower line). "
-            "The grey mark is the largest number of groups that the layer's widths allow."
-        ),
-        alt=(
-            f"{(groups > 1).sum()} of {count} layers have more than one group {when}{f': {counts}' if counts else ''}. "
-            "Dense, all have one."
-        ),
-        figure=figure,
+
+def _kept_norm(run: RunData, layer: Layer, importance: FloatArray | None) -> tuple[float, ...]:
+    """From the matrix itself; where that was not stored, from the last epoch."""
+    if importance is not None:
+        return tuple(kept_norm_by_level(permuted_by(layer, importance)).tolist())
+    kept = run.dynamics[-1].kept_norm[layer.place] if run.dynamics else np.zeros(0)
+    return tuple(kept[np.isfinite(kept)].tolist())
+
+
+def _pictures(run: RunData, layer: Layer, importance: FloatArray | None) -> Iterator[Picture]:
+    def picture(title: str, alt: str, matrix: FloatArray, light: float = 1.0, blocks: str = "") -> Picture:
+        return Picture(title=title, alt=f"{layer.name}. {alt}", address=matrix_address(matrix, light), blocks=blocks)
+
+    start = run.importance.get("start", {}).get(layer.name)
+    if start is not None:
+        first = start.astype(np.float64)
+        words = "Importance before training, in the network's order."
+        yield picture("S before training", words, first, brightest(first))
+    if importance is not None:
+        permuted, moment = permuted_by(layer, importance), "so far" if run.plan is None else "at compression"
+        light = brightest(permuted)
+        yield picture(f"S {moment}", f"Importance {moment}, in the network's channel order.", importance, light)
+        yield picture("S' in the learned orders", layer.alt, permuted, light, _block_outlines(layer))
+    penalty = group_penalty(layer.halvings, decay=run.recipe.sparsify.decay)
+    yield picture("R_g, the penalty", f"Penalty of group_level {layer.group_level}.", penalty)
+    words = f"Connections that stay: {layer.num_groups} diagonal blocks."
+    yield picture("U_g, what stays", words, np.eye(layer.num_groups))
+
+
+def _block_outlines(layer: Layer) -> str:
+    (width, height), places = layer.frame, boundaries(layer.num_groups)
+    return "".join(
+        f"M{begin * width:.6g} {begin * height:.6g}H{end * width:.6g}V{end * height:.6g}H{begin * width:.6g}Z"
+        for begin, end in (itertools.pairwise((0.0, *places, 1.0)) if places else ())
     )
 
 
-def _doubled(matrix: StoredMatrix | None) -> FloatArray | None:
-    return None if matrix is None else matrix.astype(np.float64)
+def matrix_address(matrix: FloatArray, light: float) -> str:
+    """A small picture of a non-negative matrix, as a `data:` address, from 0 (dark) to `light`.
 
-
-def _kept_norm(run: RunData, place: int, permuted: FloatArray | None) -> tuple[float, ...]:
-    """From the matrix itself; where that was not stored, from the last epoch."""
-    if permuted is not None:
-        return tuple(kept_norm_by_level(permuted).tolist())
-    if not run.dynamics:
-        return ()
-    kept = run.dynamics[-1].kept_norm[place]
-    return tuple(kept[np.isfinite(kept)].tolist())
+    A page scales it up with `image-rendering: pixelated`.
+    """
+    steps = np.clip(block_means(matrix) / (light or 1.0), 0.0, 1.0)
+    image = Image.fromarray(np.minimum((steps * SHADES).astype(np.uint8), SHADES - 1))
+    image.putpalette(shades(SHADES).tobytes())
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def brightest(matrix: FloatArray) -> float:
@@ -236,32 +254,80 @@ def _block_starts(length: int, largest_side: int) -> IntArray:
     return np.arange(blocks, dtype=np.int64) * length // blocks
 
 
-def chosen_layers(run: RunData, count: int = CHOSEN_LAYERS) -> tuple[LayerImportance, ...]:
-    """A few grouped layers with stored matrices, spread evenly over the network."""
-    names = [layer.name for layer in layer_importances(run) if layer.group_level > 1 and layer.permuted is not None]
-    count = min(count, len(names))
-    chosen = {names[(2 * place + 1) * len(names) // (2 * count)] for place in range(count)}
-    return tuple(layer for layer in layer_importances(run) if layer.name in chosen)
+def cardinality_figure(run: RunData, layers: Sequence[Layer]) -> NamedFigure:
+    """Draw the number of groups of every layer on an axis of doublings, and a mark for what its widths allow."""
+    count = len(layers)
+    groups = np.array([layer.num_groups for layer in layers], dtype=np.int64)
+    largest = [num_groups(layer.largest_level) for layer in layers]
+    kernels = np.array(["x".join(map(str, layer.weight_shape[2:])) or "1x1" for layer in layers])
+    places = np.arange(1, count + 1)
+    handles = []
+    with house_style():
+        size = 7.2 if count <= MOST_NAMES / 2 else 9.0, 3.9 if count <= MOST_NAMES else 2.9
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.09))
+        axis = figure.subplots()
+        for kind, colour in zip(sorted(set(kernels.tolist())), itertools.cycle(PALETTE), strict=False):
+            chosen = kernels == kind
+            axis.vlines(places[chosen], 0.7, groups[chosen], color=colour, linewidth=max(1.0, min(4.0, 160 / count)))
+            mark_size = 4.0 if count <= MOST_NAMES else 2.5
+            axis.plot(places[chosen], groups[chosen], "o", color=colour, markersize=mark_size)
+            handles.append(Line2D([], [], color=colour, marker="o", markersize=4, label=f"compressed, {kind}"))
+        axis.axhline(1, color=FAINT, linewidth=1.0)
+        axis.plot(places, largest, "_", color=FAINT, markersize=5)
+        handles.append(Line2D([], [], color=FAINT, linewidth=1.0, label="dense"))
+        handles.append(Line2D([], [], color=FAINT, marker="_", linestyle="", label="largest"))
+        axis.set_yscale("log", base=2)
+        axis.set_ylim(0.7, 2.0 * max(largest))
+        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=16))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.set_ylabel("num_groups (cardinality)")
+        axis.set_xlim(0.2, count + 0.8)
+        axis.grid(visible=False, axis="x")
+        if count <= MOST_NAMES:
+            axis.set_xticks(places, [drawable(layer.name, 26) for layer in layers], rotation=90, fontsize=7.5)
+        axis.set_xlabel("layer, in network order")
+        axis.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=5, borderaxespad=0.2)
+    when = "after the last epoch" if run.plan is None else "after compression"
+    counts = ", ".join(f"{(groups == each).sum()} with {each}" for each in sorted(set(groups.tolist())) if each > 1)
+    return NamedFigure(
+        name="cardinality",
+        title="Cardinality of every layer",
+        caption=(
+            f"Number of groups of every layer {when}; before, every layer is dense, with one group (the lower line). "
+            "The grey mark is the largest number of groups that the layer's widths allow."
+        ),
+        alt=(
+            f"{(groups > 1).sum()} of {count} layers have more than one group {when}{f': {counts}' if counts else ''}. "
+            "Dense, all have one."
+        ),
+        figure=figure,
+    )
 
 
-def importance_figure(layer: LayerImportance, *, decay: float) -> NamedFigure:
-    """Draw one layer as the paper's Figs. 1 and 2 do: above its matrices, below R_g, U_g and the kept norms.
+def importance_figures(run: RunData, layers: Sequence[Layer], count: int = CHOSEN_LAYERS) -> Iterator[NamedFigure]:
+    """Figures of a few grouped layers with stored matrices, spread evenly over the network."""
+    matrices = importance_of(run)
+    grouped = [layer for layer in layers if layer.group_level > 1 and layer.name in matrices]
+    count = min(count, len(grouped))
+    for place in range(count):
+        layer = grouped[(2 * place + 1) * len(grouped) // (2 * count)]
+        yield importance_figure(layer, matrices[layer.name].astype(np.float64), decay=run.recipe.sparsify.decay)
 
-    Raises:
-        ValueError: the layer's matrices were not stored.
-    """
-    if layer.before is None or layer.permuted is None:
-        raise ValueError(f"layer {layer.name!r}: its importance matrix was not stored; choose another one")
-    outputs, inputs = layer.permuted.shape
-    mask = connection_mask(outputs, inputs, layer.group_level)
-    kept = layer.permuted * mask
+
+def importance_figure(layer: Layer, importance: FloatArray, *, decay: float) -> NamedFigure:
+    """Draw one layer as the paper's Figs. 1 and 2 do: above its matrices, below R_g, U_g and the kept norms."""
+    permuted, (outputs, inputs) = permuted_by(layer, importance), importance.shape
+    kept = permuted * connection_mask(outputs, inputs, layer.group_level)
     with house_style():
         figure = Figure(figsize=(8.0, 4.7), layout=ConstrainedLayoutEngine(h_pad=0.09))
         axes = figure.subplot_mosaic([["S", "permuted", "kept", "original"], ["R", "U", "norms", "norms"]])
-        light = brightest(layer.permuted)
+        light = brightest(permuted)
         original = kept[inverse(layer.out_perm)][:, inverse(layer.in_perm)]
-        _draw(axes["S"], layer.before, light, title="S", names=("input channel", "output channel"))
-        _draw(axes["permuted"], layer.permuted, light, title="S' = S[out_perm][:, in_perm]", groups=layer.num_groups)
+        _draw(axes["S"], importance, light, title="S")
+        axes["S"].set_xlabel("input channel", fontsize="small")
+        axes["S"].set_ylabel("output channel", fontsize="small")
+        _draw(axes["permuted"], permuted, light, title="S' = S[out_perm][:, in_perm]", groups=layer.num_groups)
         _draw(axes["kept"], kept, light, title="S' inside U_g", groups=layer.num_groups)
         _draw(axes["original"], original, light, title="the same, order of S")
         _draw(axes["R"], group_penalty(layer.halvings, decay=decay), 1.0, title=f"R_{layer.group_level}")
@@ -280,37 +346,27 @@ def importance_figure(layer: LayerImportance, *, decay: float) -> NamedFigure:
     )
 
 
-def _draw(
-    axis: Axes,
-    matrix: FloatArray,
-    brightest: float,
-    *,
-    title: str,
-    groups: int = 1,
-    names: tuple[str, str] = ("", ""),
-) -> None:
+def _draw(axis: Axes, matrix: FloatArray, light: float, *, title: str, groups: int = 1) -> None:
     # A square for every layer, however wide: the blocks are what counts.
-    axis.imshow(block_means(matrix), cmap=SEQUENTIAL, vmin=0, vmax=brightest or 1.0, aspect="auto", extent=(0, 1, 1, 0))
+    axis.imshow(block_means(matrix), cmap=SEQUENTIAL, vmin=0, vmax=light or 1.0, aspect="auto", extent=(0, 1, 1, 0))
     for place in boundaries(groups):
         axis.axhline(place, color="#ffffff", linewidth=0.7)
         axis.axvline(place, color="#ffffff", linewidth=0.7)
     axis.set_box_aspect(1)
     axis.set_title(title, fontsize="small")
-    axis.set_xlabel(names[0], fontsize="small")
-    axis.set_ylabel(names[1], fontsize="small")
     axis.set_xticks([])
     axis.set_yticks([])
     axis.grid(visible=False)
 
 
-def _draw_kept_norm(axis: Axes, layer: LayerImportance) -> None:
+def _draw_kept_norm(axis: Axes, layer: Layer) -> None:
     levels = np.arange(1, len(layer.kept_norm) + 1)
     colours = [VERMILLION if level == layer.group_level else BLUE for level in levels]
     bars = axis.bar(levels, layer.kept_norm, color=colours, width=0.7)
-    axis.bar_label(bars, [f"{kept:.2f}" for kept in layer.kept_norm], fontsize=7.5, padding=1)
+    axis.bar_label(bars, fmt="%.2f", fontsize=7.5, padding=1)
     axis.set_xticks(levels)
     axis.set_xlabel("group level (orange: chosen)")
     axis.set_ylabel("kept norm")
     axis.set_ylim(0, 1.15)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.axhline(1, color=FAINT, linewidth=0.6)

@@ -1,34 +1,53 @@
-"""The report as HTML: one file that needs nothing beside it, and trusts nothing that it shows."""
+"""The report: a page that needs nothing beside it and trusts nothing that it shows, with every figure as a file."""
 
 import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from strucspars._version import __version__
-from strucspars.report.contents import ComparisonContents, RunContents
+from strucspars.io.folders import replace_folder
+from strucspars.report.contents import ComparisonContents, RunContents, comparison_contents, run_contents
 from strucspars.report.drawing import NamedFigure
-from strucspars.report.layer_view import LayerView
-from strucspars.report.named_table import Cell, NamedTable, TableColumn
+from strucspars.report.named_table import Cell, NamedTable
 from strucspars.report.reading import RunData
 from strucspars.train.recipe_reading import recipe_yaml
 
+PAGE = "index.html"
 LAYER_TABLE = "layers"
 # Figures of single layers are for print: the page shows every layer.
 ONE_LAYER = "importance-"
 # Figures above the layers themselves.
 BEFORE_LAYERS = ("dynamics", "cardinality")
 SHORT_TITLES = {"dynamics": "Training", "cardinality": "Groups", "confusion": "Mixing", "churn": "Churn"}
+LONGEST_NAME = 80
 # The style sheet that matplotlib writes would apply to the whole page.
 _STYLE_SHEET = re.compile(r"<style\b[^>]*>[^<]*</style>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenReport:
+    """The location of a report.
+
+    Attributes:
+        page: to open first.
+        run_pages: one per run, in their order; of a single run, it is the page.
+        files: all that was written, figures and tables too.
+    """
+
+    page: Path
+    run_pages: tuple[Path, ...]
+    files: tuple[Path, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,42 +59,115 @@ class RunLink:
     address: str
 
 
+def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
+    """Write the report of one run, or of several: then a page that compares them, and one for each.
+
+    An earlier report in the folder `out` is replaced, whole or not at all.
+
+    Raises:
+        ValueError: no run, or one twice.
+        OSError: the folder holds something else, or cannot be written; what was there is kept.
+    """
+    out = Path(out)
+    if not runs:
+        raise ValueError("a report needs at least one run folder")
+    for path, count in Counter(run.path.resolve() for run in runs).items():
+        if count > 1:
+            raise ValueError(f"{path} is given twice; name every run once")
+    with replace_folder(out) as folder:
+        pages = _write_runs(runs, folder) if len(runs) > 1 else [_write_run(runs[0], folder, overview=None)]
+        written = sorted(file for file in folder.rglob("*") if file.is_file())
+    return WrittenReport(
+        page=out / PAGE,
+        run_pages=tuple(out / page.relative_to(folder) for page in pages),
+        files=tuple(out / file.relative_to(folder) for file in written),
+    )
+
+
+def _write_runs(runs: Sequence[RunData], folder: Path) -> list[Path]:
+    """The overview, and a folder for every run."""
+    counts = Counter(run.name for run in runs)
+    pages, links = [], []
+    for run, name in zip(runs, file_names(run.name for run in runs), strict=True):
+        pages.append(_write_run(run, folder / "runs" / name, overview=f"../../{PAGE}"))
+        # Runs of one name are told apart by their paths.
+        title = run.name if counts[run.name] == 1 else str(run.path)
+        links.append(RunLink(run=run, title=title, address=f"runs/{name}/{PAGE}"))
+    contents = comparison_contents(runs)
+    _write_text(folder / PAGE, overview_page(contents, links))
+    _write_files(folder, contents.figures, (runs_table(links), *contents.tables))
+    return pages
+
+
+def _write_run(run: RunData, folder: Path, *, overview: str | None) -> Path:
+    contents = run_contents(run)
+    _write_files(folder, contents.figures, contents.tables)
+    _write_text(folder / PAGE, run_page(contents, overview=overview))
+    return folder / PAGE
+
+
+def _write_files(folder: Path, figures: Sequence[NamedFigure], tables: Sequence[NamedTable]) -> None:
+    for figure in figures:
+        _write_text(folder / "figures" / f"{figure.name}.svg", figure.svg())
+        (folder / "figures" / f"{figure.name}.png").write_bytes(figure.png())
+    for table in (*tables, *(table for figure in figures for table in figure.tables)):
+        _write_text(folder / "tables" / f"{table.name}.csv", table.csv())
+        _write_text(folder / "tables" / f"{table.name}.tex", table.latex())
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Names of folders may not be valid UTF-8. Bytes, because CSV has line ends of its own on every system.
+    path.write_bytes(text.encode("utf-8", errors="replace"))
+
+
+def file_names(names: Iterable[str]) -> list[str]:
+    """Names that every file system takes, all of them different."""
+    taken: list[str] = []
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:LONGEST_NAME] or "run"
+        unique, count = plain, 1
+        # Some file systems do not tell capitals from small letters.
+        while unique.lower() in (other.lower() for other in taken):
+            count += 1
+            unique = f"{plain}-{count}"
+        taken.append(unique)
+    return taken
+
+
 def run_page(contents: RunContents, *, overview: str | None = None) -> str:
     """The page of one run; `overview` is the address of the page that compares it with others."""
-    run = contents.run
-    layers = contents.layers
-    shown = [figure for figure in contents.figures if not figure.name.startswith(ONE_LAYER)]
-    before = [figure for figure in shown if figure.name in BEFORE_LAYERS]
-    after = [figure for figure in shown if figure.name not in BEFORE_LAYERS]
+    run, recipe, layers = contents.run, contents.run.recipe, contents.layers
+    before = [figure for figure in contents.figures if figure.name in BEFORE_LAYERS]
+    after = [figure for figure in contents.figures if not figure.name.startswith((ONE_LAYER, *BEFORE_LAYERS))]
     layer_tables = [table for table in contents.tables if table.name == LAYER_TABLE]
-    # `confusion-1` has numbers of the figure `confusion`.
-    figure_tables = {
-        figure.name: [table for table in contents.tables if table.name.startswith(f"{figure.name}-")]
-        for figure in shown
-    }
-    beside_figures = {table.name for tables in figure_tables.values() for table in tables}
+    subtitle = f"{recipe.model.name} on {recipe.data.name}, recipe {recipe.name}, seed {recipe.seed} · {run.state}"
     return _rendered(
         "run.html.j2",
         title=run.name,
-        subtitle=_subtitle(run),
-        sections=list(_run_sections(before, layers, after, layer_tables)),
-        values={
-            "contents": contents,
-            "overview": overview,
-            "summary_tables": [table for table in contents.tables if table.name not in {LAYER_TABLE, *beside_figures}],
-            "figure_tables": figure_tables,
-            "layer_tables": layer_tables,
-            "figures_before": before,
-            "figures_after": after,
-            "layers": layers,
-            # The layer with the most groups is shown first.
-            "chosen": max(layers, key=lambda layer: layer.num_groups).id if layers else "",
-            "layer_links": {layer.name: f"#{layer.id}" for layer in layers},
-            # The stages in the recipe of a one-shot compression did not run.
-            "recipe_text": "" if run.one_shot is not None else recipe_yaml(run.recipe),
-            "decisions": list(_facts(run.decisions)),
-            "environment": list(_facts(run.environment)),
-        },
+        subtitle=subtitle if run.one_shot is None else f"{recipe.model.name} · {run.state}",
+        sections=[
+            ("summary", "Summary"),
+            *_figure_sections(before),
+            *([("layer-view", "Layers")] if layers else []),
+            *_figure_sections(after),
+            *((f"table-{table.name}", "Layer table") for table in layer_tables),
+            ("repeat", "Repeat"),
+        ],
+        contents=contents,
+        overview=overview,
+        summary_tables=[table for table in contents.tables if table.name != LAYER_TABLE],
+        layer_tables=layer_tables,
+        figures_before=before,
+        figures_after=after,
+        layers=layers,
+        # The layer with the most groups is shown first.
+        chosen=max(layers, key=lambda layer: layer.num_groups).id if layers else "",
+        layer_links={layer.name: f"#{layer.id}" for layer in layers},
+        # The stages in the recipe of a one-shot compression did not run.
+        recipe_text="" if run.one_shot is not None else recipe_yaml(recipe),
+        decisions=list(_facts(run.decisions)),
+        environment=list(_facts(run.environment)),
     )
 
 
@@ -91,11 +183,9 @@ def overview_page(contents: ComparisonContents, links: Sequence[RunLink]) -> str
             *_figure_sections(contents.figures),
             *((f"table-{table.name}", table.title) for table in contents.tables),
         ],
-        values={
-            "contents": contents,
-            "runs_table": runs_table(links),
-            "run_links": {link.title: link.address for link in links},
-        },
+        contents=contents,
+        runs_table=runs_table(links),
+        run_links={link.title: link.address for link in links},
     )
 
 
@@ -104,15 +194,15 @@ def runs_table(links: Sequence[RunLink]) -> NamedTable:
     return NamedTable(
         name="runs",
         title="Runs",
-        columns=(
-            TableColumn(title="run"),
-            TableColumn(title="network"),
-            TableColumn(title="data"),
-            TableColumn(title="seed", unit="count"),
-            TableColumn(title="removed parameters", unit="percent"),
-            TableColumn(title="top-1", unit="percent"),
-            TableColumn(title="state"),
-        ),
+        columns={
+            "run": "text",
+            "network": "text",
+            "data": "text",
+            "seed": "count",
+            "removed parameters": "percent",
+            "top-1": "percent",
+            "state": "text",
+        },
         rows=tuple(_run_row(link) for link in links),
     )
 
@@ -137,31 +227,8 @@ def inline_drawing(figure: NamedFigure) -> Markup:
     return Markup(_STYLE_SHEET.sub("", figure.inline_svg()))
 
 
-def _subtitle(run: RunData) -> str:
-    recipe = run.recipe
-    if run.one_shot is not None:
-        return f"{recipe.model.name} · {run.state}"
-    return f"{recipe.model.name} on {recipe.data.name}, recipe {recipe.name}, seed {recipe.seed} · {run.state}"
-
-
-def _run_sections(
-    before: Sequence[NamedFigure],
-    layers: Sequence[LayerView],
-    after: Sequence[NamedFigure],
-    layer_tables: Sequence[NamedTable],
-) -> Iterator[tuple[str, str]]:
-    """The entries of the navigation: id of the element, a word or two."""
-    yield "summary", "Summary"
-    yield from _figure_sections(before)
-    if layers:
-        yield "layer-view", "Layers"
-    yield from _figure_sections(after)
-    for table in layer_tables:
-        yield f"table-{table.name}", "Layer table"
-    yield "repeat", "Repeat"
-
-
 def _figure_sections(figures: Iterable[NamedFigure]) -> Iterator[tuple[str, str]]:
+    """The entries of the navigation: id of the element, a word or two."""
     for figure in figures:
         yield f"figure-{figure.name}", SHORT_TITLES.get(figure.name, figure.title)
 
@@ -179,20 +246,10 @@ def _facts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _rendered(
-    template: str, *, title: str, subtitle: str, sections: Sequence[tuple[str, str]], values: Mapping[str, Any]
-) -> str:
-    page = {
-        "title": title,
-        "subtitle": subtitle,
-        "sections": sections,
-        "version": __version__,
-        "policy": _policy(),
-        # Our own files, which need no escaping.
-        "style": Markup(_own_text("style.css")),
-        "script": Markup(_own_text("script.js")),
-    }
-    return _templates().get_template(template).render({**values, **page})
+def _rendered(template: str, **values: Any) -> str:
+    # Our own files, which need no escaping.
+    own = {"style": Markup(_own_text("style.css")), "script": Markup(_own_text("script.js"))}
+    return _templates().get_template(template).render({**values, **own, "version": __version__, "policy": _policy()})
 
 
 @cache
@@ -213,25 +270,16 @@ def _own_text(name: str) -> str:
     return (files("strucspars") / "report" / name).read_text(encoding="utf-8")
 
 
-@cache
 def _policy() -> str:
     """Allow our own script and style by their hashes, and load nothing: other code in the page cannot run.
 
     Drawn figures have style attributes, which can neither run nor load anything under this policy.
     """
-    return "; ".join(
-        (
-            "default-src 'none'",
-            "img-src data:",
-            f"script-src {_hash('script.js')}",
-            f"style-src-elem {_hash('style.css')}",
-            "style-src-attr 'unsafe-inline'",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    script, style = (
+        base64.b64encode(hashlib.sha256(_own_text(name).encode()).digest()).decode()
+        for name in ("script.js", "style.css")
     )
-
-
-def _hash(name: str) -> str:
-    digest = hashlib.sha256(_own_text(name).encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+    return (
+        f"default-src 'none'; img-src data:; script-src 'sha256-{script}'; style-src-elem 'sha256-{style}'; "
+        "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    )

@@ -1,7 +1,6 @@
 """Reading a run folder for a report. A run may be in progress; a damaged file is an error that names it."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
 from strucspars.io.files import read_text
+from strucspars.io.records import convert
 from strucspars.nn.importance import importance_matrix
 from strucspars.train.outcome import RunSummary, progress_words, read_metrics, read_summary, stage_seconds
 from strucspars.train.recipe import Recipe
@@ -26,7 +26,13 @@ from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE, RunFolder
 StoredMatrix = npt.NDArray[np.floating[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 
-EPOCH_FILE = re.compile(r"sparsify-(\d{4,})\.npz")
+
+@dataclass(frozen=True)
+class LayerShape:
+    """An entry of `layers.json`."""
+
+    name: str
+    weight_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,13 +40,11 @@ class EpochLayers:
     """All layers after an epoch of the first stage, in network order.
 
     Attributes:
-        epoch: from 1.
         group_level, churn: `(layers,)`.
         kept_norm: `(layers, levels)`; NaN beyond a layer's last level.
         out_perm, in_perm: a channel order for every layer.
     """
 
-    epoch: int
     group_level: IntArray
     kept_norm: FloatArray
     churn: FloatArray
@@ -58,7 +62,7 @@ class RunData:
         rows: of the metrics.
         plan: None before compression, and for other kinds of runs.
         weight_shapes: of the layers that may be grouped, by name, in network order.
-        dynamics: the stored epochs of the first stage.
+        dynamics: the epochs of the first stage; empty where the run stored none.
         importance: `start` and `end` to S of every layer, where stored; `now` of a run in its first stage.
         environment: versions and hardware.
         decisions: what the run decided once.
@@ -120,13 +124,13 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
             f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give a folder that "
             "`strucspars run` made"
         )
-    recipe, plan = folder.load_recipe(), folder.load_plan()
+    recipe, plan, bench = folder.load_recipe(), folder.load_plan(), folder.path / "bench.json"
     rows = [
         {key: value for key, value in row.items() if key == "stage" or is_number(value)} for row in read_metrics(folder)
     ]
     shapes = _weight_shapes(folder, plan)
-    # A killed run may have stored more epochs than its metrics tell of.
-    last_epoch = max((row["epoch"] for row in rows if row["stage"] == "sparsify"), default=0)
+    # A killed run may have stored one epoch more than its metrics have.
+    epochs = sum(row["stage"] == "sparsify" for row in rows)
     return RunData(
         path=folder.path,
         name=folder.path.resolve().name,
@@ -135,24 +139,19 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         rows=rows,
         plan=plan,
         weight_shapes=shapes,
-        dynamics=_dynamics(folder.dynamics, shapes, last_epoch),
+        dynamics=_dynamics(folder, list(shapes.values()), epochs),
         importance=_importance(folder, recipe, shapes),
         environment=_json_object(folder, folder.environment_path),
         decisions=_json_object(folder, folder.decisions_path),
-        bench=_bench(folder.path / "bench.json"),
+        bench=report_from_json(read_text(bench), str(bench)) if bench.exists() else None,
     )
-
-
-def _bench(path: Path) -> BenchReport | None:
-    return report_from_json(read_text(path), str(path)) if path.exists() else None
 
 
 def _json_object(folder: RunFolder, path: Path) -> dict[str, Any]:
     """A JSON object; empty where there is no such file."""
-    value = folder.read_json(path) if path.exists() else {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
+    value = folder.read_json(path)
+    stored: dict[str, Any] = {} if value is None else convert(dict[str, Any], value, str(path))
+    return stored
 
 
 def _weight_shapes(folder: RunFolder, plan: GroupingPlan | None) -> Shapes:
@@ -160,26 +159,24 @@ def _weight_shapes(folder: RunFolder, plan: GroupingPlan | None) -> Shapes:
     if plan is not None:
         return {name: layer.weight_shape for name, layer in plan.layers.items()}
     path = folder.path / "layers.json"
-    entries = folder.read_json(path) if path.exists() else []
-    try:
-        return {str(entry["name"]): tuple(map(int, entry["weight_shape"])) for entry in entries}
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: it must list names and weight shapes of layers") from error
+    entries = folder.read_json(path)
+    layers = [] if entries is None else convert(list[LayerShape], entries, str(path))
+    return {layer.name: layer.weight_shape for layer in layers}
 
 
-def _dynamics(folder: Path, shapes: Shapes, last_epoch: int) -> list[EpochLayers]:
-    files = {int(match[1]): path for path in folder.glob("*") if (match := EPOCH_FILE.fullmatch(path.name))}
-    return [_epoch_layers(files[epoch], epoch, list(shapes.values())) for epoch in sorted(files) if epoch <= last_epoch]
+def _dynamics(folder: RunFolder, shapes: Sequence[tuple[int, ...]], epochs: int) -> list[EpochLayers]:
+    if not shapes or not any(folder.dynamics.glob("sparsify-*.npz")):
+        return []
+    return [_epoch_layers(folder, epoch, shapes) for epoch in range(1, epochs + 1)]
 
 
-def _epoch_layers(path: Path, epoch: int, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:
-    arrays = load_arrays(path)
+def _epoch_layers(folder: RunFolder, epoch: int, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:
+    arrays = folder.epoch_arrays("sparsify", epoch)
     try:
         for name in ("group_level", "kept_norm", "churn"):
             if len(arrays[name]) != len(shapes):
                 raise ValueError(f"{name} of {len(arrays[name])} layers")
         return EpochLayers(
-            epoch=epoch,
             group_level=arrays["group_level"].astype(np.int64),
             kept_norm=arrays["kept_norm"].astype(np.float64),
             churn=arrays["churn"].astype(np.float64),
@@ -187,7 +184,10 @@ def _epoch_layers(path: Path, epoch: int, shapes: Sequence[tuple[int, ...]]) -> 
             in_perm=_orders(arrays["in_perm"], [shape[1] for shape in shapes]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: it does not fit the run's {len(shapes)} layers ({error})") from error
+        raise ValueError(
+            f"{folder.dynamics / f'sparsify-{epoch:04d}.npz'} is damaged: it does not fit the run's {len(shapes)} "
+            f"layers ({error}); restore it from a copy, or delete the folder {folder.dynamics}"
+        ) from error
 
 
 def _orders(orders: npt.NDArray[Any], widths: Sequence[int]) -> tuple[IntArray, ...]:
@@ -207,20 +207,21 @@ def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[st
             stored[moment] = load_arrays(path)
             for name, matrix in stored[moment].items():
                 if name not in shapes or matrix.shape != shapes[name][:2] or not np.isfinite(matrix).all():
-                    raise ValueError(f"{path} is damaged: its matrix of layer {name!r} does not fit the run's layers")
-    if list(stored) == ["start"]:
-        stored["now"] = _checkpoint_matrices(folder, recipe, shapes)
+                    raise ValueError(
+                        f"{path} is damaged: its matrix of layer {name!r} does not fit the run's layers; "
+                        "restore it from a copy or delete it"
+                    )
+    checkpoint = folder.load_checkpoint() if list(stored) == ["start"] else None
+    if checkpoint is not None and checkpoint.get("stage") == "sparsify":
+        stored["now"] = _matrices(checkpoint["model"], recipe, shapes)
     return {moment: matrices for moment, matrices in stored.items() if matrices}
 
 
-def _checkpoint_matrices(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[str, StoredMatrix]:
-    """S of the weights in the last checkpoint, if that is one of the first stage."""
-    checkpoint = folder.load_checkpoint()
-    if checkpoint is None or checkpoint.get("stage") != "sparsify":
-        return {}
-    weights = {name: checkpoint["model"].get(f"{name}.weight") for name in shapes}
+def _matrices(weights: Mapping[str, Any], recipe: Recipe, shapes: Shapes) -> Mapping[str, StoredMatrix]:
+    """S of the weights of a checkpoint."""
+    found = {name: weights.get(f"{name}.weight") for name in shapes}
     return {
         name: importance_matrix(weight, "l2" if recipe.sparsify.importance == "l2" else "l1").astype(np.float32)
-        for name, weight in weights.items()
+        for name, weight in found.items()
         if isinstance(weight, torch.Tensor) and tuple(weight.shape) == shapes[name]
     }

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
+from strucspars.bench.results import BenchRow, RowTiming
 from strucspars.cost.text_table import percent, short_count
 from strucspars.paper.experiments import Experiment
 from strucspars.paper.noise import Sample, sample_of
@@ -47,54 +47,35 @@ LARGEST_LINEAR_SPAN = 6.0
 HIGHEST_TOP = 100.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Latency:
-    """The fastest way to run a network, at the smallest batch and the fewest threads that were timed.
-
-    Attributes:
-        ms: milliseconds for the batch, median.
-        speedup: over the same runtime's dense network; None for that itself, and where it was not timed.
-        hardware: what it was timed on; times of different hardware do not compare.
-    """
-
-    ms: float
-    speedup: float | None
-    runtime: str
-    batch: int
-    threads: int
-    hardware: Mapping[str, object]
-
-    @property
-    def conditions(self) -> str:
-        """Batch and threads in words."""
-        return f"batch {self.batch}, {self.threads} thread{'s' if self.threads > 1 else ''}"
-
-
-def latency_of(run: RunData) -> Latency | None:
-    """How fast the run's network is; None if that was not measured."""
-    if run.bench is None:
-        return None
+def fastest(run: RunData) -> tuple[BenchRow, RowTiming] | None:
+    """The run's own network in its fastest runtime, at the smallest batch and the fewest threads that were timed."""
     form = "dense" if run.recipe.kind == "dense" else "compressed"
-    timed = [(row, row.timing) for row in run.bench.rows if row.form == form and row.timing is not None]
-    if not timed:
-        return None
-    row, timing = min(timed, key=lambda each: (each[0].batch, each[0].threads, each[1].ms))
-    return Latency(
-        ms=timing.ms,
-        speedup=None if timing.speedup is None or form == "dense" else timing.speedup.median,
-        runtime=row.runtime,
-        batch=row.batch,
-        threads=row.threads,
-        hardware=run.bench.hardware,
-    )
+    rows = () if run.bench is None else run.bench.rows
+    timed = [(row, row.timing) for row in rows if row.form == form and row.timing is not None]
+    return min(timed, key=lambda each: (each[0].batch, each[0].threads, each[1].ms), default=None)
 
 
-def comparable_latencies(runs: Iterable[RunData]) -> dict[Path, Latency]:
-    """The latencies by run folder that were measured as the first of them."""
-    found = {run.path: latency for run in runs if (latency := latency_of(run)) is not None}
-    wheres = {path: (latency.hardware, latency.batch, latency.threads) for path, latency in found.items()}
-    first = next(iter(wheres.values()), None)
-    return {path: latency for path, latency in found.items() if wheres[path] == first}
+def timing_conditions(row: BenchRow) -> str:
+    """Batch and threads in words."""
+    return f"batch {row.batch}, {row.threads} thread{'s' if row.threads > 1 else ''}"
+
+
+def comparable_latencies(runs: Iterable[RunData]) -> tuple[dict[Path, float], str]:
+    """Milliseconds by run folder, of the runs measured as the first of them, and a sentence on how that was."""
+    latencies: dict[Path, float] = {}
+    how, note = None, ""
+    for run in runs:
+        measured = fastest(run)
+        if measured is None or run.bench is None:
+            continue
+        row, timing = measured
+        # Times of different hardware do not compare.
+        conditions = run.bench.hardware, row.batch, row.threads
+        if how is None:
+            how, note = conditions, f"Latency: fastest runtime, {timing_conditions(row)}."
+        if conditions == how:
+            latencies[run.path] = timing.ms
+    return latencies, note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +102,8 @@ class Point:
     costs: Mapping[Cost, float]
 
 
-def points_of(experiments: Sequence[Experiment], latencies: Mapping[Path, Latency] | None = None) -> tuple[Point, ...]:
-    """Our experiments of one data set, and the paper's points of their networks; latencies are by run folder."""
+def points_of(experiments: Sequence[Experiment], latencies: Mapping[Path, float] | None = None) -> tuple[Point, ...]:
+    """Our experiments of one data set, and the paper's points of their networks; milliseconds are by run folder."""
     ours: list[Point] = []
     first_of_size: dict[tuple[str, str, float | None], Experiment] = {}
     for experiment in experiments:
@@ -132,14 +113,14 @@ def points_of(experiments: Sequence[Experiment], latencies: Mapping[Path, Latenc
     return (*ours, *(point for network in networks for point in _paper_points(network)))
 
 
-def _own_point(experiment: Experiment, first_of_size: Experiment, latencies: Mapping[Path, Latency]) -> Point:
+def _own_point(experiment: Experiment, first_of_size: Experiment, latencies: Mapping[Path, float]) -> Point:
     accuracy = experiment.sample(lambda run: run.finetuned.last_top1)
     assert accuracy is not None, "an experiment has runs"
     costs: dict[Cost, Sample | None] = {
         "params": experiment.sample(lambda run: run.params.after),
         "macs": experiment.sample(lambda run: run.macs.after),
         "paper_flops": experiment.sample(lambda run: run.paper_flops.after),
-        "latency_ms": sample_of([latencies[run.path].ms for run in experiment.runs if run.path in latencies]),
+        "latency_ms": sample_of([latencies[run.path] for run in experiment.runs if run.path in latencies]),
     }
     method, label = _method(experiment), ""
     if experiment is not first_of_size:
@@ -206,11 +187,9 @@ def plotted_costs(points: Sequence[Point]) -> tuple[Cost, ...]:
 def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> NamedFigure:
     """Draw a panel for every cost; the note is a sentence for the caption, on how latencies were measured."""
     costs = plotted_costs(points)
-    # Ordered by size: by name, ResNet-110 would come before ResNet-20.
-    largest: dict[str, float] = {}
-    for point in points:
-        largest[point.network] = max(largest.get(point.network, 0.0), point.costs.get("params", 0.0))
-    networks = sorted(largest, key=largest.__getitem__)
+    by_size = sorted(points, key=lambda point: point.costs.get("params", 0.0), reverse=True)
+    # By name, ResNet-110 would come before ResNet-20.
+    networks = list(dict.fromkeys(point.network for point in by_size))[::-1]
     colours = {network: PALETTE[place % len(PALETTE)] for place, network in enumerate(networks)}
     with house_style():
         figure = Figure(figsize=(8.0, 3.1 * len(costs) + 0.7), layout="constrained")
@@ -236,6 +215,7 @@ def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> N
 
 def _draw(axis: Axes, points: Sequence[Point], cost: Cost, colours: Mapping[str, str]) -> None:
     are_few = sum(bool(point.label) for point in points if not point.is_ours) <= MOST_LABELS
+    lines: dict[tuple[bool, str], list[tuple[float, float]]] = {}
     for point in points:
         place, colour = (point.costs[cost], 100 * point.accuracy.mean), colours[point.network]
         deviation = point.accuracy.deviation
@@ -248,12 +228,15 @@ def _draw(axis: Axes, points: Sequence[Point], cost: Cost, colours: Mapping[str,
             markerfacecolor=colour if point.is_ours else "none",
             elinewidth=1.0,
             capsize=2.5,
-            alpha=1.0 if point.is_ours else 0.9,
             zorder=3 if point.is_ours else 2,
         )
         if point.label and (point.is_ours or (are_few and point.method != "other methods")):
             _write_label(axis, point, place, colour)
-    _connect(axis, points, cost, colours)
+        if point.is_on_line:
+            lines.setdefault((point.is_ours, point.network), []).append(place)
+    for (is_ours, network), places in lines.items():
+        style = "-" if is_ours else ":"
+        axis.plot(*zip(*sorted(places), strict=True), style, color=colours[network], linewidth=0.9, alpha=0.6)
     axis.set_xlabel(AXES[cost])
     axis.set_ylabel("top-1 accuracy, %")
     _scale(axis, [point.costs[cost] for point in points])
@@ -263,34 +246,15 @@ def _draw(axis: Axes, points: Sequence[Point], cost: Cost, colours: Mapping[str,
 
 
 def _write_label(axis: Axes, point: Point, place: tuple[float, float], colour: str) -> None:
-    """Ours to the right, on the line below it; the paper's above to the left: they often lie on the same spot."""
-    if point.is_ours:
-        offset, side, height = ((6, -5), "left", "top") if point.is_on_line else ((7, 0), "left", "center")
-    else:
+    """Ours to the right, below the line if on it; the paper's above to the left: both are often at the same place."""
+    if not point.is_ours:
         offset, side, height = (-6, 5), "right", "bottom"
-    axis.annotate(
-        drawable(point.label, 20),
-        place,
-        xytext=offset,
-        textcoords="offset points",
-        ha=side,
-        va=height,
-        fontsize=7.5,
-        color=colour,
-    )
-
-
-def _connect(axis: Axes, points: Sequence[Point], cost: Cost, colours: Mapping[str, str]) -> None:
-    """A line for each network, through our points and through the paper's."""
-    for is_ours, style in ((True, "-"), (False, ":")):
-        for network, colour in colours.items():
-            path = sorted(
-                (point.costs[cost], 100 * point.accuracy.mean)
-                for point in points
-                if (point.is_ours, point.network) == (is_ours, network) and point.is_on_line
-            )
-            costs, accuracies = [place for place, _ in path], [height for _, height in path]
-            axis.plot(costs, accuracies, style, color=colour, linewidth=0.9, alpha=0.6)
+    elif point.is_on_line:
+        offset, side, height = (6, -5), "left", "top"
+    else:
+        offset, side, height = (7, 0), "left", "center"
+    style: dict[str, Any] = {"ha": side, "va": height, "fontsize": 7.5, "color": colour}
+    axis.annotate(drawable(point.label, 20), place, xytext=offset, textcoords="offset points", **style)
 
 
 def _scale(axis: Axes, costs: Sequence[float]) -> None:
@@ -301,23 +265,19 @@ def _scale(axis: Axes, costs: Sequence[float]) -> None:
         axis.xaxis.set_minor_formatter(NullFormatter())
     else:
         axis.xaxis.set_major_locator(MaxNLocator(7))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short_count(value)))
+    axis.xaxis.set_major_formatter(lambda value, _: short_count(value))
 
 
 def _handles(points: Sequence[Point], colours: Mapping[str, str]) -> list[Line2D]:
+    """Of the legend: a colour for every network, a marker for every method."""
     methods = dict.fromkeys(point.method for point in points)
     handles = [
-        Line2D([], [], color=colour, linewidth=4, label=drawable(network, 30)) for network, colour in colours.items()
+        *(Line2D([], [], color=colour, linewidth=4, label=drawable(name, 30)) for name, colour in colours.items()),
+        *(Line2D([], [], color=INK, linestyle="", marker=MARKERS[each], label=each) for each in methods),
     ]
-    handles += [
-        Line2D([], [], color=INK, linestyle="", marker=MARKERS[method], label=drawable(method, 20))
-        for method in methods
-    ]
-    if not all(point.is_ours for point in points):
-        hollow = Line2D(
-            [], [], color=FAINT, linestyle="", marker="s", markerfacecolor="none", label="hollow: the paper"
-        )
-        handles.append(hollow)
+    if any(not point.is_ours for point in points):
+        paper = Line2D([], [], color=FAINT, linestyle="", marker="s", markerfacecolor="none", label="hollow: the paper")
+        handles.append(paper)
     return handles
 
 
@@ -328,12 +288,10 @@ def _alt(points: Sequence[Point]) -> str:
             ours = point.accuracy
             deviation = "" if ours.deviation is None else f" ± {100 * ours.deviation:.2f}"
             runs = f"{ours.count} run{'s' if ours.count > 1 else ''}"
-            sentences.append(
-                f"{point.network} {point.method} {point.label}".rstrip()
-                + f": {percent(ours.mean)}{deviation} ({runs}) with {point.costs['params']:,.0f} parameters"
-            )
+            name = " ".join(filter(None, (point.network, point.method, point.label)))
+            params = f"{point.costs['params']:,.0f} parameters"
+            sentences.append(f"{name}: {percent(ours.mean)}{deviation} ({runs}) with {params}")
     papers = [point.accuracy.mean for point in points if not point.is_ours]
     if papers:
-        span = f"{percent(float(np.min(papers)))} to {percent(float(np.max(papers)))}"
-        sentences.append(f"{len(papers)} points of the paper from {span}")
+        sentences.append(f"{len(papers)} points of the paper from {percent(min(papers))} to {percent(max(papers))}")
     return "; ".join(sentences) + "."

@@ -1,4 +1,4 @@
-"""Importance matrices of layers, permuted and not."""
+"""Layers in pictures and numbers: importance matrices permuted and not, penalties, kept norms."""
 
 import base64
 import io
@@ -11,18 +11,20 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from strucspars.core.checks import FloatArray
 from strucspars.core.hierarchy import connection_mask, group_penalty
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.report.drawing import BLUE, VERMILLION
-from strucspars.report.layer_view import layer_views, matrix_address
+from strucspars.report.drawing import BLUE, VERMILLION, NamedFigure
 from strucspars.report.layers import (
-    LayerImportance,
+    Layer,
     boundaries,
     brightest,
-    chosen_layers,
     importance_figure,
-    layer_importances,
+    importance_figures,
+    layers_of,
+    matrix_address,
+    permuted_by,
 )
 from strucspars.report.reading import RunData, read_run
 
@@ -46,28 +48,32 @@ def pixels(address: str) -> Pixels:
 
 def pictures(run: RunData, name: str) -> dict[str, Pixels]:
     """The pictures of a layer by title."""
-    (view,) = (view for view in layer_views(run) if view.name == name)
-    return {picture.title: pixels(picture.address) for picture in view.pictures}
+    return {picture.title: pixels(picture.address) for picture in layer_of(run, name).pictures}
 
 
-def layer_of(run: RunData, name: str) -> LayerImportance:
-    return next(layer for layer in layer_importances(run) if layer.name == name)
+def layer_of(run: RunData, name: str) -> Layer:
+    return next(layer for layer in layers_of(run) if layer.name == name)
 
 
-def test_permuted_matrices_have_the_plans_orders(run: RunData) -> None:
+def importance_of(run: RunData, name: str) -> FloatArray:
+    return run.importance["end"][name].astype(np.float64)
+
+
+def figures(run: RunData, count: int = 3) -> list[NamedFigure]:
+    return list(importance_figures(run, layers_of(run), count))
+
+
+def test_kept_norms_are_those_of_the_matrix_in_the_plans_orders(run: RunData) -> None:
     assert run.plan is not None
-    for layer, (name, planned) in zip(layer_importances(run), run.plan.layers.items(), strict=True):
-        stored = run.importance["end"][name].astype(np.float64)
-        assert layer.before is not None
-        assert layer.permuted is not None
-        np.testing.assert_array_equal(layer.before, stored)
-        np.testing.assert_array_equal(layer.permuted, stored[planned.out_perm][:, planned.in_perm])
-        assert layer.kept_norm == tuple(kept_norm_by_level(layer.permuted).tolist())
+    for layer, (name, planned) in zip(layers_of(run), run.plan.layers.items(), strict=True):
+        permuted = importance_of(run, name)[planned.out_perm][:, planned.in_perm]
+        np.testing.assert_array_equal(permuted_by(layer, importance_of(run, name)), permuted)
+        assert layer.kept_norm == tuple(kept_norm_by_level(permuted).tolist())
         assert layer.kept_at_level == layer.kept_norm[planned.group_level - 1]
 
 
 def test_pixels_inside_the_groups_are_lighter_than_those_outside(run: RunData) -> None:
-    grouped = [layer for layer in layer_importances(run) if layer.num_groups > 1]
+    grouped = [layer for layer in layers_of(run) if layer.num_groups > 1]
     assert grouped
     for layer in grouped:
         image, groups = pictures(run, layer.name)["S' in the learned orders"].astype(float), layer.num_groups
@@ -78,11 +84,43 @@ def test_pixels_inside_the_groups_are_lighter_than_those_outside(run: RunData) -
 
 
 def test_pictures_are_small_and_have_frames_in_the_shape_of_the_layer(run: RunData) -> None:
-    views = layer_views(run)
-    (permuted,) = (picture for picture in views[-1].pictures if picture.title.startswith("S'"))
-    assert (permuted.width, permuted.height) == (100, 50)
+    layers = layers_of(run)
+    assert layers[-1].frame == (100, 50)
+    (permuted,) = (picture for picture in layers[-1].pictures if picture.title.startswith("S'"))
     assert pixels(permuted.address).shape == (128, 128)
-    assert max(len(picture.address) for view in views for picture in view.pictures) < 20_000
+    assert max(len(picture.address) for layer in layers for picture in layer.pictures) < 20_000
+
+
+@pytest.mark.parametrize(("group_level", "halvings"), [(3, 3), (5, 4)])
+def test_every_picture_is_that_of_its_title(run: RunData, group_level: int, halvings: int) -> None:
+    random = np.random.default_rng(0)
+    start, before = (random.random((32, 16)).astype(np.float32) for _ in range(2))
+    plan = LayerPlan(
+        group_level=group_level,
+        out_perm=random.permutation(32),
+        in_perm=random.permutation(16),
+        weight_shape=(32, 16, 5, 3),
+    )
+    told = replace(
+        run,
+        plan=GroupingPlan({"conv": plan}),
+        weight_shapes={"conv": plan.weight_shape},
+        importance={"start": {"conv": start}, "end": {"conv": before}},
+        recipe=replace(run.recipe, sparsify=replace(run.recipe.sparsify, decay=0.5)),
+    )
+    (layer,) = layers_of(told)
+    permuted = before[plan.out_perm][:, plan.in_perm].astype(np.float64)
+    light = brightest(permuted)
+    assert {shown.title: shown.address for shown in layer.pictures} == {
+        "S before training": matrix_address(start.astype(np.float64), brightest(start.astype(np.float64))),
+        "S at compression": matrix_address(before.astype(np.float64), light),
+        "S' in the learned orders": matrix_address(permuted, light),
+        "R_g, the penalty": matrix_address(group_penalty(halvings, decay=0.5), 1.0),
+        "U_g, what stays": matrix_address(np.eye(2 ** (group_level - 1)), 1.0),
+    }
+    assert [bool(shown.blocks) for shown in layer.pictures] == [False, False, True, False, False]
+    level = f"group_level {group_level} of at most 5: num_groups {2 ** (group_level - 1)}"
+    assert layer.facts == f"32 output and 16 input channels, kernel 5 x 3. {level}."
 
 
 def test_boundaries_divide_a_side_equally() -> None:
@@ -94,9 +132,8 @@ def test_boundaries_divide_a_side_equally() -> None:
 
 def test_without_matrices_kept_norms_come_from_the_last_epoch(run: RunData) -> None:
     bare = replace(run, importance={})
-    for place, layer in enumerate(layer_importances(bare)):
-        assert layer.before is None
-        assert layer.permuted is None
+    for place, layer in enumerate(layers_of(bare)):
+        assert [picture.title[0] for picture in layer.pictures] == ["R", "U"]
         kept = run.dynamics[-1].kept_norm[place]
         assert layer.kept_norm == tuple(kept[np.isfinite(kept)].tolist())
 
@@ -104,15 +141,15 @@ def test_without_matrices_kept_norms_come_from_the_last_epoch(run: RunData) -> N
 def test_kept_norms_are_those_of_the_last_epoch_and_not_of_an_earlier_one(run: RunData) -> None:
     first = replace(run.dynamics[0], kept_norm=run.dynamics[0].kept_norm / 2)
     bare = replace(run, importance={}, dynamics=(first, *run.dynamics[1:]))
-    assert [layer.kept_norm[0] for layer in layer_importances(bare)] == [1.0] * len(SHAPES)
+    assert [layer.kept_norm[0] for layer in layers_of(bare)] == [1.0] * len(SHAPES)
 
 
 def test_half_precision_is_only_how_matrices_are_stored(run: RunData) -> None:
     # Sums of such numbers are beyond what half precision holds.
     large = {"wide": np.full((256, 512), 30_000, dtype=np.float16)}
-    wide = layer_of(replace(run, importance={"start": large, "end": large}), "wide")
-    assert wide.permuted is not None
-    assert (brightest(wide.permuted), wide.kept_norm[0]) == (30_000.0, 1.0)
+    wide = replace(run, importance={"start": large, "end": large})
+    assert layer_of(wide, "wide").kept_norm[0] == 1.0
+    assert (pictures(wide, "wide")["S at compression"] == 31).all()
 
 
 def test_a_layer_has_one_scale_before_and_after_the_permutation_and_another_at_the_start(run: RunData) -> None:
@@ -121,19 +158,20 @@ def test_a_layer_has_one_scale_before_and_after_the_permutation_and_another_at_t
     shown = pictures(replace(run, importance=moments), "wide")
     # All alike, so all of the lightest colour of their own scale.
     assert (shown["S before training"] == 31).all()
-    source = layer_of(run, "wide")
-    assert source.before is not None
-    assert source.permuted is not None
-    light = brightest(source.permuted)
-    np.testing.assert_array_equal(shown["S at compression"], pixels(matrix_address(source.before, light)))
-    np.testing.assert_array_equal(shown["S' in the learned orders"], pixels(matrix_address(source.permuted, light)))
+    before = importance_of(run, "wide")
+    permuted = permuted_by(layer_of(run, "wide"), before)
+    light = brightest(permuted)
+    np.testing.assert_array_equal(shown["S at compression"], pixels(matrix_address(before, light)))
+    np.testing.assert_array_equal(shown["S' in the learned orders"], pixels(matrix_address(permuted, light)))
 
 
 def test_a_run_in_its_first_stage_shows_its_present_matrices(run: RunData) -> None:
     present = replace(run, plan=None, importance={"start": run.importance["start"], "now": run.importance["end"]})
-    layers = list(layer_importances(present))
+    layers = layers_of(present)
     assert [layer.group_level for layer in layers] == run.dynamics[-1].group_level.tolist()
-    assert all(layer.permuted is not None and layer.start is not None for layer in layers)
+    assert {tuple(picture.title[:4] for picture in layer.pictures) for layer in layers} == {
+        ("S be", "S so", "S' i", "R_g,", "U_g,")
+    }
 
 
 def test_the_penalty_and_the_mask_are_those_of_the_level_and_the_decay(run: RunData) -> None:
@@ -150,17 +188,12 @@ def test_the_penalty_and_the_mask_are_those_of_the_level_and_the_decay(run: RunD
     assert pictures(replace(bare, recipe=recipe), "conv")["R_g, the penalty"][0].tolist() == [0, 8, 31, 31]
 
 
-def test_the_penalty_of_a_layer_has_one_halving_more_than_its_groups_need(run: RunData) -> None:
-    for layer in layer_importances(run):
-        assert layer.halvings == min(layer.group_level, layer.largest_level - 1)
-
-
-def test_chosen_layers_are_grouped_and_spread_over_the_network(run: RunData) -> None:
-    grouped = [layer.name for layer in layer_importances(run) if layer.group_level > 1]
-    chosen = [layer.name for layer in chosen_layers(run, count=2)]
-    assert len(chosen) == min(2, len(grouped))
-    assert set(chosen) <= set(grouped)
-    assert chosen_layers(replace(run, importance={})) == ()
+def test_figures_are_of_grouped_layers_spread_over_the_network(run: RunData) -> None:
+    grouped = [layer.name for layer in layers_of(run) if layer.group_level > 1]
+    titles = [figure.title.removeprefix("Importance of ") for figure in figures(run, count=2)]
+    assert len(titles) == min(2, len(grouped))
+    assert set(titles) <= set(grouped)
+    assert figures(replace(run, importance={})) == []
 
 
 def test_of_many_grouped_layers_those_in_the_middle_of_equal_parts_are_chosen(run: RunData) -> None:
@@ -170,53 +203,44 @@ def test_of_many_grouped_layers_those_in_the_middle_of_equal_parts_are_chosen(ru
     matrices = {name: np.ones((8, 8), dtype=np.float16) for name in plan.layers}
     shapes = dict.fromkeys(plan.layers, (8, 8, 1, 1))
     many = replace(run, plan=plan, weight_shapes=shapes, importance={"end": matrices}, dynamics=())
-    assert [layer.name for layer in chosen_layers(many, count=2)] == ["conv1", "conv4"]
-    assert [layer.name for layer in chosen_layers(many, count=3)] == ["conv1", "conv3", "conv5"]
-
-
-def test_the_figure_of_a_layer_shows_what_the_groups_keep(run: RunData) -> None:
-    layer = chosen_layers(run)[0]
-    figure = importance_figure(layer, decay=0.5)
-    assert layer.permuted is not None
-    images = [axis.images[0].get_array() for axis in figure.figure.axes if axis.images]
-    assert len(images) == 6
-    kept, original = np.asarray(images[2]), np.asarray(images[3])
-    assert kept.sum() == pytest.approx(original.sum())
-    share = kept.sum() / np.asarray(images[1]).sum()
-    assert share == pytest.approx(layer.kept_at_level)
-    assert f"level {layer.group_level}" in figure.alt
+    assert [figure.title[-5:] for figure in figures(many, count=2)] == ["conv1", "conv4"]
+    assert [figure.title[-5:] for figure in figures(many, count=3)] == ["conv1", "conv3", "conv5"]
 
 
 def test_every_matrix_of_the_figure_is_that_of_its_title(run: RunData) -> None:
     # Small, so that every entry has a pixel.
-    layer = next(layer for layer in chosen_layers(run) if max(layer.weight_shape) <= 64)
-    assert layer.before is not None
-    assert layer.permuted is not None
-    axes = importance_figure(layer, decay=0.25).figure.axes
+    layer = next(layer for layer in layers_of(run) if layer.group_level > 1 and max(layer.weight_shape) <= 64)
+    before = importance_of(run, layer.name)
+    figure = importance_figure(layer, before, decay=0.25)
+    axes = figure.figure.axes
     shown = {axis.get_title(loc="left"): np.asarray(axis.images[0].get_array()) for axis in axes if axis.images}
     level, groups = layer.group_level, layer.num_groups
-    outputs, inputs = layer.before.shape
+    outputs, inputs = before.shape
     mask = connection_mask(outputs, inputs, level).astype(bool)
     is_kept = np.empty_like(mask)
     is_kept[np.ix_(layer.out_perm, layer.in_perm)] = mask
+    permuted = permuted_by(layer, before)
     expected = {
-        "S": layer.before,
-        "S' = S[out_perm][:, in_perm]": layer.permuted,
-        "S' inside U_g": np.where(mask, layer.permuted, 0),
-        "the same, order of S": np.where(is_kept, layer.before, 0),
+        "S": before,
+        "S' = S[out_perm][:, in_perm]": permuted,
+        "S' inside U_g": np.where(mask, permuted, 0),
+        "the same, order of S": np.where(is_kept, before, 0),
         f"R_{level}": group_penalty(layer.halvings, decay=0.25),
         f"U_{level}": np.eye(groups),
     }
     assert list(shown) == list(expected)
     for title, matrix in expected.items():
         np.testing.assert_array_equal(shown[title], matrix)
+    assert shown["S' inside U_g"].sum() / permuted.sum() == pytest.approx(layer.kept_at_level)
+    assert f"level {level}" in figure.alt
     # The first output channel is at the top.
     assert all(tuple(axis.images[0].get_extent()) == (0, 1, 1, 0) for axis in axes if axis.images)
 
 
 def test_the_bars_are_the_kept_norms_and_the_chosen_level_has_the_other_colour(run: RunData) -> None:
-    layer = next(layer for layer in chosen_layers(run) if layer.group_level > 2)
-    (axis,) = (axis for axis in importance_figure(layer, decay=0.5).figure.axes if not axis.images)
+    layer = next(layer for layer in layers_of(run) if layer.group_level > 2)
+    figure = importance_figure(layer, importance_of(run, layer.name), decay=0.5)
+    (axis,) = (axis for axis in figure.figure.axes if not axis.images)
     assert [bar.get_height() for bar in axis.patches if isinstance(bar, Rectangle)] == list(layer.kept_norm)
     colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
     assert colours.pop(layer.group_level - 1) == VERMILLION
@@ -234,9 +258,3 @@ def test_a_layer_with_few_connections_left_is_not_all_dark(run: RunData) -> None
     matrix[0, 0] = 1e-3
     shown = pictures(replace(run, importance={"end": {"wide": matrix}}), "wide")
     assert shown["S at compression"].max() == 31
-
-
-def test_a_layer_without_matrix_has_no_figure(run: RunData) -> None:
-    layer = next(iter(layer_importances(replace(run, importance={}))))
-    with pytest.raises(ValueError, match="was not stored"):
-        importance_figure(layer, decay=0.5)
