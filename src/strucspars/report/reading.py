@@ -167,11 +167,11 @@ def _weight_shapes(folder: RunFolder, plan: GroupingPlan | None) -> Shapes:
 def _dynamics(folder: RunFolder, shapes: Sequence[tuple[int, ...]], epochs: int) -> list[EpochLayers]:
     if not shapes or not any(folder.dynamics.glob("sparsify-*.npz")):
         return []
-    return [_epoch_layers(folder, epoch, shapes) for epoch in range(1, epochs + 1)]
+    return [_epoch_layers(folder.dynamics / f"sparsify-{epoch:04d}.npz", shapes) for epoch in range(1, epochs + 1)]
 
 
-def _epoch_layers(folder: RunFolder, epoch: int, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:
-    arrays = folder.epoch_arrays("sparsify", epoch)
+def _epoch_layers(path: Path, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:
+    arrays = load_arrays(path)
     try:
         for name in ("group_level", "kept_norm", "churn"):
             if len(arrays[name]) != len(shapes):
@@ -185,8 +185,8 @@ def _epoch_layers(folder: RunFolder, epoch: int, shapes: Sequence[tuple[int, ...
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{folder.dynamics / f'sparsify-{epoch:04d}.npz'} is damaged: it does not fit the run's {len(shapes)} "
-            f"layers ({error}); restore it from a copy, or delete the folder {folder.dynamics}"
+            f"{path} is damaged: it does not fit the run's {len(shapes)} layers ({error}); restore it from a copy, "
+            f"or delete the folder {path.parent}"
         ) from error
 
 
