@@ -16,7 +16,7 @@ from torch import nn
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.models.catalogue import build_model
 from strucspars.nn.groupable import select_layers
 from strucspars.train.outcome import RunSummary, StageAccuracy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strucspars.cli.demo import broken_promises, demo_text
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.export.checked import Agreement, ExportReport
 from strucspars.train.outcome import RunSummary, StageAccuracy
 from strucspars.train.recipe_reading import read_recipe

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import strucspars as ss
 from strucspars.convert.merged_groups import merge_groups_, merged_weight, wide_enough_groups, widen_groups_
+from strucspars.cost.counting import BeforeAfter
 from strucspars.cost.gathers import FoldReport, WidenedLayer
-from strucspars.cost.layers import BeforeAfter
 from strucspars.models.cifar import CifarResNet
 from strucspars.nn.layers import ShuffledGroupConv1d, ShuffledGroupLinear
 

@@ -5,8 +5,8 @@ import torch
 from torch import fx, nn
 
 import strucspars as ss
+from strucspars.cost.counting import BeforeAfter
 from strucspars.cost.gathers import FoldReport, RemainingGather, WidenedLayer
-from strucspars.cost.layers import BeforeAfter
 
 
 def test_all_that_is_left_is_said() -> None:

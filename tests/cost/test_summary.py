@@ -16,8 +16,7 @@ from torch_warnings import SCRIPTING_WARNS
 from strucspars.convert.conversion import convert_, model_plan
 from strucspars.core.hierarchy import max_group_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.cost.counting import count_macs
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter, count_macs
 from strucspars.cost.summary import Summary, summary
 from strucspars.nn.groupable import select_layers
 from strucspars.nn.layers import group_module_, mask_module_

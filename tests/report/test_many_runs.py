@@ -12,7 +12,7 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.text import Annotation
 
 from strucspars.bench.results import BenchReport, BenchRow, Ratio, RowSize, RowTiming
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.data.catalogue import TEST_IMAGES
 from strucspars.paper.experiments import Experiment, FinishedRun, experiments_of
 from strucspars.paper.noise import Difference, Sample, sample_of

@@ -14,7 +14,7 @@ from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from matplotlib.figure import Figure
 
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.report.contents import ComparisonContents, Headline, RunContents
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.layers import Layer, layers_of

@@ -7,7 +7,7 @@ import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.report.confusion import Confusion, confusion_table
 from strucspars.report.contents import Headline, headlines, run_contents
 from strucspars.report.layers import layers_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.train.epochs import Accuracy
 from strucspars.train.outcome import (
     RunSummary,

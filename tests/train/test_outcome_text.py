@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.cost.text_table import duration
 from strucspars.train.outcome import OPTIMISM, RunSummary, StageAccuracy, outcome_text, outcomes_text
 from strucspars.train.recipe import Recipe

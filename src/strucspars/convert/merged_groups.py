@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from strucspars.channels.tracing import has_plain_forward
+from strucspars.cost.counting import BeforeAfter
 from strucspars.cost.gathers import WidenedLayer
-from strucspars.cost.layers import BeforeAfter
 from strucspars.nn.groupable import is_plain
 from strucspars.nn.layers import (
     DENSE_AND_GROUPED_TYPES,

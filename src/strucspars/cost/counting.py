@@ -1,32 +1,66 @@
-"""Parameters and multiply-accumulates (MACs), counted over one forward pass.
+"""Parameters and multiply-accumulates (MACs) of the layers of a network, before grouping and after.
 
-Hooks count convolutions and linear layers that are called as modules: of any dimension, transposed and grouped ones
-too. What a model computes by functions (`F.conv2d`, attention, matrix products) is not counted.
+MACs are counted over one forward pass. Hooks count convolutions and linear layers that are called as modules: of any
+dimension, transposed and grouped ones too. What a model computes by functions (`F.conv2d`, attention, matrix products)
+is not counted.
 """
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from strucspars.core.plan import GroupingPlan
-from strucspars.cost.layers import LayerSize, layer_sizes, network_params
+from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.nn.batch_norms import is_batch_norm
-from strucspars.nn.layers import channels
-from strucspars.nn.names import unwrapped
+from strucspars.nn.layers import LAYERS_WITH_CHANNELS, channels, dense_shape, forms_of, is_grouped
+from strucspars.nn.names import bare_modules, under_first_names, unwrapped
 
 # One tensor, or the positional arguments of `forward`.
 ExampleInputs = torch.Tensor | tuple[Any, ...]
 
 # Fitted to Table 1: with 4 operations per element (mean, deviation, scale, shift) its figures come out exactly.
 PAPER_FLOPS_PER_BATCH_NORM_ELEMENT = 4
+
+
+@dataclass(frozen=True)
+class BeforeAfter:
+    """A number before grouping, and after."""
+
+    before: int
+    after: int
+
+    @property
+    def removed_fraction(self) -> float:
+        """Fraction that grouping removes; 0 of nothing."""
+        return (self.before - self.after) / self.before if self.before else 0.0
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """One convolution or linear layer, before grouping and after.
+
+    Attributes:
+        module: the layer as it is now.
+        weight_shape: shape of the weight before grouping.
+        groups: number of groups.
+        weight_params: parameters of the weight; each of them multiplies once at every output position.
+        params: parameters of the whole layer, bias included.
+    """
+
+    module: nn.Module
+    weight_shape: tuple[int, ...]
+    groups: BeforeAfter
+    weight_params: BeforeAfter
+    params: BeforeAfter
 
 
 @dataclass(frozen=True)
@@ -45,9 +79,6 @@ class NetworkCount:
         layers: the count of every convolution and linear layer, by name, in network order.
         params: parameters of the whole network, shared ones once.
         batch_norm_elements: output elements of all batch norms.
-
-    >>> count_macs(nn.Linear(4, 2), torch.zeros(1, 4)).macs
-    8
     """
 
     layers: Mapping[str, LayerCount]
@@ -63,19 +94,6 @@ class NetworkCount:
     def paper_flops(self) -> int:
         """The paper's FLOPs (Table 1): MACs, plus 4 for every element of a batch norm."""
         return self.macs + PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * self.batch_norm_elements
-
-
-@dataclass(frozen=True)
-class ForwardTrace:
-    """The calls of one forward pass.
-
-    Attributes:
-        positions: by layer, how often each of its weights multiplies; 0 for a layer that is not called.
-        batch_norm_elements: output elements of all batch norms.
-    """
-
-    positions: Mapping[str, int]
-    batch_norm_elements: int
 
 
 def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPlan | None = None) -> NetworkCount:
@@ -101,21 +119,80 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
     """
     with undisturbed(model):
         sizes = layer_sizes(model, plan)
-        trace = trace_forward(model, sizes, example_inputs)
+        positions, batch_norm_elements = trace_forward(model, sizes, example_inputs)
     layers = {
-        name: LayerCount(params=size.params.after, macs=size.weight_params.after * trace.positions[name])
+        name: LayerCount(params=size.params.after, macs=size.weight_params.after * positions[name])
         for name, size in sizes.items()
     }
-    return NetworkCount(layers, network_params(model, sizes).after, trace.batch_norm_elements)
+    return NetworkCount(layers, network_params(model, sizes).after, batch_norm_elements)
 
 
-def trace_forward(model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs) -> ForwardTrace:
-    """Call the model once and note how often each weight is used. The hooks are gone afterwards, also on errors."""
+def layer_sizes(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerSize]:
+    """Every convolution and linear layer by name; shared modules once, under their first name.
+
+    A dense or masked layer that the plan names, by any of its names, is described as the grouped layer it would become.
+    """
+    refuse_lazy_modules(model)
+    plan = under_first_names(model, plan or GroupingPlan({}))
+    sizes = {
+        name: _layer_size(name, module, plan.layers.get(name))
+        for name, module in bare_modules(model)
+        if isinstance(module, LAYERS_WITH_CHANNELS)
+    }
+    plan.check_matches({name: size.weight_shape for name, size in sizes.items()})
+    return sizes
+
+
+def weight_of(module: nn.Module) -> torch.Tensor:
+    """The weight of a convolution or linear layer as it is now."""
+    return cast(nn.Conv2d, module).weight
+
+
+def network_params(model: nn.Module, sizes: Mapping[str, LayerSize]) -> BeforeAfter:
+    """Parameters of the whole network, those of its layers before and after grouping; shared ones once."""
+    removed = {name: size.params.before - size.params.after for name, size in sizes.items()}
+    present = sum(parameter.numel() for parameter in model.parameters())
+    before = present + sum(removed[name] for name, size in sizes.items() if is_grouped(size.module))
+    return BeforeAfter(before, before - sum(removed.values()))
+
+
+def _layer_size(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerSize:
+    if layer is not None and forms_of(module) is None:
+        raise ValueError(f"layer {name!r}: {type(module).__name__} cannot be grouped; leave it out of the plan")
+    weight, present = weight_of(module), vars(module).get("groups", 1)
+    if is_grouped(module):
+        # Only these were dense once, not the network's own group convolutions.
+        shape, groups = dense_shape(module, name), BeforeAfter(1, present)
+    else:
+        shape, groups = tuple(weight.shape), BeforeAfter(present, present if layer is None else layer.num_groups)
+    dense = math.prod(shape)
+    weight_params = BeforeAfter(dense, dense * groups.before // groups.after)
+    others = sum(parameter.numel() for parameter in module.parameters()) - weight.numel()
+    params = BeforeAfter(others + weight_params.before, others + weight_params.after)
+    return LayerSize(module, shape, groups, weight_params, params)
+
+
+def refuse_lazy_modules(model: nn.Module) -> None:
+    """Raise a `ValueError` that names the first module without a shape."""
+    for name, module in bare_modules(model):
+        if any(is_lazy(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            raise ValueError(f"layer {name!r}: {type(module).__name__} has no shape yet; run the model once first")
+
+
+def trace_forward(
+    model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs
+) -> tuple[dict[str, int], int]:
+    """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms.
+
+    The hooks are gone afterwards, also on errors.
+    """
     # The network inside a wrapper: one for several processes waits for them, one for several devices calls copies.
     inner = unwrapped(model)
     arguments = fresh_arguments(arguments_of(inner, example_inputs))
     if inner is not model:
-        arguments = _moved(arguments, inner)
+        # On the network's device, where a wrapper such as `DataParallel` would bring them.
+        device = next((parameter.device for parameter in inner.parameters()), None)
+        arguments = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), arguments)
     uses: Counter[nn.Module] = Counter()
 
     def count_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
@@ -132,15 +209,7 @@ def trace_forward(model: nn.Module, sizes: Mapping[str, LayerSize], example_inpu
         for module in batch_norms:
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
         inner(*arguments)
-    positions = {name: uses[size.module] for name, size in sizes.items()}
-    return ForwardTrace(positions, sum(uses[module] for module in batch_norms))
-
-
-def _moved(arguments: tuple[Any, ...], model: nn.Module) -> tuple[Any, ...]:
-    """The inputs on the device of the network, where a wrapper such as `DataParallel` would bring them."""
-    device = next((parameter.device for parameter in model.parameters()), None)
-    moved: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), arguments)
-    return moved
+    return {name: uses[size.module] for name, size in sizes.items()}, sum(uses[module] for module in batch_norms)
 
 
 def _uses_of_each_weight(module: nn.Module, inputs: torch.Tensor, outputs: torch.Tensor) -> int:
@@ -207,21 +276,14 @@ def _forward_before_compiling(module: nn.Module) -> Callable[..., Any] | None:
     return None if function is None else MethodType(function, module)
 
 
-def as_arguments(example_inputs: ExampleInputs) -> tuple[Any, ...]:
-    """The positional arguments of `forward`, or a `ValueError` that says how to give them."""
-    if isinstance(example_inputs, torch.Tensor):
-        return (example_inputs,)
-    if isinstance(example_inputs, tuple):
-        return example_inputs
-    raise ValueError(
-        f"example_inputs must be a tensor or a tuple of the model's positional inputs, got "
-        f"{type(example_inputs).__name__}; a single input that is no tensor goes into a tuple: (input,)"
-    )
-
-
 def arguments_of(model: nn.Module, example_inputs: ExampleInputs) -> tuple[Any, ...]:
-    """The positional arguments, once it is known that `forward` takes them by position."""
-    arguments = as_arguments(example_inputs)
+    """The positional arguments of `forward`, or a `ValueError` unless it takes them by position."""
+    if not isinstance(example_inputs, torch.Tensor | tuple):
+        raise ValueError(
+            f"example_inputs must be a tensor or a tuple of the model's positional inputs, got "
+            f"{type(example_inputs).__name__}; a single input that is no tensor goes into a tuple: (input,)"
+        )
+    arguments = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else example_inputs
     try:
         signature = inspect.signature(model.forward)
     except ValueError:
@@ -238,13 +300,6 @@ def arguments_of(model: nn.Module, example_inputs: ExampleInputs) -> tuple[Any, 
 
 
 def fresh_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with tensors of their own, in lists and dictionaries too: a network may write into its inputs.
-
-    >>> images = torch.zeros(1)
-    >>> (batch,) = fresh_arguments(({"images": images},))
-    >>> batch["images"] += 1
-    >>> images
-    tensor([0.])
-    """
+    """The arguments with tensors of their own, in lists and dictionaries too: a network may write into its inputs."""
     fresh: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
     return fresh

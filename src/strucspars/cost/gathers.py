@@ -11,8 +11,7 @@ from torch import fx, nn
 
 from strucspars.core.checks import IntArray
 from strucspars.core.plan import LayerPlan
-from strucspars.cost.counting import uncompiled
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter, uncompiled
 from strucspars.cost.text_table import Column, text_table
 from strucspars.nn.layers import channel_orders, is_grouped, planned_orders
 from strucspars.nn.names import bare_modules
@@ -66,9 +65,6 @@ class FoldReport:
         num_kept_batch_norms: batch norms that no layer could absorb.
         untraced_reason: why the network is not a graph, and so keeps all its shuffles; empty if it is one.
         widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
-
-    >>> print(FoldReport(gathers=(), num_kept_batch_norms=0, untraced_reason=""))
-    no gathers remain
     """
 
     gathers: tuple[RemainingGather, ...]
@@ -82,12 +78,10 @@ class FoldReport:
         return sum(gather.nbytes for gather in self.gathers)
 
     def __str__(self) -> str:
-        parts = []
+        parts = ["no gathers remain"]
         if self.gathers:
             noun = "gather remains" if len(self.gathers) == 1 else "gathers remain"
-            parts += [_gather_table(self.gathers), f"{len(self.gathers)} {noun}, {self.gathered_bytes:,} bytes"]
-        else:
-            parts.append("no gathers remain")
+            parts = [_gather_table(self.gathers), f"{len(self.gathers)} {noun}, {self.gathered_bytes:,} bytes"]
         if self.widened:
             noun = "layer runs" if len(self.widened) == 1 else "layers run"
             parts += ["", _widened_table(self.widened), f"{len(self.widened)} {noun} with wider groups"]
@@ -122,9 +116,6 @@ def contiguous_runs(gathers: IntArray) -> IntArray:
     """How many runs of neighbouring channels each gather copies: few long copies are cheaper than many short ones.
 
     One run of all channels is the order that is there already.
-
-    >>> contiguous_runs(np.array([[4, 5, 6, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 6]]))
-    array([2, 1])
     """
     runs: IntArray = np.count_nonzero(np.diff(gathers) != 1, axis=-1) + np.int64(1)
     return runs
@@ -152,16 +143,13 @@ def remaining_gather(layer: str, side: Side, order: IntArray, nbytes: int) -> Re
 def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = None) -> Iterator[list[RemainingGather]]:
     """Note the shuffles of every grouped layer that is called meanwhile, two per call, in the order of the calls.
 
-    Args:
-        model: converted, or dense with a plan.
-        planned: dense or masked layers by name, to count as the grouped ones that they would become.
+    Dense and masked layers that are planned count as the grouped ones that they would become.
     """
-    planned = planned or {}
     orders: dict[nn.Module, tuple[str, Mapping[str, torch.Tensor]]] = {}
     for name, module in bare_modules(model):
         if is_grouped(module):
             orders[module] = name, channel_orders(module)
-        elif name in planned and planned[name].num_groups > 1:
+        elif planned and name in planned and planned[name].num_groups > 1:
             orders[module] = name, planned_orders(planned[name])
     noted: list[RemainingGather] = []
 

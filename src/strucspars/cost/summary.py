@@ -11,12 +11,16 @@ from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import (
     PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,
+    BeforeAfter,
     ExampleInputs,
+    LayerSize,
+    layer_sizes,
+    network_params,
     trace_forward,
     undisturbed,
+    weight_of,
 )
 from strucspars.cost.gathers import RemainingGather, fold_report, is_folded, noted_shuffles
-from strucspars.cost.layers import BeforeAfter, LayerSize, layer_sizes, network_params, weight_of
 from strucspars.cost.text_table import Column, short_count, text_table
 from strucspars.nn.groupable import LayerRules, SkippedLayer, is_plain, select_layers
 from strucspars.nn.importance import importance_matrix
@@ -62,9 +66,6 @@ class Summary:
         macs: multiply-accumulates of all rows; None without example inputs.
         paper_flops: the paper's FLOPs (Table 1), MACs plus 4 per batch-norm element; None likewise.
         gathers: the channel shuffles after grouping, in the order of a forward pass; None likewise.
-
-    >>> summary(nn.Linear(4, 2)).params
-    BeforeAfter(before=10, after=10)
     """
 
     rows: tuple[SummaryRow, ...]
@@ -123,21 +124,18 @@ def summary(
     MACs         16,992
     paper FLOPs  16,992
     """
-    planned: Mapping[str, LayerPlan] = {} if plan is None else under_first_names(model, plan).layers
+    planned = under_first_names(model, plan or GroupingPlan({})).layers
     with undisturbed(model), noted_shuffles(model, planned) as shuffles:
         sizes = layer_sizes(model, plan)
-        trace = None if example_inputs is None else trace_forward(model, sizes, example_inputs)
+        positions, elements = ({}, 0) if example_inputs is None else trace_forward(model, sizes, example_inputs)
         skipped = {layer.name: layer for layer in select_layers(model, rules).skipped}
-        positions = None if trace is None else trace.positions
         rows = tuple(
-            _row(name, sizes[name], planned.get(name), positions, skipped.get(name))
-            if name in sizes
-            else _opaque_row(skipped[name])
-            for name, _ in bare_modules(model)
+            _row(name, sizes.get(name) or _opaque_size(module), planned.get(name), positions, skipped.get(name))
+            for name, module in bare_modules(model)
             if name in sizes or name in skipped
         )
     params = network_params(model, sizes)
-    if trace is None:
+    if example_inputs is None:
         return Summary(rows, params, macs=None, paper_flops=None, gathers=None)
     counted = [row.macs for row in rows if row.macs is not None]
     macs = BeforeAfter(sum(count.before for count in counted), sum(count.after for count in counted))
@@ -145,7 +143,7 @@ def summary(
     # A network that could not be folded is called as a whole, with its shuffles inside.
     if is_folded(model) and not fold_report(model).untraced_reason:
         gathers = fold_report(model).gathers
-    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * trace.batch_norm_elements
+    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * elements
     return Summary(
         rows,
         params,
@@ -159,16 +157,19 @@ def _row(
     name: str,
     size: LayerSize,
     layer: LayerPlan | None,
-    positions: Mapping[str, int] | None,
+    positions: Mapping[str, int],
     skipped: SkippedLayer | None,
 ) -> SummaryRow:
     notes = []
     if skipped is not None and layer is None and not is_grouped(size.module):
         notes.append(skipped.reason)
-    if _is_all_zero(size.module):
+    if not size.weight_shape:
+        packed = "its packed weight is counted neither as parameters nor in MACs"
+        notes.append("no MACs counted" if size.params.after else packed)
+    elif _is_all_zero(size.module):
         notes.append("all zero")
     macs = None
-    if positions is not None:
+    if name in positions:
         params, uses = size.weight_params, positions[name]
         macs = BeforeAfter(params.before * uses, params.after * uses)
         if uses == 0:
@@ -185,21 +186,10 @@ def _row(
     )
 
 
-def _opaque_row(skipped: SkippedLayer) -> SummaryRow:
-    """The row of a layer whose weight is packed away, or which is scripted."""
-    groups = vars(skipped.module).get("groups", 1)
-    params = sum(parameter.numel() for parameter in skipped.module.parameters())
-    uncounted = "no MACs counted" if params else "its packed weight is counted neither as parameters nor in MACs"
-    return SummaryRow(
-        name=skipped.name,
-        layer_type=type(skipped.module).__name__,
-        weight_shape=(),
-        groups=BeforeAfter(groups, groups),
-        params=BeforeAfter(params, params),
-        macs=None,
-        kept_norm=None,
-        note=f"{skipped.reason}; {uncounted}",
-    )
+def _opaque_size(module: nn.Module) -> LayerSize:
+    """What is known of a layer whose weight is packed away, or which is scripted."""
+    groups, params = vars(module).get("groups", 1), sum(parameter.numel() for parameter in module.parameters())
+    return LayerSize(module, (), BeforeAfter(groups, groups), BeforeAfter(0, 0), BeforeAfter(params, params))
 
 
 def _is_all_zero(module: nn.Module) -> bool:
@@ -257,11 +247,6 @@ def _totals(summary: Summary) -> str:
 
 
 def _change(counts: BeforeAfter) -> str:
-    if counts.after == counts.before:
-        return _rounded(counts.before)
-    return f"{_rounded(counts.before)} -> {_rounded(counts.after)}"
-
-
-def _rounded(count: int) -> str:
-    """The count in at most five characters, exact below ten thousand: a row has to fit the screen."""
-    return f"{count:,}" if count < 10_000 else short_count(count)
+    """The counts in at most five characters each, exact below ten thousand: a row has to fit the screen."""
+    before, after = (f"{count:,}" if count < 10_000 else short_count(count) for count in (counts.before, counts.after))
+    return before if counts.after == counts.before else f"{before} -> {after}"

@@ -11,22 +11,11 @@ MIN_SHRUNK_WIDTH = 12
 
 @dataclass(frozen=True)
 class Column:
-    """A title and the cells under it.
-
-    Attributes:
-        title: first line.
-        cells: one text per row.
-        is_text: aligned to the left, and shortened where the table is too wide; numbers never are.
-    """
+    """A title and the cells under it. Text is aligned to the left, and shortened where the table is too wide."""
 
     title: str
     cells: Sequence[str]
     is_text: bool = False
-
-    @property
-    def width(self) -> int:
-        """Characters of the longest entry."""
-        return max(len(text) for text in (self.title, *self.cells))
 
 
 def text_table(columns: Sequence[Column], max_width: int = 120) -> str:
@@ -77,7 +66,7 @@ def shortened(text: str, width: int) -> str:
 
 def _fitting_widths(columns: Sequence[Column], max_width: int) -> list[int]:
     """Widths of the columns; the widest text is shortened, character by character."""
-    widths = [column.width for column in columns]
+    widths = [max(map(len, (column.title, *column.cells))) for column in columns]
     excess = sum(widths) + len(GAP) * (len(widths) - 1) - max_width
     texts = [place for place, column in enumerate(columns) if column.is_text]
     for _ in range(excess):
@@ -93,11 +82,7 @@ def _cell(text: str, width: int, is_text: bool) -> str:
 
 
 def short_count(count: float) -> str:
-    """Three digits and a unit.
-
-    >>> short_count(98_522), short_count(4_089_184_256), short_count(640), short_count(7.5)
-    ('98.5K', '4.09G', '640', '7.5')
-    """
+    """Three digits and a unit: 640, 98.5K, 4.09G."""
     for size, unit in UNITS:
         # What rounds up to the next unit is written in it.
         if abs(count) >= 0.9995 * size:
@@ -106,11 +91,7 @@ def short_count(count: float) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction in percent; empty for None.
-
-    >>> percent(0.97333)
-    '97.33%'
-    """
+    """A fraction in percent with two digits after the point; empty for None."""
     return "" if fraction is None else f"{fraction:.2%}"
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from strucspars.core.hierarchy import num_groups
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter
 from strucspars.paper.experiments import changes_from_package
 from strucspars.paper.published import published_row
 from strucspars.report.layers import Layer

@@ -34,8 +34,7 @@ from strucspars.core.importance import kept_norm_by_level, level_keeping
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.permutation import checked_permutation, connection_cost
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.cost.counting import ExampleInputs, count_macs
-from strucspars.cost.layers import refuse_lazy_modules
+from strucspars.cost.counting import ExampleInputs, count_macs, refuse_lazy_modules
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, SkippedLayer, hint_at_types, select_layers
 from strucspars.nn.names import bare_modules
 from strucspars.sparsify.config import SparsifyConfig

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from strucspars.cost.counting import count_macs
-from strucspars.cost.layers import BeforeAfter
+from strucspars.cost.counting import BeforeAfter, count_macs
 from strucspars.cost.text_table import Column, duration, percent, text_table
 from strucspars.io.records import as_record, check_header, convert
 from strucspars.train.epochs import Accuracy
