@@ -160,7 +160,9 @@ def test_a_folder_is_read_by_as_many_workers_as_asked(tmp_path: Path, monkeypatc
 def test_a_download_is_made_only_where_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, download: bool
 ) -> None:
-    asked: list[tuple[Path, bool]] = []
-    monkeypatch.setattr(catalogue, name, lambda root, *, download=False: asked.append((root, download)))
+    asked: list[tuple[Path, str, bool]] = []
+    monkeypatch.setattr(
+        catalogue, "read_cifar", lambda root, layout, *, download: asked.append((root, layout.name, download))
+    )
     load_data(name, tmp_path, download=download)
-    assert asked == [(tmp_path, download)]
+    assert asked == [(tmp_path, name, download)]

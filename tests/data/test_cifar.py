@@ -1,5 +1,4 @@
 import gzip
-import io
 import os
 import pickle
 import struct
@@ -16,7 +15,7 @@ import torch
 import torchvision
 
 from strucspars.data import cifar as cifar_files
-from strucspars.data.cifar import CIFAR10, CIFAR100, CifarLayout, cifar10, cifar100, read_cifar
+from strucspars.data.cifar import CIFAR10, CIFAR100, CifarLayout, read_cifar
 from strucspars.data.image_set import Augmentation, ResidentData
 
 SMALL10 = replace(CIFAR10, images_per_train_file=4, images_per_test_file=3)
@@ -189,11 +188,11 @@ def broken(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"data": np.zeros((3, 3072), dtype=np.uint8)}, r"images of \(3, 3072\), expected \(4, 3072\)"),
-        ({"data": np.zeros((4, 3071), dtype=np.uint8)}, r"images of \(4, 3071\)"),
-        ({"data": np.zeros((4, 3, 32, 32), dtype=np.uint8)}, r"images of \(4, 3, 32, 32\)"),
-        ({"data": np.zeros((4, 3072), dtype=np.int64)}, "no array of bytes"),
-        ({"data": [1, 2]}, "no array of bytes"),
+        ({"data": np.zeros((3, 3072), dtype=np.uint8)}, r"uint8 of \(3, 3072\), expected uint8 of \(4, 3072\)"),
+        ({"data": np.zeros((4, 3071), dtype=np.uint8)}, r"uint8 of \(4, 3071\)"),
+        ({"data": np.zeros((4, 3, 32, 32), dtype=np.uint8)}, r"uint8 of \(4, 3, 32, 32\)"),
+        ({"data": np.zeros((4, 3072), dtype=np.int64)}, r"int64 of \(4, 3072\)"),
+        ({"data": [1, 2]}, "has no array"),
         ({"labels": [0, 1, 2]}, "3 labels for 4 images"),
         ({"labels": [0, 1, 2, 3, 4]}, "5 labels for 4 images"),
         ({"labels": [0, 1, 2, 10]}, r"outside 0 \.\. 9"),
@@ -216,11 +215,11 @@ def test_cifar_10_is_not_mistaken_for_cifar_100(tmp_path: Path) -> None:
         read(write_folder(tmp_path, renamed), replace(SMALL100, images_per_train_file=4))
 
 
-def test_the_public_functions_expect_the_full_counts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"expected \(10000, 3072\)"):
-        cifar10(write_folder(tmp_path / "ten", files_of(SMALL10)))
-    with pytest.raises(ValueError, match=r"expected \(50000, 3072\)"):
-        cifar100(str(write_folder(tmp_path / "hundred", files_of(SMALL100))))
+def test_published_layouts_expect_the_full_counts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected uint8 of \(10000, 3072\)"):
+        read_cifar(write_folder(tmp_path / "ten", files_of(SMALL10)), CIFAR10)
+    with pytest.raises(ValueError, match=r"expected uint8 of \(50000, 3072\)"):
+        read_cifar(str(write_folder(tmp_path / "hundred", files_of(SMALL100))), CIFAR100)
 
 
 def test_a_pickle_that_is_no_dictionary_is_refused(tmp_path: Path) -> None:
@@ -251,24 +250,16 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path: Path, sound_byt
     packer = zlib.compressobj(wbits=31)  # with the header of gzip
     sound = packer.compress(gzip.decompress(archive.read_bytes())[:sound_bytes]) + packer.flush(zlib.Z_SYNC_FLUSH)
     archive.write_bytes(sound + b"\xff" * 100)
-    with pytest.raises(ValueError, match=r"a\.tar\.gz is no \.tar\.gz archive, or damaged: .*invalid block type"):
-        read(archive)
-
-
-def test_an_archive_that_is_packed_twice_is_refused(tmp_path: Path) -> None:
-    # What is packed inside would pass the limit on unpacked bytes.
-    archive = write_archive(tmp_path / "a.tar.gz", write_folder(tmp_path / SMALL10.folder, files_of(SMALL10)))
-    archive.write_bytes(gzip.compress(archive.read_bytes()))
-    with pytest.raises(ValueError, match=r"a\.tar\.gz is no \.tar\.gz archive, or damaged"):
+    with pytest.raises(ValueError, match=r"a\.tar\.gz is not a \.tar\.gz archive, or damaged: "):
         read(archive)
 
 
 def test_something_else_instead_of_an_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match=r"a\.tar\.gz is no \.tar\.gz archive"):
+    with pytest.raises(ValueError, match=r"a\.tar\.gz is not a \.tar\.gz archive"):
         read(tmp_path / "a.tar.gz")
     (tmp_path / "b.tar.gz").write_bytes(gzip.compress(b"hello" * 1000))
-    with pytest.raises(ValueError, match=r"b\.tar\.gz is no \.tar\.gz archive"):
+    with pytest.raises(ValueError, match=r"b\.tar\.gz is not a \.tar\.gz archive"):
         read(tmp_path / "b.tar.gz")
 
 
@@ -294,7 +285,7 @@ def test_oversized_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = write_folder(tmp_path / SMALL10.folder, files_of(SMALL10))
     with pytest.raises(ValueError, match="data_batch_1: it has more than 10,000 bytes"):
         read(folder)
-    with pytest.raises(ValueError, match="data_batch_1 claims"):
+    with pytest.raises(ValueError, match="data_batch_1 is not a plain file of at most 10,000 bytes"):
         read(write_archive(tmp_path / "a.tar.gz", folder))
 
 
@@ -307,21 +298,9 @@ def test_files_as_large_as_the_limit_are_read(tmp_path: Path, monkeypatch: pytes
         assert_holds(read(root), files, SMALL10)
 
 
-def test_an_archive_that_unpacks_without_end_is_left_at_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cifar_files, "MAX_ARCHIVE_BYTES", 2**20)
-    member = tarfile.TarInfo("padding")
-    member.size = 2**23
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
-        archive.addfile(member, io.BytesIO(bytes(member.size)))
-    with pytest.raises(ValueError, match="unpacks to more than 1048576 bytes"):
-        read(tmp_path / "a.tar.gz")
-
-
 def test_missing_data_say_where_they_were_looked_for_and_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        cifar10(tmp_path / "data")
+        read_cifar(tmp_path / "data", CIFAR10)
     message = str(caught.value)
     for part in ("data/cifar-10-batches-py", "data/cifar-10-python.tar.gz", "no such folder"):
         assert part in message
@@ -353,7 +332,7 @@ def test_a_download_goes_through_torchvision_and_is_then_read(
         downloads.append((root, download))
         write_folder(root / layout.folder, files_of(layout))
 
-    monkeypatch.setattr(torchvision.datasets, layout.torchvision_name, fetch)
+    monkeypatch.setattr(torchvision.datasets, layout.name.upper(), fetch)
     for _ in range(2):
         assert_holds(read_cifar(tmp_path, layout, download=True), files_of(layout), layout)
     assert downloads == [(tmp_path, True)]
@@ -364,9 +343,9 @@ def test_a_download_goes_through_torchvision_and_is_then_read(
 def test_a_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", Mock(side_effect=error))
     with pytest.raises(OSError, match=rf"{error}; fetch cifar-10-python\.tar\.gz by other means"):
-        cifar10(tmp_path, download=True)
+        read_cifar(tmp_path, CIFAR10, download=True)
     with pytest.raises(ValueError, match="the name of an archive"):
-        cifar10(tmp_path / "cifar-10-python.tar.gz", download=True)
+        read_cifar(tmp_path / "cifar-10-python.tar.gz", CIFAR10, download=True)
 
 
 def test_the_images_may_be_written_to(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from strucspars.data.batches import Batches, EpochOrder, FolderBatches, ResidentBatches
-from strucspars.data.cifar import cifar10, cifar100
+from strucspars.data.cifar import CIFAR_LAYOUTS, read_cifar
 from strucspars.data.folder import FolderData, image_folder
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
 
@@ -52,10 +52,8 @@ def load_data(
         return digits()
     if root is None:
         raise ValueError(f"data set {name!r} needs a root: {NEEDED_ROOT[name]}; give data.root=FOLDER")
-    if name == "cifar10":
-        return cifar10(root, download=download)
-    if name == "cifar100":
-        return cifar100(root, download=download)
+    if name in CIFAR_LAYOUTS:
+        return read_cifar(root, CIFAR_LAYOUTS[name], download=download)
     if download:
         raise ValueError(
             f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}, and leave download out"

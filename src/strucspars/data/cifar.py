@@ -1,28 +1,28 @@
 """CIFAR-10 and CIFAR-100, in the "python version" that their authors publish.
 
-The files are pickles, read without executing anything (`restricted_pickle`). Their contents are checked instead of a
-checksum, so that repacked copies work.
+The files are pickles, and a pickle is a program. They are read without importing or calling anything that they name:
+numpy's names become stand-ins that record an array's shape, type and bytes, and any other name is refused. The contents
+are checked instead of a checksum, so that repacked copies work.
 """
 
-import gzip
+import io
 import os
+import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
-from strucspars.data.restricted_pickle import load_plain_pickle, plain_array
 from strucspars.io.files import read_bytes
 
 # The largest real file has 155 MB; protocol 2 of Python 3 can make twice of it.
 MAX_FILE_BYTES = 512 * 2**20
-MAX_ARCHIVE_BYTES = 1024 * 2**20
-BLOCK_BYTES = 1024 * 1024
 IMAGE_SHAPE = (3, 32, 32)
 BYTES_PER_IMAGE = 3072
 # Name within the data set, location for errors, content.
@@ -34,7 +34,6 @@ class CifarLayout:
     """What the files of a CIFAR data set are called, and what they must hold."""
 
     name: str
-    torchvision_name: str
     folder: str
     archive: str
     train_files: tuple[str, ...]
@@ -49,7 +48,6 @@ class CifarLayout:
 
 CIFAR10 = CifarLayout(
     name="cifar10",
-    torchvision_name="CIFAR10",
     folder="cifar-10-batches-py",
     archive="cifar-10-python.tar.gz",
     train_files=tuple(f"data_batch_{number}" for number in range(1, 6)),
@@ -63,7 +61,6 @@ CIFAR10 = CifarLayout(
 )
 CIFAR100 = CifarLayout(
     name="cifar100",
-    torchvision_name="CIFAR100",
     folder="cifar-100-python",
     archive="cifar-100-python.tar.gz",
     train_files=("train",),
@@ -75,29 +72,22 @@ CIFAR100 = CifarLayout(
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
 )
+CIFAR_LAYOUTS = {layout.name: layout for layout in (CIFAR10, CIFAR100)}
 
 
-def cifar10(root: str | os.PathLike[str], *, download: bool = False) -> ResidentData:
-    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels in ten classes.
+def read_cifar(root: str | os.PathLike[str], layout: CifarLayout, *, download: bool = False) -> ResidentData:
+    """The training and test images of CIFAR-10 or CIFAR-100, 32 x 32 pixels.
 
     Args:
-        root: the folder that holds `cifar-10-batches-py` or `cifar-10-python.tar.gz`, or one of the two itself.
+        root: the folder that holds the layout's folder or archive, or one of the two itself.
+        layout: `CIFAR10` or `CIFAR100`.
         download: fetch the archive to `root` with torchvision if it is not there.
 
     Raises:
         FileNotFoundError: no data there; the message lists the places looked at.
         ValueError: a file is damaged, incomplete, or asks for code to be run (which is not done).
     """
-    return read_cifar(Path(root), CIFAR10, download=download)
-
-
-def cifar100(root: str | os.PathLike[str], *, download: bool = False) -> ResidentData:
-    """CIFAR-100: as `cifar10`, with a hundred classes, in `cifar-100-python` or `cifar-100-python.tar.gz`."""
-    return read_cifar(Path(root), CIFAR100, download=download)
-
-
-def read_cifar(root: Path, layout: CifarLayout, *, download: bool) -> ResidentData:
-    """The data set of a layout, looked for under `root`."""
+    root = Path(root)
     files = _find_files(root, layout)
     if files is None and download:
         _download(root, layout)
@@ -128,55 +118,32 @@ def _find_files(root: Path, layout: CifarLayout) -> Iterator[FoundFile] | None:
     return None
 
 
-class _LimitedReader(gzip.GzipFile):
-    """A gzip file with a limit on its unpacked size, against zip bombs."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "rb")
-        self.path = path
-        self.bytes_left = MAX_ARCHIVE_BYTES
-
-    def read(self, size: int | None = BLOCK_BYTES) -> bytes:
-        """The next bytes, at most a block of them."""
-        block = super().read(BLOCK_BYTES if size is None or size < 0 else min(size, BLOCK_BYTES))
-        self.bytes_left -= len(block)
-        if self.bytes_left < 0:
-            raise ValueError(f"{self.path} unpacks to more than {MAX_ARCHIVE_BYTES} bytes; it is no CIFAR archive")
-        return block
-
-
 def _files_in_archive(archive: Path, folder: str, names: tuple[str, ...]) -> Iterator[FoundFile]:
     """The named files of `folder` in a `.tar.gz`, in the archive's order; nothing is written to disk."""
     wanted = {f"{folder}/{name}": name for name in names}
     try:
-        # "r|" reads forwards only, so that every byte counts towards the limit once.
-        with _LimitedReader(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as members:
+        with tarfile.open(archive, mode="r|gz") as members:
             for member in members:
                 name = wanted.pop(member.name.removeprefix("./"), None)
                 if name is not None:
-                    yield name, f"{archive}:{member.name}", _content(archive, members, member)
-    # A gzip file may end early, be none, or decode to nonsense.
-    except (gzip.BadGzipFile, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ValueError(f"{archive} is no .tar.gz archive, or damaged: {error}; download it again") from error
+                    yield name, f"{archive}:{member.name}", _content(members, member)
+    # A gzip file may end early, be of another format, or decode to nonsense.
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise ValueError(f"{archive} is not a .tar.gz archive, or damaged: {error}; download it again") from error
     if wanted:
         raise ValueError(f"{archive} lacks {', '.join(sorted(wanted))}; download it again")
 
 
-def _content(archive: Path, members: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _content(members: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = members.extractfile(member) if member.isfile() else None
-    if file is None:
-        raise ValueError(f"{archive}: {member.name} is not a plain file; download the archive again")
-    if member.size > MAX_FILE_BYTES:
-        raise ValueError(f"{archive}: {member.name} claims {member.size} bytes; it is no CIFAR file")
-    content = file.read()
-    if len(content) != member.size:
-        raise ValueError(f"{archive}: {member.name} ends early; download the archive again")
-    return content
+    if file is None or member.size > MAX_FILE_BYTES:
+        raise tarfile.TarError(f"{member.name} is not a plain file of at most {MAX_FILE_BYTES:,} bytes")
+    return file.read()
 
 
 def _places_searched(root: Path, layout: CifarLayout) -> str:
     names = (*layout.train_files, layout.test_file)
-    lines = [f"no {layout.torchvision_name} data under {root}; looked for"]
+    lines = [f"no {layout.name.upper()} data under {root}; looked for"]
     for folder in (root / layout.folder, root):
         missing = [name for name in names if not (folder / name).exists()]
         state = f"lacks {', '.join(missing)}" if folder.is_dir() else "no such folder"
@@ -188,16 +155,16 @@ def _places_searched(root: Path, layout: CifarLayout) -> str:
 
 
 def _download(root: Path, layout: CifarLayout) -> None:
-    """Fetch and check the archive with torchvision; its own reader is not used."""
+    """Fetch and check the archive with torchvision; its own reader, which unpickles, is not used."""
     import torchvision
 
     if root.name.endswith(".gz"):
         raise ValueError(f"cannot download to {root}, which is the name of an archive; give the folder it should be in")
     try:
-        getattr(torchvision.datasets, layout.torchvision_name)(root, download=True)
+        getattr(torchvision.datasets, layout.name.upper())(root, download=True)
     except (OSError, RuntimeError) as error:
         raise OSError(
-            f"cannot download {layout.torchvision_name} to {root}: {error}; "
+            f"cannot download {layout.name.upper()} to {root}: {error}; "
             f"fetch {layout.archive} by other means and put it there"
         ) from error
 
@@ -210,13 +177,12 @@ def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> I
     # Keys are text or bytes, by the Python that wrote them.
     fields = {key.decode("latin1") if isinstance(key, bytes) else key: field for key, field in fields.items()}
     expected = layout.images_per_test_file if name == layout.test_file else layout.images_per_train_file
-    images = plain_array(fields.get("data"))
-    if images is None or images.dtype != np.uint8 or images.shape != (expected, BYTES_PER_IMAGE):
-        found = "no array of bytes" if images is None or images.dtype != np.uint8 else f"images of {images.shape}"
-        raise ValueError(f"{source} has {found}, expected {(expected, BYTES_PER_IMAGE)} as 'data'; download it again")
+    images = fields.get("data")
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (expected, BYTES_PER_IMAGE):
+        found = f"{images.dtype} of {images.shape}" if isinstance(images, np.ndarray) else "no array"
+        raise ValueError(f"{source} has {found}, expected uint8 of {(expected, BYTES_PER_IMAGE)}; download it again")
     labels = fields.get(layout.label_key)
-    array = plain_array(labels)
-    numbers = labels if array is None else array.ravel().tolist()
+    numbers = labels.ravel().tolist() if isinstance(labels, np.ndarray) else labels
     if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
         raise ValueError(
             f"{source} has no list of whole numbers under {layout.label_key!r}; it is no {layout.name} file"
@@ -225,5 +191,97 @@ def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> I
         raise ValueError(f"{source} has {len(numbers)} labels for {expected} images; download it again")
     if not all(0 <= number < layout.num_classes for number in numbers):
         raise ValueError(f"{source} has a label outside 0 .. {layout.num_classes - 1}: it is no {layout.name} file")
-    # A copy: the array lies over the file's bytes, which torch would not treat as read-only.
+    # A copy: the array is a view of the file's bytes, which torch would not treat as read-only.
     return ImageSet(torch.from_numpy(images.reshape(expected, *IMAGE_SHAPE).copy()), torch.tensor(numbers))
+
+
+def load_plain_pickle(data: bytes, *, source: str) -> object:
+    """The value pickled in `data`, if it is made of numbers, text, bytes, lists, tuples, dicts and integer arrays only.
+
+    Text of Python 2 becomes bytes. Arrays are found at the top, or as values of a dictionary at the top.
+
+    Args:
+        data: the whole pickle, of any protocol, from Python 2 or 3.
+        source: the file's name, for errors.
+
+    Raises:
+        ValueError: the pickle needs anything else, or is damaged. Nothing of it has been executed.
+    """
+    try:
+        value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+        if isinstance(value, dict):
+            return {key: _plain(entry) for key, entry in value.items()}
+        return _plain(value)
+    except Exception as error:  # damaged pickles raise almost any type
+        raise ValueError(f"{source} cannot be read safely: {str(error) or type(error).__name__}") from error
+
+
+class _Dtype:
+    """Stands for `numpy.dtype`."""
+
+    def __init__(self, code: Any, *_: object) -> None:
+        self.code, self.byte_order = _text(code), "="
+
+    def __setstate__(self, state: Any) -> None:
+        # (version, byte order, ...)
+        self.byte_order = _text(state[1])
+
+
+class _Array:
+    """Stands for an array: `numpy.ndarray` and the functions that make one."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, is_fortran, content = state
+        self.parts = content, dtype, shape, "F" if is_fortran else "C"
+
+
+def _array_of_buffer(content: object, dtype: object, shape: object, order: object) -> _Array:
+    """Stands for numpy's `_frombuffer`, which protocol 5 uses."""
+    array = _Array()
+    array.parts = bytes(content), dtype, shape, _text(order)
+    return array
+
+
+def _encode(text: str, encoding: object) -> bytes:
+    """Stands for `_codecs.encode`, by which Python 3 writes bytes under the protocols of Python 2."""
+    if _text(encoding) != "latin1":
+        raise ValueError(f"it asks for the encoding {encoding!r:.80}")
+    return text.encode("latin1")
+
+
+STAND_INS: dict[tuple[str, str], Callable[..., object]] = {
+    ("_codecs", "encode"): _encode,
+    ("numpy", "dtype"): _Dtype,
+    ("numpy", "ndarray"): _Array,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy.core.numeric", "_frombuffer"): _array_of_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _array_of_buffer,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Finds stand-ins, and nothing else."""
+
+    def find_class(self, module: str, name: str, /) -> object:
+        if (module, name) not in STAND_INS:
+            raise ValueError(f"it asks for {f'{module}.{name}'!r:.80}, which no plain array needs")
+        return STAND_INS[module, name]
+
+
+def _plain(value: object) -> object:
+    """The array that a stand-in describes, as a read-only view of the file's bytes; any other value unchanged."""
+    if not isinstance(value, _Array):
+        return value
+    content, dtype, shape, order = value.parts
+    kind = np.dtype(dtype.byte_order + dtype.code)
+    if kind.kind not in "iu":
+        raise ValueError(f"it has an array of type {kind}, and only whole numbers are allowed")
+    return np.frombuffer(content, kind).reshape(shape, order=order)
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)

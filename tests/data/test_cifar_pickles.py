@@ -8,13 +8,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from strucspars.data import restricted_pickle
-from strucspars.data.restricted_pickle import MAX_TUPLES, STAND_INS, load_plain_pickle, plain_array
+from strucspars.data.cifar import load_plain_pickle
 
 ARRAY = np.arange(24, dtype=np.uint8).reshape(4, 6)
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -35,18 +33,12 @@ def read(value: object, protocol: int = pickle.DEFAULT_PROTOCOL) -> Any:
     return load_plain_pickle(pickle.dumps(value, protocol=protocol), source="batch_7")
 
 
-def read_array(array: np.ndarray, protocol: int = pickle.DEFAULT_PROTOCOL) -> np.ndarray | None:
-    return plain_array(read(array, protocol))
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_arrays_and_containers_come_back_whatever_the_protocol(protocol: int) -> None:
     value = read(
         {"data": ARRAY, b"labels": [1, 2, 300, -1], "nested": [(1, "a"), {"x": None, "y": 1.5}, True]}, protocol
     )
-    array = plain_array(value.pop("data"))
-    assert array is not None
-    np.testing.assert_array_equal(array, ARRAY)
+    np.testing.assert_array_equal(value.pop("data"), ARRAY)
     assert value == {b"labels": [1, 2, 300, -1], "nested": [(1, "a"), {"x": None, "y": 1.5}, True]}
 
 
@@ -64,8 +56,7 @@ def test_arrays_and_containers_come_back_whatever_the_protocol(protocol: int) ->
     ids=["fortran", "strided", "int64", "big-endian", "scalar", "four dimensions"],
 )
 def test_arrays_of_any_order_and_width_come_back(array: np.ndarray, protocol: int) -> None:
-    result = read_array(array, protocol)
-    assert result is not None
+    result = read(array, protocol)
     assert result.dtype == array.dtype
     np.testing.assert_array_equal(result, array)
 
@@ -101,9 +92,9 @@ def test_the_same_calls_would_work_in_an_ordinary_unpickler(tmp_path: Path) -> N
 def test_calls_hidden_in_an_object_array_are_not_made(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     array = np.array([Call(os.system, f"touch {marker}")], dtype=object)
-    with pytest.raises(ValueError, match=r"asks for (an array of type 'O8'|'posix.system')"):
+    with pytest.raises(ValueError, match=r"asks for 'posix.system'"):
         read(array)
-    with pytest.raises(ValueError, match="asks for an array of type 'O8'"):
+    with pytest.raises(ValueError, match="an array of type object"):
         read(np.array([None, 1], dtype=object))
     assert not marker.exists()
 
@@ -120,28 +111,8 @@ def test_calls_hidden_in_an_object_array_are_not_made(tmp_path: Path) -> None:
     ids=["float", "text", "bytes", "record", "time"],
 )
 def test_arrays_of_anything_but_whole_numbers_are_refused(array: np.ndarray) -> None:
-    with pytest.raises(ValueError, match="only whole numbers are plain"):
+    with pytest.raises(ValueError, match="only whole numbers are allowed"):
         read(array)
-
-
-def test_a_type_cannot_become_a_record_after_its_making() -> None:
-    dtype = b"cnumpy\ndtype\n(U\x02u1tR(K\x03U\x01|N(U\x01at}tb."
-    with pytest.raises(ValueError, match="array of records"):
-        load_plain_pickle(b"\x80\x02" + dtype, source="batch_7")
-
-
-GLOBAL_OF = {name: f"c{module}\n{name}\n".encode() for module, name in STAND_INS}
-
-
-@pytest.mark.parametrize("name", sorted(GLOBAL_OF))
-@pytest.mark.parametrize(
-    "state", [b"}U\x05_makeK\x01s", b"N}U\x05_makeK\x01s\x86", b"K\x01"], ids=["dict", "slots", "number"]
-)
-def test_no_pickle_alters_the_stand_ins(name: str, state: bytes) -> None:
-    makers = {key: stand_in._make for key, stand_in in STAND_INS.items()}
-    with pytest.raises(ValueError, match="tries to alter numpy"):
-        load_plain_pickle(b"\x80\x02" + GLOBAL_OF[name] + state + b"b.", source="batch_7")
-    assert {key: stand_in._make for key, stand_in in STAND_INS.items()} == makers
 
 
 def claim(shape: bytes, content: bytes = b"U\x01a") -> bytes:
@@ -154,28 +125,22 @@ HUGE = struct.pack("<Q", 2**62)
 
 
 @pytest.mark.parametrize(
-    ("data", "complaint"),
+    "data",
     [
-        (claim(b"(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ft"), f"{(2**31 - 1) ** 2} bytes, but has 1"),
-        (claim(b"(K\x02t"), "2 bytes, but has 1"),
-        (claim(b"(J\xff\xff\xff\xfft"), "whole numbers"),
-        (claim(b"(U\x01at"), "whole numbers"),
-        (claim(b"(\x88t"), "whole numbers"),
-        (claim(b"(" + b"K\x01" * 40 + b"t"), "up to 4"),
-        (claim(b"(K\x01t", content=b"]"), "without shape, type and bytes"),
-        (b"\x80\x04\x8e" + HUGE + b"abc.", "bytes"),
-        (b"\x80\x04\x8d" + HUGE + b"abc.", "bytes"),
-        (b"\x80\x05\x96" + HUGE + b"abc.", "bytes"),
-        (b"\x80\x02T\xff\xff\xff\x7fabc.", "bytes"),
-        (b"\x80\x04\x95" + HUGE + b"N.", "frame of"),
-        (b"\x80\x02Nr\xff\xff\xff\x7f.", "remembered values"),
-        (b"Np2147483647\n.", "remembered values"),
-        (b"\x80\x02K\x01" + b"2\x86" * 50 + b".", "instruction DUP"),
-        (b"\x80\x02)q\x00" + b"h\x00\x86q\x00h\x00" * 60 + b".", "more than 24 tuples"),
+        claim(b"(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ft"),
+        claim(b"(K\x02t"),
+        claim(b"(U\x01at"),
+        claim(b"(" + b"K\x01" * 100 + b"t"),
+        claim(b"(K\x01t", content=b"]"),
+        b"\x80\x04\x8e" + HUGE + b"abc.",
+        b"\x80\x04\x8d" + HUGE + b"abc.",
+        b"\x80\x05\x96" + HUGE + b"abc.",
+        b"\x80\x04\x95" + HUGE + b"N.",
+        b"\x80\x02T\xff\xff\xff\x7fabc.",
     ],
 )
-def test_claims_beyond_the_file_are_refused_before_they_cost_anything(data: bytes, complaint: str) -> None:
-    with pytest.raises(ValueError, match=f"batch_7 cannot be read safely: .*{complaint}"):
+def test_arrays_and_texts_larger_than_their_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="batch_7 cannot be read safely"):
         load_plain_pickle(data, source="batch_7")
 
 
@@ -225,26 +190,11 @@ def test_damaged_bytes_never_raise_anything_but_value_errors() -> None:
 
 
 def test_long_names_are_quoted_in_part() -> None:
-    with pytest.raises(ValueError, match=r"asks for 'x{80}\.\.\.'") as caught:
+    with pytest.raises(ValueError, match=r"asks for 'x{79},") as caught:
         load_plain_pickle(b"c" + b"x" * 5000 + b"\ny\n.", source="batch_7")
     assert len(str(caught.value)) < 250
 
 
-def test_a_failure_without_a_word_is_named_by_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restricted_pickle, "_check_claims", Mock(side_effect=MemoryError))
-    with pytest.raises(ValueError, match=r"^batch_7 cannot be read safely: MemoryError$"):
-        read({})
-
-
 def test_an_array_cannot_be_written_to() -> None:
     for protocol in PROTOCOLS:
-        array = read_array(ARRAY, protocol)
-        assert array is not None
-        assert not array.flags.writeable
-
-
-def test_as_many_tuples_as_the_limit_are_read() -> None:
-    most = [(number,) for number in range(MAX_TUPLES)]
-    assert read(most) == most
-    with pytest.raises(ValueError, match="more than 24 tuples"):
-        read([*most, (0,)])
+        assert not read(ARRAY, protocol).flags.writeable
