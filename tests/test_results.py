@@ -28,7 +28,7 @@ from strucspars.export.storage import load
 from strucspars.models.catalogue import build_model
 from strucspars.paper.noise import Sample, noise_limit
 from strucspars.paper.published import PAPER_ROWS, table_rows
-from strucspars.prune.narrowing import ChannelSelection, slim_
+from strucspars.prune.slimming import ChannelSelection, slim_
 from strucspars.train.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.train.recipe import DataRecipe, EngineRecipe, FinetuneRecipe, Recipe, SparsifyRecipe
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml

@@ -16,8 +16,7 @@ from strucspars.export.checked import EXPORTERS
 from strucspars.export.program import Arguments
 from strucspars.export.storage import plan_hash
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
-from strucspars.prune.narrowing import slim_
-from strucspars.prune.slimming import select_channels
+from strucspars.prune.slimming import select_channels, slim_
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -18,8 +18,7 @@ from strucspars.models import weights
 from strucspars.models.catalogue import build_model
 from strucspars.models.cifar import CifarResNet
 from strucspars.models.weights import load_weights_
-from strucspars.prune.narrowing import save_slimmed, slim_
-from strucspars.prune.slimming import select_channels
+from strucspars.prune.slimming import save_slimmed, select_channels, slim_
 from strucspars.sparsify.planning import one_shot_plan
 
 

@@ -9,14 +9,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
 from strucspars.nn.layers import GroupLinear
-from strucspars.prune.narrowing import (
-    ChannelSelection,
-    SelectedBatchNorm2d,
-    check_slimmed,
-    norm_sites,
-    slim_,
-)
-from strucspars.prune.slimming import select_channels
+from strucspars.prune.slimming import ChannelSelection, SelectedBatchNorm2d, norm_sites, select_channels, slim_
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NETWORKS: list[Callable[[], nn.Module]] = [lambda: PreactivationResNet(20), lambda: CifarResNet(20)]
@@ -263,28 +256,6 @@ def test_a_selection_of_another_depth_changes_nothing() -> None:
     ):
         slim_(model, random_selection(PreactivationResNet(20)))
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-
-
-def test_a_selection_that_was_not_used_is_noticed() -> None:
-    model = PreactivationResNet(20)
-    used, other = random_selection(model, 1), random_selection(model, 2)
-    with pytest.raises(ValueError, match="the selection that the network was slimmed with"):
-        check_slimmed(model, used)
-    slim_(model, used)
-    check_slimmed(model, used)
-    with pytest.raises(ValueError, match="the selection that the network was slimmed with"):
-        check_slimmed(model, other)
-    shifted = {name: (kept + 1) % used.widths[name] for name, kept in used.kept.items() if len(kept) == 1}
-    assert shifted
-    with pytest.raises(ValueError, match="the selection that the network was slimmed with"):
-        check_slimmed(model, ChannelSelection({**used.kept, **shifted}, used.widths))
-
-
-def test_a_selection_of_another_network_is_noticed() -> None:
-    model = PreactivationResNet(20)
-    selection = random_selection(model)
-    with pytest.raises(ValueError, match="that of another network"):
-        check_slimmed(slim_(model, selection), random_selection(PreactivationResNet(11)))
 
 
 def test_a_slim_network_compiles_as_one_graph() -> None:

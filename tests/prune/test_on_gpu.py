@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from strucspars.models.cifar import PreactivationResNet
-from strucspars.prune.narrowing import slim_
-from strucspars.prune.slimming import SlimmingPenalty, select_channels
+from strucspars.prune.slimming import SlimmingPenalty, select_channels, slim_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 

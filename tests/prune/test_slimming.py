@@ -10,8 +10,7 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
-from strucspars.prune.narrowing import ChannelSelection, norm_sites, slim_
-from strucspars.prune.slimming import SlimmingPenalty, select_channels
+from strucspars.prune.slimming import ChannelSelection, SlimmingPenalty, norm_sites, select_channels, slim_
 
 Network = PreactivationResNet | CifarResNet
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from strucspars.cli.export import export_network
-from strucspars.prune.narrowing import ChannelSelection
+from strucspars.prune.slimming import ChannelSelection
 from strucspars.report.reading import read_run
 from strucspars.train.checkpoint import save_checkpoint, save_named
 from strucspars.train.pipeline import run_pipeline

@@ -24,7 +24,7 @@ from strucspars.io.arrays import load_arrays
 from strucspars.models.catalogue import build_model
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import kept_connections
-from strucspars.prune.narrowing import ChannelSelection, load_slimmed
+from strucspars.prune.slimming import ChannelSelection, load_slimmed
 from strucspars.train import methods, pipeline
 from strucspars.train.checkpoint import load_named
 from strucspars.train.observer import RunObserver

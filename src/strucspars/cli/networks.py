@@ -13,7 +13,7 @@ from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
 from strucspars.io.files import check_readable
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function
 from strucspars.models.weights import load_weights_
-from strucspars.prune.narrowing import load_slimmed
+from strucspars.prune.slimming import load_slimmed
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import DataRecipe, Kind, Recipe
 from strucspars.train.run_folder import ONE_SHOT, RunFolder

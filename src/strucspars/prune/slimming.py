@@ -1,23 +1,43 @@
-"""Network Slimming (Liu et al., ICCV 2017), the baseline of Table 1.
+"""Network Slimming (Liu et al., ICCV 2017), the baseline of Table 1, for the two CIFAR networks of the paper.
 
 Training adds an L1 penalty on the scales of all batch norms; one threshold over all scales then selects the channels,
 and the narrowed network is finetuned.
 
+The residual stream keeps its width. In a pre-activation bottleneck the second and third norm narrow the convolutions
+around them; the first one, and the last norm of the network, read the stream, so they select channels from it, and only
+the layer behind them narrows. In a post-activation basic block only the norm between the two convolutions can narrow:
+all others write to the stream.
+
 Differs from Liu et al.: they fix the fraction of channels to remove; here the threshold is searched for a fraction of
-all parameters, so that methods are compared at the same size.
+all parameters, so that methods are compared at the same size. Where a norm selects from the residual stream, it narrows
+too; they keep it whole in front of the selection.
 """
 
+import hashlib
+import json
 import math
+import os
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from strucspars.core.checks import FloatArray, IntArray, checked_target, is_number
+from strucspars.core.checks import FloatArray, IntArray, checked_at_least, checked_target, is_number
 from strucspars.cost.counting import ExampleInputs, count_macs
-from strucspars.prune.narrowing import ChannelSelection, NormSite, dense_sites, weights_before_after
+from strucspars.export.storage import SELECTION_KEY, check_tensors, read_tensors, write_tensors
+from strucspars.io.records import as_record, check_header, convert, parse_json
+from strucspars.models.cifar import EXPANSION, BasicBlock, CifarResNet, PreactivationBottleneck, PreactivationResNet
+from strucspars.nn.layers import like_memory_format, replace_values_
+from strucspars.nn.names import copied
+
+FORMAT = "strucspars-channel-selection"
+FORMAT_VERSION = 1
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class SlimmingPenalty:
@@ -64,44 +84,253 @@ class SlimmingPenalty:
             torch._foreach_add_(gradients, torch._foreach_sign(scales), alpha=self._strength)
 
 
+@dataclass(frozen=True)
+class _KeptChannels:
+    """The channels that a batch norm keeps, as a file has them."""
+
+    width: int
+    kept: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelSelection:
+    """Which channels a network keeps.
+
+    Attributes:
+        kept: name of a batch norm to the channels that stay, ascending, at least one; in network order.
+        widths: name of a batch norm to the number of channels it had.
+        threshold: largest absolute scale that was removed; None for channels chosen by hand.
+        removed_param_fraction: fraction of all the network's parameters that is removed; None likewise.
+        removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
+
+    >>> selection = ChannelSelection({"bn1": np.array([0, 2]), "bn2": np.array([1])}, {"bn1": 4, "bn2": 2})
+    >>> selection.kept_channels, selection.removed_channel_fraction
+    (3, 0.5)
+    >>> ChannelSelection.from_json(selection.to_json()) == selection
+    True
+    """
+
+    kept: Mapping[str, IntArray]
+    widths: Mapping[str, int]
+    _: KW_ONLY
+    threshold: float | None = None
+    removed_param_fraction: float | None = None
+    removed_mac_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if differing := sorted(set(self.kept) ^ set(self.widths)):
+            raise ValueError(f"kept and widths must name the same batch norms; only one of them has {differing[:3]}")
+        for name, width in self.widths.items():
+            checked_at_least(f"width of {name!r}", width, 1)
+        kept = {name: _checked_channels(name, channels, self.widths[name]) for name, channels in self.kept.items()}
+        object.__setattr__(self, "kept", kept)
+
+    @property
+    def kept_channels(self) -> int:
+        """Number of channels that stay, over all batch norms."""
+        return sum(len(channels) for channels in self.kept.values())
+
+    @property
+    def removed_channel_fraction(self) -> float:
+        """Fraction of the batch norms' channels that is removed: what other papers call the pruning ratio."""
+        channels = sum(self.widths.values())
+        return (channels - self.kept_channels) / max(channels, 1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChannelSelection) and self.to_json() == other.to_json()
+
+    def _norms(self) -> dict[str, Any]:
+        return {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
+
+    def digest(self) -> str:
+        """SHA-256 of which channels stay, as hexadecimal text; threshold and fractions do not count."""
+        return hashlib.sha256(json.dumps(self._norms(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The selection as JSON text."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "threshold": self.threshold,
+                "removed_param_fraction": self.removed_param_fraction,
+                "removed_mac_fraction": self.removed_mac_fraction,
+                "norms": self._norms(),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "channel selection") -> "ChannelSelection":
+        """Read a selection and check all of it; text that is damaged, foreign or newer is a `ValueError`."""
+        fields = check_header(parse_json(text, where), where, format=FORMAT, format_version=FORMAT_VERSION)
+        norms = convert(Mapping[str, _KeptChannels], fields.pop("norms", None), where, "norms")
+        fields |= {
+            "kept": {name: norm.kept.tolist() for name, norm in norms.items()},
+            "widths": {name: norm.width for name, norm in norms.items()},
+        }
+        return as_record(cls, fields, where)
+
+    def check_matches(self, widths: Mapping[str, int]) -> None:
+        """Raise a `ValueError` unless the network has just these batch norms, with these numbers of channels."""
+        for name in [*widths, *self.widths]:
+            if widths.get(name) != self.widths.get(name):
+                raise ValueError(
+                    f"the channel selection is that of another network: batch norm {name!r} has "
+                    f"{widths.get(name, 'no')} channels, but the selection was made for "
+                    f"{self.widths.get(name, 'none')}; build the network that it was made for"
+                )
+
+
+def _checked_channels(name: str, channels: Any, width: int) -> IntArray:
+    """The channels as an array, or a `ValueError` that names the batch norm."""
+    array = np.array(channels)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise ValueError(f"batch norm {name!r}: kept channels must be a list of whole numbers, one at least")
+    array = array.astype(np.int64)
+    if array[0] < 0 or array[-1] >= width or (np.diff(array) <= 0).any():
+        raise ValueError(
+            f"batch norm {name!r}: kept channels must ascend within [0, {width}), got {array[:8].tolist()}"
+        )
+    return array
+
+
+class SelectedBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm of some channels of a wider input: the channel selection layer of Liu et al. and its norm in one.
+
+    `slim_` makes these; built by hand it starts with the first `num_features` channels. Buffer: `kept`, the channels.
+    """
+
+    kept: torch.Tensor
+
+    def __init__(self, num_features: int) -> None:
+        super().__init__(num_features)
+        self.register_buffer("kept", torch.arange(num_features))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Select, then normalise: the other way round would normalise channels that no layer reads."""
+        return super().forward(features.index_select(1, self.kept))
+
+
+@dataclass(frozen=True)
+class NormSite:
+    """A batch norm whose channels can be removed.
+
+    Attributes:
+        norm: its name.
+        width: its channels in the dense network, told from layers that never narrow.
+        producer: the convolution whose outputs go with the channels; None where the norm reads the residual stream.
+        consumer: the layer whose inputs go with the channels.
+    """
+
+    norm: str
+    width: int
+    producer: str | None
+    consumer: str
+
+
+def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
+    """The batch norms that can narrow, in network order, whether the network is dense or narrow already.
+
+    Raises:
+        ValueError: the network is of another kind.
+    """
+    if isinstance(model, PreactivationResNet):
+        return tuple(_preactivation_sites(model))
+    if isinstance(model, CifarResNet):
+        return tuple(
+            NormSite(f"{name}.bn1", block.conv2.out_channels, producer=f"{name}.conv1", consumer=f"{name}.conv2")
+            for name, block in model.named_modules()
+            if isinstance(block, BasicBlock)
+        )
+    raise ValueError(
+        f"slimming knows the channels of PreactivationResNet and CifarResNet only, got {type(model).__name__}; "
+        "take the network out of its wrapper, or use one of these"
+    )
+
+
+def _preactivation_sites(model: PreactivationResNet) -> Iterator[NormSite]:
+    stream_width = model.conv1.out_channels
+    for name, block in model.named_modules():
+        if isinstance(block, PreactivationBottleneck):
+            width = block.conv3.out_channels // EXPANSION
+            yield NormSite(f"{name}.bn1", stream_width, producer=None, consumer=f"{name}.conv1")
+            yield NormSite(f"{name}.bn2", width, producer=f"{name}.conv1", consumer=f"{name}.conv2")
+            yield NormSite(f"{name}.bn3", width, producer=f"{name}.conv2", consumer=f"{name}.conv3")
+            stream_width = block.conv3.out_channels
+    yield NormSite("bn", stream_width, producer=None, consumer="fc")
+
+
+def dense_sites(model: nn.Module) -> tuple[NormSite, ...]:
+    """The batch norms that can narrow, of a network with all its channels and layers as it was built."""
+    sites = norm_sites(model)
+    for site in sites:
+        norm = model.get_submodule(site.norm)
+        if isinstance(norm, nn.BatchNorm2d) and norm.num_features != site.width:
+            raise ValueError(
+                f"batch norm {site.norm!r} has {norm.num_features} of its {site.width} channels, so the network is "
+                "slim already; start from a freshly built one"
+            )
+        if type(norm) is not nn.BatchNorm2d or not norm.affine:
+            raise ValueError(
+                f"{site.norm!r} is {norm}, slimming needs a BatchNorm2d with a scale; slim before you change"
+            )
+        for name in filter(None, (site.producer, site.consumer)):
+            layer = model.get_submodule(name)
+            is_dense = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+            if not is_dense or (name == site.producer and layer.bias is not None):
+                raise ValueError(
+                    f"layer {name!r} is {layer}, slimming needs the dense layer that the network was built with; slim "
+                    "before you change"
+                )
+    return sites
+
+
 def select_channels(
     model: nn.Module, *, target: float, example_inputs: ExampleInputs | None = None
 ) -> ChannelSelection:
     """Remove the channels of least absolute scale, as few as make the network smaller by `target`.
 
-    One order over the batch norms that can narrow (`narrowing.py` says which), with at least one channel left in each.
-    Channels of equal scale go from all norms alike. Nothing is built: the parameters are counted from the widths.
+    One order over the batch norms that can narrow, with at least one channel left in each. Of channels of equal scale,
+    all norms lose alike. Nothing is built: the parameters are counted from the widths.
 
     Args:
         model: a dense `PreactivationResNet` or `CifarResNet`.
         target: fraction of all the network's parameters to remove, in [0, 1).
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`, to also note the fraction of
-            multiply-accumulates that goes.
+            multiply-accumulates that is removed.
 
     Raises:
         ValueError: the target cannot be reached (the message names the largest that can), a scale is not finite, or
-            the network is none that can be slimmed.
+            the network cannot be slimmed.
 
-    >>> from strucspars.models.cifar import CifarResNet
     >>> selection = select_channels(CifarResNet(20), target=0.5)
     >>> 0.5 <= selection.removed_param_fraction < 0.51
     True
     """
     target = checked_target(target)
     sites = dense_sites(model)
-    scales = [_finite_scales(model, site) for site in sites]
+    scales = [model.get_parameter(f"{site.norm}.weight").detach().abs().double().cpu().numpy() for site in sites]
+    for site, values in zip(sites, scales, strict=True):
+        if not np.isfinite(values).all():
+            raise ValueError(f"batch norm {site.norm!r} has scales that are not finite; the training has diverged")
     norm_of, channel_of = _removal_order(scales)
     whole = sum(parameter.numel() for parameter in model.parameters())
 
     def weights_at(removed: int) -> dict[str, tuple[int, int]]:
         gone = np.bincount(norm_of[:removed], minlength=len(sites))
         kept_widths = {site.norm: site.width - int(count) for site, count in zip(sites, gone, strict=True)}
-        return weights_before_after(model, sites, kept_widths)
+        return _weights_before_after(model, sites, kept_widths)
 
     def removed_fraction(removed: int) -> float:
         return sum(before - after for before, after in weights_at(removed).values()) / whole
 
-    count = _fewest_removals(removed_fraction, len(norm_of), target)
+    if (most := removed_fraction(len(norm_of))) < target:
+        # Rounded down, so that the number in the message can itself be reached.
+        raise ValueError(
+            f"target {target:g} cannot be reached: with one channel left in every batch norm that can narrow, "
+            f"{math.floor(most * 1e4) / 1e4:.4f} of all params would be removed; lower the target"
+        )
+    count = bisect_left(range(len(norm_of) + 1), True, key=lambda removed: removed_fraction(removed) >= target)
     gone = [channel_of[:count][norm_of[:count] == index] for index in range(len(sites))]
     return ChannelSelection(
         {site.norm: np.setdiff1d(np.arange(site.width), gone[index]) for index, site in enumerate(sites)},
@@ -112,24 +341,21 @@ def select_channels(
     )
 
 
-def _fewest_removals(removed_fraction: Callable[[int], float], removable: int, target: float) -> int:
-    """How many channels to remove, in order, to meet the target; the fraction grows with every channel."""
-    most = removed_fraction(removable)
-    if most < target:
-        # Rounded down, so that the number in the message can itself be reached.
-        raise ValueError(
-            f"target {target:g} cannot be reached: with one channel left in every batch norm that can narrow, "
-            f"{math.floor(most * 1e4) / 1e4:.4f} of all params would be removed; lower the target"
-        )
-    return bisect_left(range(removable + 1), True, key=lambda removed: removed_fraction(removed) >= target)
+def _weights_before_after(
+    model: nn.Module, sites: tuple[NormSite, ...], kept_widths: Mapping[str, int]
+) -> dict[str, tuple[int, int]]:
+    """Number of weights before and after, by layer, when the batch norms keep `kept_widths` channels.
 
-
-def _finite_scales(model: nn.Module, site: NormSite) -> FloatArray:
-    weight = model.get_parameter(f"{site.norm}.weight").detach()
-    scales = weight.abs().to("cpu", torch.float64).numpy()
-    if not np.isfinite(scales).all():
-        raise ValueError(f"batch norm {site.norm!r} has scales that are not finite; the training has diverged")
-    return scales
+    A batch norm counts scale and shift. Other biases do not change: only the classifier has one.
+    """
+    outputs = {site.producer: kept_widths[site.norm] for site in sites if site.producer is not None}
+    inputs = {site.consumer: kept_widths[site.norm] for site in sites}
+    weights = {site.norm: (2 * site.width, 2 * kept_widths[site.norm]) for site in sites}
+    for name in {**outputs, **inputs}:
+        out_width, in_width, *kernel = model.get_parameter(f"{name}.weight").shape
+        kept = outputs.get(name, out_width) * inputs.get(name, in_width)
+        weights[name] = (out_width * in_width * math.prod(kernel), kept * math.prod(kernel))
+    return weights
 
 
 def _removal_order(scales: list[FloatArray]) -> tuple[IntArray, IntArray]:
@@ -156,3 +382,102 @@ def _removed_mac_fraction(
         before, after = weights.get(name, (1, 1))
         removed += layer.macs * (before - after) / before
     return removed / counted.macs
+
+
+@torch.no_grad()
+def slim_(model: Model, selection: ChannelSelection) -> Model:
+    """Remove the channels that are not selected, in place: real narrow tensors. Returns the model.
+
+    The network computes what it computed with scale and shift of the removed channels set to zero. What their shifts
+    added before is dropped, as in Liu et al. Parameters stay the same objects, with narrower values and gradients; an
+    optimizer that remembers the old shapes must be made anew. Nothing changes unless everything fits.
+
+    Args:
+        model: a dense `PreactivationResNet` or `CifarResNet`.
+        selection: from `select_channels` on the same network.
+
+    Raises:
+        ValueError: another network, one that is narrow or converted already, or a selection that does not fit.
+
+    >>> model = PreactivationResNet(20)
+    >>> sum(p.numel() for p in slim_(model, select_channels(model, target=0.5)).parameters()) <= 219482 / 2
+    True
+    """
+    sites = dense_sites(model)
+    selection.check_matches({site.norm: site.width for site in sites})
+    for site in sites:
+        kept = selection.kept[site.norm]
+        if len(kept) < site.width:
+            _narrow_site_(model, site, torch.tensor(kept))
+    return model
+
+
+def _narrow_site_(model: nn.Module, site: NormSite, kept: torch.Tensor) -> None:
+    """Narrow a norm and the layers around it. Parameters stay the same objects."""
+    norm, consumer = cast(nn.BatchNorm2d, model.get_submodule(site.norm)), model.get_submodule(site.consumer)
+    kept = kept.to(norm.weight.device)
+    for parameter, dim in ((norm.weight, 0), (norm.bias, 0), (consumer.get_parameter("weight"), 1)):
+        _narrow_parameter_(parameter, dim, kept)
+    if norm.running_mean is not None and norm.running_var is not None:
+        norm.running_mean, norm.running_var = norm.running_mean[kept], norm.running_var[kept]
+    norm.num_features = len(kept)
+    setattr(consumer, "in_features" if isinstance(consumer, nn.Linear) else "in_channels", len(kept))
+    if site.producer is None:
+        norm.__class__ = cast(type[nn.BatchNorm2d], SelectedBatchNorm2d)
+        norm.register_buffer("kept", kept)
+    else:
+        producer = cast(nn.Conv2d, model.get_submodule(site.producer))
+        _narrow_parameter_(producer.weight, 0, kept)
+        producer.out_channels = len(kept)
+
+
+def _narrow_parameter_(parameter: nn.Parameter, dim: int, kept: torch.Tensor) -> None:
+    replace_values_(parameter, lambda tensor: like_memory_format(tensor.index_select(dim, kept), tensor))
+
+
+def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.PathLike[str]) -> None:
+    """Write a slimmed network to one safetensors file, all or nothing.
+
+    Args:
+        model: a network after `slim_`.
+        selection: the one it was slimmed with.
+        path: where; a file that is there is replaced only by a complete one.
+
+    >>> import tempfile
+    >>> model = CifarResNet(8)
+    >>> selection = select_channels(model, target=0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_slimmed(slim_(model, selection), selection, f"{folder}/slim.safetensors")
+    ...     restored = load_slimmed(f"{folder}/slim.safetensors", CifarResNet(8))
+    >>> torch.equal(restored.layer1[0].conv1.weight, model.layer1[0].conv1.weight)
+    True
+    """
+    write_tensors(path, model.state_dict(), {SELECTION_KEY: selection.to_json()})
+
+
+def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
+    """Turn a freshly built, dense network into the saved slim one, in place; returns the model.
+
+    On any error the model stays as it was.
+
+    Args:
+        path: a file written by `save_slimmed`.
+        model: the same network, dense.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file or the model does not fit; the message says where.
+    """
+    tensors, metadata = read_tensors(path)
+    if SELECTION_KEY not in metadata:
+        raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")
+    selection = ChannelSelection.from_json(metadata[SELECTION_KEY], str(path))
+    try:
+        # Try on a copy first, so that on an error the caller's model stays as it was.
+        trial = slim_(copied(model), selection)
+    except ValueError as error:
+        raise ValueError(f"cannot load {path}: {error}") from error
+    needed = trial.state_dict()
+    check_tensors(path, tensors, needed, fixed={name for name in needed if name.endswith(".kept")})
+    slim_(model, selection).load_state_dict(tensors)
+    return model

@@ -14,8 +14,7 @@ from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, plan_hash, save
 from strucspars.io.arrays import save_arrays
 from strucspars.io.files import read_text, write_text
-from strucspars.prune.narrowing import ChannelSelection, load_slimmed, save_slimmed, slim_
-from strucspars.prune.slimming import select_channels
+from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.epochs import CAPTURE_LOCK
