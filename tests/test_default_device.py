@@ -61,7 +61,7 @@ def test_networks_are_exported(format: str, name: str, tmp_path: Path) -> None:
     ss.convert_(model, random_plan(model))
     with ELSEWHERE:
         report = ss.export(model, tmp_path / name, example_inputs=IMAGES, format=format)
-    assert report.agreement.num_winners > 0
+    assert report.agreement.num_outputs == 1
 
 
 def test_the_state_of_a_sparsifier_has_values() -> None:

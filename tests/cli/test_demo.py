@@ -64,7 +64,7 @@ EXPORTED = ExportReport(
     nbytes=1000,
     num_gathers=2,
     gathered_bytes=100,
-    agreement=Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1, num_winners=3),
+    agreement=Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1),
 )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from strucspars.convert.comparison import tolerance
-from strucspars.export.checked import Agreement, ExportMismatch, ExportReport, check_agreement, clear_winners
+from strucspars.export.checked import Agreement, ExportMismatch, ExportReport, check_agreement
 from strucspars.export.program import Arguments, example_batch
 
 SCORES = torch.tensor([[1.0, 2.0, -4.0], [0.5, 0.5, 0.0]])
@@ -35,18 +35,6 @@ def checked(expected: torch.Tensor | tuple[torch.Tensor, ...], *found: torch.Ten
     )
 
 
-def test_winners_count_only_where_they_are_ahead() -> None:
-    assert clear_winners(SCORES).tolist() == [True, False]
-    for no_scores in (SCORES[0], SCORES[None], SCORES[:, :1], SCORES.long(), SCORES * NAN, torch.zeros(0, 3)):
-        assert not clear_winners(no_scores).any()
-    assert clear_winners(torch.tensor(1.0)).shape == ()
-
-
-def test_a_winner_is_ahead_by_what_rounding_of_the_largest_output_explains() -> None:
-    assert not clear_winners(1000 * torch.tensor([[1.0, 1.00005, 0.0]])).any()
-    assert clear_winners(torch.tensor([[1000.0, 0.0], [0.05, 0.0], [0.2, 0.0]])).tolist() == [True, False, True]
-
-
 def test_every_batch_size_is_compared_and_the_worst_error_is_told() -> None:
     torch.manual_seed(0)
     model, seen = nn.Linear(3, 4), []
@@ -61,7 +49,7 @@ def test_every_batch_size_is_compared_and_the_worst_error_is_told() -> None:
     agreement = check_agreement(model, lambda: run, batch, runtime="Runtime 1.0", path=Path("file.onnx"))
     assert seen == [2, 1]
     assert agreement.max_relative_error == pytest.approx(5e-5, rel=0.01)
-    assert (agreement.num_outputs, agreement.num_winners) == (1, 3)
+    assert agreement.num_outputs == 1
     with pytest.raises(ExportMismatch, match="at batch size 1: output 0 is off by"):
         check_agreement(model, lambda: partial(run, wrong=0.1), batch, runtime="Runtime 1.0", path=Path("file.onnx"))
 
@@ -95,7 +83,7 @@ def test_a_network_that_writes_into_its_inputs_is_compared_on_the_same_inputs() 
 
 def test_small_differences_agree_and_are_told() -> None:
     agreement = checked(SCORES, SCORES + 1e-5)
-    assert (agreement.num_outputs, agreement.num_winners, agreement.batch_sizes) == (1, 1, (2,))
+    assert (agreement.num_outputs, agreement.batch_sizes) == (1, (2,))
     assert 0 < agreement.max_relative_error < agreement.tolerance == 1e-4
 
 
@@ -116,22 +104,10 @@ def test_a_difference_is_refused_by_name(found: tuple[torch.Tensor, ...], compla
         checked(SCORES, *found)
 
 
-def test_another_winner_is_refused_even_within_the_tolerance() -> None:
-    close = torch.tensor([[1.0, 1.00015, 0.0]])
-    swapped = torch.tensor([[1.00008, 1.00007, 0.0]])
-    with pytest.raises(ExportMismatch, match="another class wins in output 0"):
-        checked(close, swapped)
-
-
-def test_another_winner_is_refused_beside_a_row_that_is_too_close_to_call() -> None:
-    with pytest.raises(ExportMismatch, match="another class wins in output 0"):
-        checked(torch.tensor([[1.0, 1.00015], [1.0, 1.0]]), torch.tensor([[1.00008, 1.00007], [1.0, 1.0]]))
-
-
 def test_every_output_is_compared_and_counted() -> None:
     agreement = checked((SCORES, SCORES), SCORES, SCORES + 1e-5)
     assert agreement.max_relative_error > 0
-    assert agreement.num_winners == 2
+    assert agreement.num_outputs == 2
     with pytest.raises(ExportMismatch, match="output 1 is off by"):
         checked((SCORES, SCORES), SCORES, SCORES + 1)
 
@@ -167,30 +143,19 @@ def test_a_runtime_that_fails_is_named() -> None:
         check_agreement(Fixed(SCORES), lambda: failing, batch, runtime="Runtime 1.0", path=Path("file.onnx"))
 
 
-def report(*, num_winners: int = 0) -> ExportReport:
-    agreement = Agreement(
-        batch_sizes=(2,), max_relative_error=0.0, tolerance=1e-4, num_outputs=1, num_winners=num_winners
-    )
-    return ExportReport(
+def test_a_report_says_none_where_there_are_no_gathers() -> None:
+    report = ExportReport(
         path=Path("folder/a_long_name.onnx"),
         format="onnx",
         runtime="Runtime 1.0",
         nbytes=10,
         num_gathers=0,
         gathered_bytes=0,
-        agreement=agreement,
+        agreement=Agreement(batch_sizes=(2,), max_relative_error=0.0, tolerance=1e-4, num_outputs=1),
     )
-
-
-def test_what_there_is_none_of_is_not_counted() -> None:
-    assert str(report()).splitlines() == [
+    assert str(report).splitlines() == [
         "a_long_name.onnx  10 bytes",
         "gathers           none",
         "checked in        Runtime 1.0, batch size 2",
         "off by            0.0e+00 of the largest output; 1e-04 is allowed",
     ]
-
-
-@pytest.mark.parametrize(("num_winners", "words"), [(1, "the same in 1 row"), (2, "the same in 2 rows")])
-def test_winners_are_counted_in_rows(num_winners: int, words: str) -> None:
-    assert str(report(num_winners=num_winners)).splitlines()[-1] == f"winners           {words}"

@@ -79,18 +79,6 @@ def with_metadata(path: Path, text: str) -> None:
     save_file(load_file(path), path, metadata | {TRANSFORM_KEY: text})
 
 
-@pytest.mark.parametrize("transforms", [True, False])
-def test_where_an_older_file_does_not_tell_the_model_stays_as_it_is_and_a_line_says_so(
-    tmp_path: Path, transforms: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    ss.save(compressed(transform_input=True), tmp_path / "small.safetensors")
-    with_metadata(tmp_path / "small.safetensors", "{}")
-    model = ss.load(tmp_path / "small.safetensors", googlenet(transform_input=transforms))
-    assert model.transform_input is transforms
-    assert "does not tell whether the network was trained with transform_input" in caplog.text
-    assert f"keeps {transforms}: set it" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -98,8 +86,6 @@ def test_where_an_older_file_does_not_tell_the_model_stays_as_it_is_and_a_line_s
         ("[" * 100_000, r"strucspars\.transform_input: is not valid JSON"),
         ("[true]", r"strucspars\.transform_input: must be a mapping, got \[True\]"),
         ('{"": 1}', "must be true or false, got 1"),
-        ('{"": true}', "'the network' was saved with transform_input=True.*load into one of them"),
-        ('{"backbone": true}', "'backbone' was saved with transform_input=True"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_the_model_stays_as_it_was(tmp_path: Path, text: str, complaint: str) -> None:

@@ -138,15 +138,6 @@ def test_given_names_win_over_those_inside_the_graph(tmp_path: Path) -> None:
     assert list(named_shapes(written.graph.output)) == ["conv2d"]
 
 
-@pytest.mark.parametrize("name", ["class", 'a"b', "a{", "a}", "a\\b", "a\nb", "a\rb"])
-def test_a_name_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
-    model = nn.Sequential()
-    model.add_module(name, nn.Conv2d(8, 4, 1))
-    with pytest.raises(ValueError, match=r"which torch\.export cannot write.*rename it") as caught:
-        ss.export(model, tmp_path / "network.onnx", example_inputs=IMAGES)
-    assert repr(name) in str(caught.value)
-
-
 def test_a_fixed_batch_and_a_batch_of_one_are_kept_apart(small: nn.Module, tmp_path: Path) -> None:
     fixed = ss.export(small, tmp_path / "network.onnx", example_inputs=IMAGES[:1], dynamic_batch=False)
     assert fixed.agreement.batch_sizes == (1,)

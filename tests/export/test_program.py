@@ -53,12 +53,6 @@ def test_a_constant_example_is_not_repeated() -> None:
     assert 0.5 < values.std() < 1.5
 
 
-def test_a_batch_of_one_is_doubled_for_tracing_alone() -> None:
-    batch = example_batch((torch.ones(1, 3), torch.ones(4)), dynamic_batch=True)
-    assert [tuple(tensor.shape) for tensor in batch.traceable()] == [(2, 3), (4,)]
-    assert [tuple(tensor.shape) for tensor in batch.arguments] == [(1, 3), (4,)]
-
-
 @pytest.mark.parametrize(
     ("example", "complaint"),
     [

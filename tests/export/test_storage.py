@@ -487,39 +487,6 @@ def test_a_tensor_that_the_format_does_not_hold_is_named(buffer: torch.Tensor, t
     assert not list(tmp_path.iterdir())
 
 
-class Filtering(nn.Module):
-    """Keeps a frozen part out of its state, as some adapters do."""
-
-    is_whole = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = network(), nn.Linear(4, 4)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.head(self.body(images))
-        return scores
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]  # it has overloads
-        state = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in state.items() if self.is_whole or not name.startswith("body.")}
-
-
-def test_a_grouped_layer_that_is_not_in_the_state_is_named_before_anything_changes(tmp_path: Path) -> None:
-    path, model, fresh = tmp_path / "small.safetensors", Filtering(), Filtering()
-    ss.convert_(model, ss.one_shot_plan(model, target=0.4))
-    with pytest.raises(ValueError, match=r"layer 'body\.\d' is not in the model's state_dict\(\)"):
-        ss.save(model, path)
-    assert not path.exists()
-    model.is_whole = True
-    ss.save(model, path)
-    with pytest.raises(ValueError, match=r"layer 'body\.\d' is not in the model's state_dict\(\)"):
-        ss.load(path, fresh)
-    assert not ss.model_plan(fresh).layers
-    fresh.is_whole = True
-    assert torch.equal(ss.load(path, fresh).eval()(IMAGES), model.eval()(IMAGES))
-
-
 class OfTwoVersions(nn.Sequential):
     """Insists on the version of its state, as torchvision's MNASNet does."""
 

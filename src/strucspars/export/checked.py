@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from strucspars.convert.comparison import compare_outputs, tolerance
+from strucspars.convert.comparison import Comparison, compare_outputs
 from strucspars.core.registry import Registry
 from strucspars.cost.counting import ExampleInputs, fresh_arguments, undisturbed
 from strucspars.export.onnx import OnnxExporter
@@ -71,15 +71,12 @@ class Agreement:
         max_relative_error: largest difference over the largest entry of its output, of all outputs and batch sizes.
         tolerance: what was allowed.
         num_outputs: number of output tensors.
-        num_winners: rows of outputs `(batch, classes)` whose largest entry was compared: all except those that rounding
-            could decide.
     """
 
     batch_sizes: tuple[int, ...]
     max_relative_error: float
     tolerance: float
     num_outputs: int
-    num_winners: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +92,13 @@ class ExportReport:
         gathered_bytes: what those copy for the example inputs.
         agreement: of the runtime with the network.
 
-    >>> agreement = Agreement(
-    ...     batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1, num_winners=3
-    ... )
+    >>> agreement = Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1)
     >>> print(ExportReport(path=Path("model.onnx"), format="onnx", runtime="ONNX Runtime 1.31.0", nbytes=12345,
     ...                    num_gathers=1, gathered_bytes=4096, agreement=agreement))
     model.onnx  12,345 bytes
     gathers     1, 4,096 bytes
     checked in  ONNX Runtime 1.31.0, batch sizes 2 and 1
     off by      2.0e-07 of the largest output; 1e-04 is allowed
-    winners     the same in 3 rows
     """
 
     path: Path
@@ -125,8 +119,6 @@ class ExportReport:
             ("checked in", f"{self.runtime}, batch size{'s' if len(found.batch_sizes) > 1 else ''} {sizes}"),
             ("off by", f"{found.max_relative_error:.1e} of the largest output; {found.tolerance:.0e} is allowed"),
         ]
-        if found.num_winners:
-            rows.append(("winners", f"the same in {found.num_winners} row{'s' if found.num_winners > 1 else ''}"))
         width = max(len(title) for title, _ in rows)
         return "\n".join(f"{title:<{width}}  {text}" for title, text in rows)
 
@@ -224,18 +216,14 @@ def check_agreement(
 ) -> Agreement:
     """Compare a runtime with the network on random inputs like the example, at each batch size.
 
-    Args:
-        model: what the runtime should compute, on the CPU; it is called in eval mode, and stays as it is.
-        load: loads the file into the runtime.
-        batch: the example inputs.
-        runtime: its name, for messages.
-        path: the name that the file is to get, for messages.
+    The model is on the CPU, is called in eval mode, and stays as it is. The names of the runtime and of the future file
+    are for messages.
 
     Raises:
         ExportMismatch: the runtime fails, or something differs; the message says what.
     """
     run: Run | None = None
-    errors, tolerances, num_winners, num_outputs = [], [], 0, 0
+    compared: list[Comparison] = []
     for size in batch.sizes:
         inputs = batch.random_like(size)
         with undisturbed(model):
@@ -252,8 +240,8 @@ def check_agreement(
                 "Where the network's code fixes the batch size, pass dynamic_batch=False; export a network in half or "
                 "double precision as model.float(); or try another format"
             ) from error
-        compared = compare_outputs(outputs, expected)
-        complaint = compared.complaint or _lost_winner(outputs, expected)
+        compared.append(compare_outputs(outputs, expected))
+        complaint = compared[-1].complaint
         if not complaint and not any(right.isfinite().any() for right in expected):
             complaint = "the network gives no finite number for inputs like the example, so nothing can be compared"
         if complaint:
@@ -263,33 +251,9 @@ def check_agreement(
                 "be compared; otherwise try another format or version of the runtime, and compare "
                 "fold(model, example_inputs) with the network"
             )
-        errors.append(compared.relative_error)
-        tolerances.append(compared.tolerance)
-        num_winners += sum(int(clear_winners(right).sum()) for right in expected)
-        num_outputs = len(expected)
     return Agreement(
         batch_sizes=batch.sizes,
-        max_relative_error=max(errors),
-        tolerance=max(tolerances),
-        num_outputs=num_outputs,
-        num_winners=num_winners,
+        max_relative_error=max(each.relative_error for each in compared),
+        tolerance=max(each.tolerance for each in compared),
+        num_outputs=len(expected),
     )
-
-
-def _lost_winner(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
-    """Which output has its largest entry in another class; empty if all agree."""
-    for place, (output, right) in enumerate(zip(outputs, expected, strict=True)):
-        clear = clear_winners(right)
-        if clear.any() and not torch.equal(output[clear].argmax(1), right[clear].argmax(1)):
-            return f"another class wins in output {place}"
-    return ""
-
-
-def clear_winners(expected: torch.Tensor) -> torch.Tensor:
-    """Which rows of an output `(batch, classes)` have a largest entry that rounding cannot change."""
-    is_scores = expected.dim() == 2 and expected.shape[1] > 1 and expected.is_floating_point()
-    if not is_scores or not len(expected) or not expected.isfinite().all():
-        return torch.zeros(expected.shape[:1], dtype=torch.bool, device=expected.device)
-    values = expected.double()
-    first, second = values.topk(2, dim=1).values.unbind(1)
-    return first - second > tolerance(expected) * values.abs().amax()

@@ -5,7 +5,6 @@ A format implements `Exporter`, which writes an `InferenceProgram`.
 
 import inspect
 import io
-import keyword
 import logging
 import re
 import warnings
@@ -37,8 +36,6 @@ INDEPENDENT_KEY = "strucspars.samples_are_independent"
 
 # torch.export treats a batch of one as a constant.
 SMALLEST_TRACED_BATCH = 2
-# torch.export writes names into Python code.
-_NOT_IN_CODE = frozenset('"\\{}\n\r')
 
 Arguments = tuple[torch.Tensor, ...]
 Run = Callable[[Arguments], Sequence[torch.Tensor]]
@@ -50,7 +47,7 @@ class ExampleBatch:
 
     Attributes:
         arguments: one tensor per argument of `forward`.
-        is_batched: for each, whether its first axis is the batch.
+        is_batched: for each, whether its first axis is the batch; none if the batch has a fixed size.
         sizes: the batch sizes to check: that of the example, and another one where the batch may vary.
     """
 
@@ -62,14 +59,6 @@ class ExampleBatch:
     def is_dynamic(self) -> bool:
         """Whether the batch may have any size."""
         return any(self.is_batched)
-
-    def traceable(self) -> Arguments:
-        """The arguments, with a batch of one doubled so that torch.export does not treat its size as a constant."""
-        pairs = zip(fresh_arguments(self.arguments), self.is_batched, strict=True)
-        return tuple(
-            torch.cat([tensor] * SMALLEST_TRACED_BATCH) if batched and len(tensor) < SMALLEST_TRACED_BATCH else tensor
-            for tensor, batched in pairs
-        )
 
     def random_like(self, size: int) -> Arguments:
         """Random inputs of the same kinds, shapes and, roughly, values, with `size` samples; the same every time."""
@@ -197,12 +186,7 @@ class TorchExporter(Exporter):
 
 
 def optional_module(name: str, *, extra: str) -> Any:
-    """A module of an optional dependency, or a `ModuleNotFoundError` that names the extra to install.
-
-    >>> optional_module("onnx_of_tomorrow", extra="onnx")
-    Traceback (most recent call last):
-    ModuleNotFoundError: onnx_of_tomorrow is missing: pip install 'strucspars[onnx]'
-    """
+    """A module of an optional dependency, or a `ModuleNotFoundError` that names the extra to install."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -221,17 +205,9 @@ def inference_program(
 ) -> InferenceProgram:
     """Fold a network and trace it with torch.export. The network stays as it is.
 
-    Args:
-        model: converted, masked, dense or folded.
-        example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
-        dynamic_batch: let the batch have any size.
-        widen_groups_below: run narrower groups as wider ones, as in `fold`; None: below `group_width`.
-        group_width: the default of a format. A folded graph stays as it is.
-        input_names: one per input; None: from `forward`.
-        output_names: one per output; None: from the keys of a dictionary, or numbered.
+    The arguments are those of `export`; `group_width` is that of the format.
     """
     model = unwrapped(model)
-    _check_names_of_layers(model)
     check_plain_weights(model)
     batch = example_batch(arguments_of(model, example_inputs), dynamic_batch=dynamic_batch)
     chosen_inputs = choose_input_names(model, len(batch.arguments), input_names)
@@ -239,7 +215,16 @@ def inference_program(
     with undisturbed(reference):
         outputs = reference(*fresh_arguments(batch.arguments))
     chosen_outputs = choose_output_names(outputs, output_names, input_names=chosen_inputs)
-    folded = _folded(reference, batch, widen_groups_below, group_width)
+    if isinstance(reference, fx.GraphModule) and is_folded(reference):
+        if checked_at_least("widen_groups_below", 1 if widen_groups_below is None else widen_groups_below, 1) > 1:
+            raise ValueError(
+                f"widen_groups_below={widen_groups_below} comes too late for a graph that is folded already; export "
+                "the network itself, or pass widen_groups_below to fold"
+            )
+        folded = reference
+    else:
+        width = group_width if widen_groups_below is None else widen_groups_below
+        folded = fold(reference, batch.arguments, widen_groups_below=width)
     gathers = fold_report(folded).gathers
     plan_hash = hash_of_model(model)
     return InferenceProgram(
@@ -258,28 +243,20 @@ def inference_program(
     )
 
 
-def _check_names_of_layers(model: nn.Module) -> None:
-    for name in model.state_dict(keep_vars=True):
-        for part in name.split("."):
-            if keyword.iskeyword(part) or _NOT_IN_CODE & set(part):
-                raise ValueError(
-                    f"{part!r} in {name!r} is a name which torch.export cannot write: it is a keyword of Python, or "
-                    "has quotes, backslashes, braces or line breaks in it; rename it"
-                )
-
-
 def _samples_are_independent(reference: nn.Module, batch: ExampleBatch) -> bool:
     """Whether every sample of a batch gives the same outputs as it does alone."""
     if not batch.is_dynamic:
         return False
     inputs = batch.random_like(SMALLEST_TRACED_BATCH)
+
+    def sample(place: int) -> Arguments:
+        pairs = zip(fresh_arguments(inputs), batch.is_batched, strict=True)
+        return tuple(tensor[place : place + 1] if batched else tensor for tensor, batched in pairs)
+
     try:
         with undisturbed(reference):
             together = output_tensors(reference(*fresh_arguments(inputs)))
-            alone = [
-                output_tensors(reference(*(slice_batch(inputs, batch.is_batched, place, 1))))
-                for place in range(SMALLEST_TRACED_BATCH)
-            ]
+            alone = [output_tensors(reference(*sample(place))) for place in range(SMALLEST_TRACED_BATCH)]
             joined = [torch.cat(outputs) for outputs in zip(*alone, strict=True)]
     # Outputs without a batch axis cannot be concatenated, and some networks need several samples.
     except Exception:
@@ -287,34 +264,23 @@ def _samples_are_independent(reference: nn.Module, batch: ExampleBatch) -> bool:
     return not compare_outputs(together, joined).complaint
 
 
-def slice_batch(inputs: Arguments, is_batched: Sequence[bool], start: int, size: int) -> Arguments:
-    """Copies of the inputs with only these samples; inputs without a batch stay whole."""
-    pairs = zip(inputs, is_batched, strict=True)
-    return tuple((tensor[start : start + size] if batched else tensor).clone() for tensor, batched in pairs)
-
-
-def _folded(model: nn.Module, batch: ExampleBatch, widen_groups_below: int | None, group_width: int) -> fx.GraphModule:
-    """The inference graph; a folded graph is returned unchanged."""
-    if not isinstance(model, fx.GraphModule) or not is_folded(model):
-        width = group_width if widen_groups_below is None else widen_groups_below
-        return fold(model, batch.arguments, widen_groups_below=width)
-    if checked_at_least("widen_groups_below", 1 if widen_groups_below is None else widen_groups_below, 1) > 1:
-        raise ValueError(
-            f"widen_groups_below={widen_groups_below} comes too late for a graph that is folded already; export the "
-            "network itself, or pass widen_groups_below to fold"
-        )
-    return model
-
-
 def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.ExportedProgram:
-    _return_plain_containers_(folded)
+    (output,) = (node for node in folded.graph.nodes if node.op == "output")
+    with folded.graph.inserting_before(output):
+        output.args = (folded.graph.call_function(with_plain_containers, output.args),)
+    folded.recompile()
     samples = torch.export.Dim("batch")
     shapes: list[Any] = [{0: samples} if batched else None for batched in batch.is_batched]
     # The arguments that `*args` takes count as one tuple.
     dynamic_shapes = tuple(inspect.signature(folded.forward).bind(*shapes).arguments.values())
     try:
         with torch.no_grad(), without_chatter():
-            program = torch.export.export(folded, batch.traceable(), dynamic_shapes=dynamic_shapes, strict=False)
+            program = torch.export.export(
+                folded,
+                batch.random_like(max(batch.sizes[0], SMALLEST_TRACED_BATCH)),
+                dynamic_shapes=dynamic_shapes,
+                strict=False,
+            )
     # torch.export runs the network's own code on stand-ins, which can raise anything.
     except Exception as error:
         remedy = "its code must not branch on the values of tensors"
@@ -333,21 +299,8 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
     return program
 
 
-def _return_plain_containers_(folded: fx.GraphModule) -> None:
-    """Let the graph return plain tuples and dictionaries: exported files cannot reference the network's classes."""
-    (output,) = (node for node in folded.graph.nodes if node.op == "output")
-    with folded.graph.inserting_before(output):
-        output.args = (folded.graph.call_function(with_plain_containers, output.args),)
-    folded.recompile()
-
-
 def with_plain_containers(outputs: object) -> object:
-    """The same outputs in plain lists, tuples and dictionaries.
-
-    >>> from collections import namedtuple
-    >>> with_plain_containers({"boxes": namedtuple("Boxes", "corners scores")(1, [2])})
-    {'boxes': (1, [2])}
-    """
+    """The outputs in plain lists, tuples and dictionaries: exported files cannot reference the network's classes."""
     if isinstance(outputs, Mapping):
         return {key: with_plain_containers(part) for key, part in outputs.items()}
     if isinstance(outputs, list | tuple):
@@ -381,18 +334,12 @@ def choose_input_names(model: nn.Module, num_inputs: int, given: Sequence[str] |
         return _checked_names("input_names", given, num_inputs)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind in kinds]
-    numbered = [f"input_{place}" for place in range(1, num_inputs + 1)]
-    return tuple(names[:num_inputs] if len(names) >= num_inputs else numbered)
+    names = [parameter.name for parameter in parameters if parameter.kind in kinds][:num_inputs]
+    return tuple(names if len(names) == num_inputs else (f"input_{place}" for place in range(1, num_inputs + 1)))
 
 
 def choose_output_names(outputs: object, given: Sequence[str] | None, *, input_names: Sequence[str]) -> tuple[str, ...]:
-    """The given names, or the keys of a dictionary, or "output", "output_1" and so on.
-
-    >>> one = torch.zeros(1)
-    >>> choose_output_names({"boxes": [one, one], "mask": one}, None, input_names=["images"])
-    ('boxes_0', 'boxes_1', 'mask')
-    """
+    """The given names, or the keys of a dictionary, or "output", "output_1" and so on."""
     keys = tuple(name for name, _ in _named_tensors(outputs))
     if not keys:
         raise ValueError("the network puts out no tensor; there is nothing to export")
@@ -401,11 +348,9 @@ def choose_output_names(outputs: object, given: Sequence[str] | None, *, input_n
         if both := sorted(set(names) & set(input_names)):
             raise ValueError(f"{both[0]!r} names an input and an output; give them different names")
         return names
-    if isinstance(outputs, Mapping) and all(keys) and len(set(keys) - set(input_names)) == len(keys):
+    if isinstance(outputs, Mapping) and all(keys) and len({*keys, *input_names}) == len(keys) + len(input_names):
         return keys
-    stem = "output"
-    while any(name == stem or name.startswith(f"{stem}_") for name in input_names):
-        stem = f"network_{stem}"
+    stem = "network_output" if any(name.startswith("output") for name in input_names) else "output"
     return (stem, *(f"{stem}_{place}" for place in range(1, len(keys))))
 
 

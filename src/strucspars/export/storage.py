@@ -1,17 +1,15 @@
-"""One safetensors file per network, with the plan in its metadata. Nothing in it is ever executed.
+"""One safetensors file per network: the tensors of the converted model, with the plan in the metadata.
 
-The file holds the tensors of the converted model. The user's own code builds the dense model, and the plan says how to
-group it, so no class needs to be pickled.
+The user's own code builds the dense model, and the plan says how to group it, so nothing is pickled or executed.
 """
 
 import hashlib
 import json
-import logging
 import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -50,9 +48,8 @@ TRANSFORM_KEY = "strucspars.transform_input"
 # By name, so that saving does not import torchvision.
 _WITH_TRANSFORM = frozenset({"torchvision.models.googlenet.GoogLeNet", "torchvision.models.inception.Inception3"})
 
-logger = logging.getLogger(__name__)
-
 Model = TypeVar("Model", bound=nn.Module)
+Value = TypeVar("Value")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan | None = None) -> None:
@@ -82,7 +79,6 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     for name, value in state.items():
         _check_can_be_saved(name, value)
     present = model_plan(model)
-    _check_state_is_whole(state, present)
     plan = present if plan is None else under_first_names(model, plan)
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
         raise ValueError(
@@ -105,10 +101,6 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
         path: a file that `save` has written.
         model: the same network, dense, built by its own code; `torch.compile` may have wrapped it, or parts of it.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file or the model does not fit; the message says where.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(nn.Linear(2, 2), f"{folder}/dense.safetensors")
@@ -124,20 +116,15 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
             f"{path} holds its weights in storage format {metadata.get(FORMAT_KEY, '1')}, this version reads format "
             f"{FORMAT}; save the network anew with this version"
         )
-    try:
-        plan = GroupingPlan.from_json(metadata[PLAN_KEY])
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    plan = GroupingPlan.from_json(metadata[PLAN_KEY], str(path))
     transforms = read_transforms(metadata, str(path))
     versions = _read_json(metadata, STATE_VERSIONS_KEY, dict[str, int], str(path))
     _check_dense(network)
     try:
         check_fits(network, plan)
-        _check_transforms(transforms, network)
     except ValueError as error:
         raise ValueError(f"{path} belongs to another network: {error}") from error
     state = _bare_state(network)
-    _check_state_is_whole(state, under_first_names(network, plan))
     needed = _tensors_after_conversion(state, network, plan)
     check_tensors(path, tensors, needed, fixed={name for name, tensor in needed.items() if not tensor.is_meta})
     _check_tied(path, tensors, state)
@@ -148,18 +135,14 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
         name: {"version": versions.get(bare, 1)} for name, (bare, _) in state_versions(network).items()
     }
     network.load_state_dict(loaded)
-    _set_transforms_(network, transforms)
+    modules = modules_by_name(network)
+    for name in transforms.keys() & input_transforms(network).keys():
+        modules[name].transform_input = transforms[name]
     return model
 
 
 def write_tensors(path: str | os.PathLike[str], state: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file that appears under its name only when it is complete.
-
-    The same tensors and metadata give the same bytes.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a safetensors file, all or nothing. The same tensors and metadata give the same bytes."""
     # Tied tensors are written once per name, because the format refuses tensors that overlap in memory.
     separate = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     content = serialised(separate, metadata | {VERSION_KEY: __version__})
@@ -185,23 +168,16 @@ def _check_can_be_saved(name: str, value: object) -> None:
             "model.to_empty(device=...) and load the weights first"
         )
     try:
-        is_known = value.layout == torch.strided and bool(serialised({"any": value.new_empty(0, device="cpu")}))
-    except (KeyError, RuntimeError):
-        is_known = False
-    if not is_known:
+        serialised({name: value.new_empty(0, device="cpu")})
+    except (KeyError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{name!r} of the model is a tensor of {value.layout} and {value.dtype}, which the file format lacks; "
             "make it a dense one of another precision, or leave it out of the state (persistent=False)"
-        )
+        ) from error
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read, or is damaged.
-    """
+    """The tensors and the metadata of a safetensors file; a damaged one is a `ValueError`."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no saved model at {path}")
     check_readable(path)
@@ -224,19 +200,16 @@ def check_tensors(
 ) -> None:
     """Raise a `ValueError` unless the tensors of a file are those that a network needs, by name, shape and kind.
 
-    Args:
-        path: of the file.
-        tensors: what it holds.
-        needed: the state of the network, on any device.
-        fixed: names of tensors whose values are known: an index out of range reads foreign memory on some devices.
+    Tensors named in `fixed`, such as indices, must have the values of those needed: an index out of range reads foreign
+    memory on some devices.
     """
     missing, unknown = sorted(set(needed) - set(tensors)), sorted(set(tensors) - set(needed))
     if missing or unknown:
         raise ValueError(f"{path} belongs to another network: it lacks {missing[:3]} and has {unknown[:3]} besides")
     for name, own in needed.items():
         found = tensors[name]
-        kinds = [(tensor.is_floating_point(), tensor.is_complex()) for tensor in (found, own)]
-        if found.shape != own.shape or kinds[0] != kinds[1]:
+        kinds = {(tensor.is_floating_point(), tensor.is_complex()) for tensor in (found, own)}
+        if found.shape != own.shape or len(kinds) > 1:
             raise ValueError(
                 f"{path}: {name!r} is {found.dtype} {tuple(found.shape)}, the model needs {own.dtype} "
                 f"{tuple(own.shape)}"
@@ -257,18 +230,7 @@ def _bare_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {bare: state[name] for name, bare in bare_state_names(model).items()}
 
 
-def _check_state_is_whole(state: Mapping[str, torch.Tensor], plan: GroupingPlan) -> None:
-    """Raise a `ValueError` if the model's own `state_dict` omits a grouped layer, which no file could restore."""
-    for name, layer in plan.layers.items():
-        if layer.group_level > 1 and _key(name, "weight") not in state:
-            raise ValueError(
-                f"layer {name!r} is not in the model's state_dict(), which leaves it out or calls it otherwise, so "
-                "that it could not be loaded; give the network that this one holds, or a state_dict() that is whole"
-            )
-
-
 def _check_dense(model: nn.Module) -> None:
-    """Raise a `ValueError` unless the model is dense and has real tensors."""
     for name, module in bare_modules(model):
         if is_grouped(module) or is_masked(module):
             raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
@@ -317,48 +279,23 @@ def _check_tied(
 
 def input_transforms(model: nn.Module) -> dict[str, bool]:
     """Whether torchvision's GoogLeNet and Inception in a model transform their inputs, by name; usually empty."""
-    return {name: bool(module.transform_input) for name, module in _with_transform(model).items()}
-
-
-def read_transforms(metadata: Mapping[str, str], where: str) -> dict[str, bool]:
-    """The `input_transforms` recorded in the metadata of a file; may be empty."""
-    transforms: dict[str, bool] = _read_json(metadata, TRANSFORM_KEY, dict[str, bool], where)
-    return transforms
-
-
-def _check_transforms(transforms: Mapping[str, bool], model: nn.Module) -> None:
-    unable = [name for name, transform in transforms.items() if transform and name not in _with_transform(model)]
-    if unable:
-        raise ValueError(
-            f"{unable[0] or 'the network'!r} was saved with transform_input=True, which only torchvision's GoogLeNet "
-            "and Inception3 have; load into one of them"
-        )
-
-
-def _set_transforms_(model: nn.Module, transforms: Mapping[str, bool]) -> None:
-    for name, module in _with_transform(model).items():
-        if name in transforms:
-            module.transform_input = transforms[name]
-        else:
-            logger.warning(
-                "the file does not tell whether %s was trained with transform_input; it keeps %s: set it to what is "
-                "right",
-                *(repr(name) if name else "the network", bool(module.transform_input)),
-            )
-
-
-def _with_transform(model: nn.Module) -> dict[str, Any]:
     return {
-        name: module
+        name: module.transform_input
         for name, module in bare_modules(model)
         if any(f"{base.__module__}.{base.__qualname__}" in _WITH_TRANSFORM for base in type(module).__mro__)
     }
 
 
-def _read_json(metadata: Mapping[str, str], key: str, hint: Any, where: str) -> Any:
-    """A mapping stored as JSON in the metadata of a file; empty if it is missing."""
+def read_transforms(metadata: Mapping[str, str], where: str) -> dict[str, bool]:
+    """The `input_transforms` recorded in the metadata of a file; may be empty."""
+    return _read_json(metadata, TRANSFORM_KEY, dict[str, bool], where)
+
+
+def _read_json(metadata: Mapping[str, str], key: str, kind: type[Value], where: str) -> Value:
+    """A value stored as JSON in the metadata of a file; empty if it is missing."""
     where = f"{where}: {key}"
-    return convert(hint, parse_json(metadata.get(key, "{}"), where), where)
+    value: Value = convert(kind, parse_json(metadata.get(key, "{}"), where), where)
+    return value
 
 
 def plan_hash(plan: GroupingPlan) -> str:
