@@ -64,7 +64,7 @@ SLIPS = {
     ("run", "demo", "sparsify.include=['x*']"): "'x*' matches no layer of the model; a summary of it lists them",
     # Networks that are somebody else's code.
     ("summary", "slips:broken"): f"network 'slips:broken': building it fails: KeyError: 'layers'; {MENDED}",
-    ("bench", "slips:value"): "network 'slips:value': this is a int, not a function that builds a network; name one",
+    ("bench", "slips:value"): f"building it fails: TypeError: 'int' object is not callable; {MENDED}",
     ("summary", "syntax:f"): f"'syntax' cannot be imported: SyntaxError: invalid syntax (syntax.py, line 1); {MENDED}",
     ("run", "demo", "model.name=raising:f"): f"'raising' cannot be imported: RuntimeError: boom; {MENDED}",
     ("summary", "resnet18", "--image-shape", "1x32x32"): "error: network 'resnet18' cannot take images of shape",

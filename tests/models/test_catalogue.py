@@ -55,10 +55,10 @@ def test_the_user_can_name_a_function(user_module: str) -> None:
     [
         (":nett", ["has no 'nett'", "did you mean 'net'?"]),
         (":", ["has no ''"]),
-        (":number", ["this is a int"]),
+        (":number", ["'int' object is not callable"]),
         (":pair", ["must return a torch.nn.Module, returned a tuple"]),
         (":no_classes", ["num_classes"]),
-        (":more", ["missing a required argument: 'width'"]),
+        (":more", ["missing 1 required positional argument: 'width'"]),
         (".deeper:net", ["is not a package"]),
         ("_broken:net", ["No module named 'a_package_that_nobody_has'"]),
         ("x:net", ["No module named", "PYTHONPATH"]),

@@ -3,7 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Entry = TypeVar("Entry")
 
@@ -46,9 +46,27 @@ class Registry(Generic[Entry]):
         """The entry of a name, or a `ValueError` that names the option."""
         self.check(name)
         if name not in self._entries:
-            module, _, attribute = name.partition(":")
-            try:
-                self._entries[name] = getattr(importlib.import_module(module), attribute)
-            except (ImportError, AttributeError, ValueError) as error:
-                raise ValueError(f"{self._option} {name!r} cannot be imported: {error}") from error
+            self._entries[name] = import_named(self._option, name)
         return self._entries[name]
+
+
+def import_named(option: str, name: str) -> Any:
+    """What `package.module:attribute` names, or a `ValueError` that begins with the option."""
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{option} {name!r}: {error}; is it installed, or its folder in PYTHONPATH?") from error
+    except Exception as error:  # nameless and relative names, and anything that the module raises
+        raise ValueError(f"{option} {name!r}: {module_name!r} cannot be imported: {users_error(error)}") from error
+    if not hasattr(module, attribute):
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "write package.module:function"
+        raise ValueError(f"{option} {name!r}: module {module_name!r} has no {attribute!r}; {hint}")
+    return getattr(module, attribute)
+
+
+def users_error(error: Exception) -> str:
+    """An error of the user's code in one line, with its type and a remedy."""
+    words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
+    return f"{words}; fix it, or name another (on the command line, --debug shows where it fails)"

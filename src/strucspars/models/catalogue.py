@@ -3,7 +3,6 @@
 import difflib
 import importlib
 import importlib.util
-import inspect
 import re
 from collections.abc import Callable, Mapping
 
@@ -12,6 +11,7 @@ import torchvision
 from torch import nn
 
 from strucspars.core.checks import checked_at_least
+from strucspars.core.registry import import_named, users_error
 from strucspars.cost.counting import undisturbed
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
 
@@ -24,8 +24,8 @@ USUAL_DEPTHS = {"preact-resnet": (20, 56, 110, 164), "cifar-resnet": (20, 32, 44
 
 TIMM = "timm:"
 
-# Built without auxiliary classifiers, for which there is no loss here. torchvision sets `transform_input` with its
-# published weights, which expect inputs of another scale; weight files do not record it, so it is always set.
+# There is no loss for auxiliary classifiers here. torchvision sets `transform_input` with its published weights, which
+# expect inputs of another scale; weight files do not record it, so it is always set.
 INCEPTIONS = ("googlenet", "inception_v3")
 INCEPTION_OPTIONS = {"aux_logits": False, "init_weights": True, "transform_input": True}
 
@@ -43,9 +43,6 @@ def build_model(
     name: str, *, num_classes: int, image_shape: tuple[int, int, int] | None = None, must_classify: bool = True
 ) -> nn.Module:
     """The network of this name, with fresh weights.
-
-    torchvision's GoogLeNet and Inception v3 are built with `transform_input`, as their published weights need, and
-    without auxiliary classifiers.
 
     Args:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision classifier, `timm:NAME`,
@@ -134,42 +131,11 @@ def _timm_model(name: str, num_classes: int) -> nn.Module:
 
 
 def _model_of_function(name: str, num_classes: int) -> nn.Module:
-    function = _imported(name)
-    if not callable(function):
-        raise ValueError(
-            f"network {name!r}: this is a {type(function).__name__}, not a function that builds a network; name one"
-        )
-    try:
-        inspect.signature(function).bind(num_classes=num_classes)
-    except (TypeError, ValueError) as error:  # ValueError: a builtin without a signature
-        raise ValueError(f"network {name!r}: must be callable with num_classes alone: {error}") from error
+    function = import_named("network", name)
     try:
         model = function(num_classes=num_classes)
     except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"network {name!r}: building it fails: {_told(error)}") from error
+        raise ValueError(f"network {name!r}: building it fails: {users_error(error)}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"network {name!r}: must return a torch.nn.Module, returned a {type(model).__name__}")
     return model
-
-
-def _imported(name: str) -> object:
-    module_name, _, attribute = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"network {name!r}: {error}; is it installed, or its folder in PYTHONPATH?") from error
-    except Exception as error:  # nameless and relative names, and anything that the module raises
-        raise ValueError(f"network {name!r}: {module_name!r} cannot be imported: {_told(error)}") from error
-    try:
-        found: object = getattr(module, attribute)
-    except AttributeError as error:
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "write package.module:function"
-        raise ValueError(f"network {name!r}: module {module_name!r} has no {attribute!r}; {hint}") from error
-    return found
-
-
-def _told(error: Exception) -> str:
-    """An error of the user's code in one line, with its type."""
-    words = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
-    return f"{words}; fix it, or name another (on the command line, --debug shows where it fails)"

@@ -26,10 +26,6 @@ class ZeroPaddedShortcut(nn.Module):
         subsampled = features[:, :, :: self.stride, :: self.stride]
         return functional.pad(subsampled, (0, 0, 0, 0, 0, self.extra_channels))
 
-    def extra_repr(self) -> str:
-        """What `print(model)` shows."""
-        return f"extra_channels={self.extra_channels}, stride={self.stride}"
-
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions, each followed by batch norm; the input is added before the last ReLU."""

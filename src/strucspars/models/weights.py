@@ -12,14 +12,13 @@ import torchvision
 from torch import nn
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, input_transforms, read_tensors, read_transforms
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, read_tensors, read_transforms
 from strucspars.io.files import check_not_packed, open_file
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
 from strucspars.nn.names import COMPILED
 
 logger = logging.getLogger(__name__)
 
-TORCHVISIONS_TRANSFORMS = {"": True}
 AUXILIARY_HEADS = ("aux1.", "aux2.", "AuxLogits.")
 
 PICKLED_SUFFIXES = (".pt", ".pth")
@@ -32,8 +31,8 @@ STATE_KEYS = ("state_dict", "model", "model_state_dict")
 def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: bool = False) -> None:
     """Load stored weights into a model; on any error the model stays as it was.
 
-    Log lines name a classifier that keeps its fresh weights because its number of classes differs, auxiliary heads of
-    torchvision's weights that are left out, and the `transform_input` assumed for files that do not record it.
+    A classifier of another number of classes keeps its fresh weights, and auxiliary heads of torchvision's weights are
+    left out; log lines say so.
 
     Args:
         model: what `build_model` built.
@@ -47,59 +46,32 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     """
     path = Path(source).expanduser()
     if path.suffix in CHECKPOINT_SUFFIXES or path.is_file():
-        state, metadata = _checkpoint_state(path)
-        transforms = _checked_metadata(metadata, path)
+        state, transforms = _checkpoint_state(path)
     else:
-        state, transforms = _torchvision_state(source, name), TORCHVISIONS_TRANSFORMS
+        state, transforms = _torchvision_state(source, name), {}
     where = f"weights {source!r} for network {name!r}"
     state = _without_wrappers(state, model)
-    if name in INCEPTIONS:
-        _check_transforms(model, transforms, where)
+    if name in INCEPTIONS and not all(transforms.values()):
+        raise ValueError(
+            f"{where} were trained with transform_input=False, and the network has True; name a function of your own "
+            "that builds the network: package.module:function"
+        )
     if name in torchvision_names():
         state = _as_built(state, model, where)
     classifier = _foreign_classifier(model, state, where)
     if classifier and with_classifier:
-        classes, wanted = (each[f"{classifier}.weight"].shape[0] for each in (state, model.state_dict()))
+        classes, own_classes = (each[f"{classifier}.weight"].shape[0] for each in (state, model.state_dict()))
         raise ValueError(
-            f"{where} are for {classes} classes, not {wanted}; build the network for as many (--classes {classes} on "
-            "the command line)"
+            f"{where} are for {classes} classes, not {own_classes}; build the network for as many "
+            f"(--classes {classes} on the command line)"
         )
     if classifier:
         logger.warning("%s: classifier %r has another number of classes and keeps its fresh weights", where, classifier)
         state = {key: value for key, value in state.items() if not key.startswith(f"{classifier}.")}
-    _load_all_or_nothing_(model, state, where)
-
-
-def _checked_metadata(metadata: Mapping[str, str], path: Path) -> Mapping[str, bool]:
-    """Refuse files of grouped or slimmed networks; return the `transform_input` settings that the file records."""
-    if SELECTION_KEY in metadata:
-        raise ValueError(f"weights {str(path)!r}: this network is slimmed already; give dense weights")
-    try:
-        is_grouped = PLAN_KEY in metadata and len(GroupingPlan.from_json(metadata[PLAN_KEY]).layers) > 0
-    except ValueError as error:
-        raise ValueError(f"weights {str(path)!r}: {error}") from error
-    transforms = read_transforms(metadata, f"weights {str(path)!r}")
-    if is_grouped:
-        raise ValueError(
-            f"weights {str(path)!r}: this network is compressed already; give dense weights. To finetune what is here, "
-            f"strucspars.load({str(path)!r}, model) gives it to a training loop of your own"
-        )
-    return transforms
-
-
-def _check_transforms(model: nn.Module, told: Mapping[str, bool], where: str) -> None:
-    """Refuse weights trained with the other setting: the model's name alone must build it again."""
-    present = input_transforms(model)
-    remedy = "name a function of your own that builds the network: package.module:function"
-    if not told:
-        logger.warning(
-            "%s: taken to be trained with transform_input=%s, which the file does not tell; for the other, %s",
-            *(where, present.get(""), remedy),
-        )
-    elif told != present:
-        raise ValueError(
-            f"{where} were trained with transform_input={told.get('')}, and the network has {present.get('')}; {remedy}"
-        )
+    # Into the model's own state, which knows its version: without one, some networks refuse (MNASNet).
+    wanted = model.state_dict()
+    wanted.update(state)
+    model.load_state_dict(wanted)
 
 
 def _no_file(path: Path) -> str:
@@ -139,55 +111,51 @@ def _as_built(state: Mapping[str, Any], model: nn.Module, where: str) -> dict[st
     return {key: value for key, value in state.items() if key not in surplus}
 
 
-def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The state dict of a file, and its metadata, which only safetensors files have."""
+def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
+    """The dense state dict of a file, and the `transform_input` settings that it records."""
+    where = f"weights {str(path)!r}"
     if not path.exists() or path.is_dir():
-        raise ValueError(f"weights {str(path)!r}: {_no_file(path)}; {GIVE_A_FILE}")
+        raise ValueError(f"{where}: {_no_file(path)}; {GIVE_A_FILE}")
     content: Any
     metadata: dict[str, str] = {}
-    file = open_file(path)
     try:
-        with file:
-            if path.suffix == ".safetensors":
-                content, metadata = read_tensors(path)
-            else:
+        if path.suffix == ".safetensors":
+            content, metadata = read_tensors(path)
+        else:
+            with open_file(path) as file:
                 check_not_packed(file)
                 content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
+        # The rest of torch's message explains how to disable the protection.
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        foreign = f" ({found[1]})" if found else ""
         raise ValueError(
-            f"weights {str(path)!r}: holds more than tensors{_foreign_class(error)}, or is damaged, and was not "
-            "executed; save model.state_dict() alone"
+            f"{where}: holds more than tensors{foreign}, or is damaged, and was not executed; save model.state_dict() "
+            "alone"
         ) from error
     except Exception as error:  # a damaged file can fail anywhere in the reader
         reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
         raise ValueError(
-            f"weights {str(path)!r}: the file is damaged, or of another kind than its name says ({reason}); "
-            f"{GIVE_A_FILE}"
+            f"{where}: the file is damaged, or of another kind than its name says ({reason}); {GIVE_A_FILE}"
         ) from error
+    if SELECTION_KEY in metadata:
+        raise ValueError(f"{where}: this network is slimmed already; give dense weights")
+    if PLAN_KEY in metadata and GroupingPlan.from_json(metadata[PLAN_KEY], where).layers:
+        raise ValueError(
+            f"{where}: this network is compressed already; give dense weights. To finetune what is here, "
+            f"strucspars.load({str(path)!r}, model) gives it to a training loop of your own"
+        )
     for key in STATE_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    if not _is_state(content):
+    entries = content.items() if isinstance(content, Mapping) else ()
+    if not entries or not all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in entries):
         found = f"keys {_first_of(list(content))}" if isinstance(content, Mapping) else type(content).__name__
         raise ValueError(
-            f"weights {str(path)!r}: must hold a state dict of tensors, bare or under one of "
+            f"{where}: must hold a state dict of tensors, bare or under one of "
             f"{', '.join(map(repr, STATE_KEYS))}, got {found}; save model.state_dict()"
         )
-    return dict(content), metadata
-
-
-def _foreign_class(error: Exception) -> str:
-    """The class that torch refused to load; the rest of its message explains how to disable the protection."""
-    found = re.search(r"GLOBAL ([\w.]+)", str(error))
-    return f" ({found[1]})" if found else ""
-
-
-def _is_state(content: object) -> bool:
-    return (
-        isinstance(content, Mapping)
-        and len(content) > 0
-        and all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items())
-    )
+    return dict(content), read_transforms(metadata, where)
 
 
 def _without_wrappers(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -225,21 +193,6 @@ def _classifier_name(model: nn.Module) -> str:
     """The layer registered last, the only rule that holds for all libraries."""
     kinds = nn.Linear | nn.modules.conv._ConvNd
     return next((name for name, layer in reversed(list(model.named_modules())) if isinstance(layer, kinds)), "")
-
-
-def _load_all_or_nothing_(model: nn.Module, state: Mapping[str, torch.Tensor], where: str) -> None:
-    wanted = model.state_dict()
-    present = dict(wanted)
-    before = {key: value.clone() for key, value in present.items() if isinstance(value, torch.Tensor)}
-    # Into the model's own state, which knows its version: without one, some networks refuse (MNASNet).
-    wanted.update(state)
-    try:
-        model.load_state_dict(wanted)
-    except Exception as error:  # a model's own hooks may raise anything
-        # Not by loading again, which would call the hooks again: these tensors share the parameters' memory.
-        for key, value in before.items():
-            present[key].copy_(value)
-        raise ValueError(f"{where} cannot be loaded: {' '.join(str(error).split())}") from error
 
 
 def _first_of(texts: Sequence[object], limit: int = 5) -> str:
