@@ -11,6 +11,7 @@ import pytest
 
 from strucspars.io.files import (
     REMEDIES,
+    check_companion,
     check_readable,
     open_file,
     read_bytes,
@@ -107,7 +108,7 @@ def test_places_that_take_no_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, kind, words in [
         (tmp_path, IsADirectoryError, "choose the path of a file"),
-        (tmp_path / "file" / "a.onnx", NotADirectoryError, "a file stands in the way"),
+        (tmp_path / "file" / "a.onnx", NotADirectoryError, "a file is in the place of a folder"),
         (tmp_path / "no" / "a.onnx", FileNotFoundError, "make its folder first"),
     ]:
         with pytest.raises(kind, match=f"^cannot write {path}: .*; {words}"):
@@ -137,37 +138,17 @@ def test_neither_writing_nor_reading_leaves_a_descriptor_open(tmp_path: Path) ->
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("failure", [PermissionError(1, "Operation not permitted"), KeyboardInterrupt()])
-@pytest.mark.parametrize("former", [{}, {"a.xml": "xml", "a.bin": "bin", "a.data": "data"}])
-def test_a_failed_rename_brings_every_companion_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, former: dict[str, str], failure: BaseException
-) -> None:
-    for name, text in former.items():
-        (tmp_path / name).write_text(text)
-    real = os.replace
-
-    def failing(source: Path, target: Path) -> None:
-        if target.name == "a.xml":
-            raise failure
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", failing)
-    with pytest.raises(type(failure)):
-        write_together(tmp_path / "a.xml", ".bin", ".data")
-    assert contents(tmp_path) == former
-
-
-@pytest.mark.parametrize("name", ["a.bin", "a.data"])
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_companion_that_is_there_alone_is_someone_elses_and_stays(tmp_path: Path, name: str, is_link: bool) -> None:
+def test_a_companion_without_its_file_belongs_to_something_else(tmp_path: Path, is_link: bool) -> None:
+    path, companion = tmp_path / "a.xml", tmp_path / "a.bin"
     if is_link:
-        (tmp_path / name).symlink_to("nowhere")
+        companion.symlink_to("nowhere")
     else:
-        (tmp_path / name).write_text("foreign")
-    with pytest.raises(FileExistsError, match=rf"{name} would be replaced .* is there alone.*; move it away"):
-        write_together(tmp_path / "a.xml", ".bin", ".data")
-    assert [file.name for file in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).is_symlink() == is_link
+        companion.write_text("foreign")
+    with pytest.raises(FileExistsError, match=r"a\.bin would be replaced .* is there alone.*; move it away"):
+        check_companion(path, companion)
+    path.touch()
+    check_companion(path, companion)
 
 
 def test_a_former_pair_is_replaced(tmp_path: Path) -> None:
@@ -197,16 +178,6 @@ def test_a_link_of_the_user_is_followed_and_stays_a_link(tmp_path: Path, is_ther
         unfinished.with_suffix(".bin").write_text("new")
     assert contents(store) == {"real.xml": "new", "real.bin": "new"}
     assert {file.name for file in tmp_path.iterdir() if file.is_symlink()} == {"a.xml"}
-
-
-def test_a_companion_that_is_a_link_is_followed_and_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "store").mkdir()
-    for path in (tmp_path / "a.xml", tmp_path / "store" / "weights.bin"):
-        path.write_text("former")
-    (tmp_path / "a.bin").symlink_to("store/weights.bin")
-    write_together(tmp_path / "a.xml", ".bin")
-    assert (tmp_path / "a.bin").is_symlink()
-    assert (tmp_path / "a.xml").read_text() == (tmp_path / "store" / "weights.bin").read_text() == "new"
 
 
 def test_text_comes_back_without_the_mark_that_some_editors_begin_with(tmp_path: Path) -> None:
@@ -242,9 +213,9 @@ def circle(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (named_pipe, "it is a named pipe; give a regular file"),
-        (endless_device, "it is a device; give a regular file"),
-        (bound_socket, "it is a socket; give a regular file"),
+        (named_pipe, "it is a pipe, a socket or a device; give a regular file"),
+        (endless_device, "it is a pipe, a socket or a device; give a regular file"),
+        (bound_socket, "it is a pipe, a socket or a device; give a regular file"),
         (sparse_file, "it has more than 1,000 bytes"),
         (circle, "Too many levels of symbolic links; it is a link"),
         (os.mkdir, "Is a directory; choose the path of a file"),

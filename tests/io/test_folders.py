@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strucspars.io.folders import MANIFEST, replace_folder
+from strucspars.io.files import MANIFEST, replace_folder
 
 
 def write(out: Path, *names: str, error: BaseException | None = None) -> None:
@@ -112,7 +112,7 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
 
 def test_below_a_file_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match="stands in the way"):
+    with pytest.raises(OSError, match="is in the place of a folder"):
         write(tmp_path / "file" / "out", "index.html")
 
 

@@ -102,8 +102,8 @@ def test_no_run_moves_in_where_one_shot_compression_has_left_its_network(tmp_pat
     ("below", "complaint"),
     [
         ("", "is a file; choose another path"),
-        ("run", "Not a directory; a file stands in the way; choose another path"),
-        ("deep/run", "Not a directory; a file stands in the way; choose another path"),
+        ("run", "Not a directory; a file is in the place of a folder; choose another path"),
+        ("deep/run", "Not a directory; a file is in the place of a folder; choose another path"),
     ],
 )
 def test_a_file_in_the_way_is_named(tmp_path: Path, below: str, complaint: str) -> None:
@@ -116,7 +116,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path, below: str, complaint: str) 
 def test_a_file_in_the_place_of_a_subfolder_is_named(folder: RunFolder) -> None:
     folder.importance.rmdir()
     folder.importance.touch()
-    with pytest.raises(FileExistsError, match=r"run/importance: File exists; a file stands in the way"):
+    with pytest.raises(FileExistsError, match=r"run/importance: File exists; a file is in the place of a folder"):
         folder.create()
 
 

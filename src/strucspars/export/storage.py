@@ -178,7 +178,7 @@ def _check_can_be_saved(name: str, value: object) -> None:
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file; a damaged one is a `ValueError`."""
-    if not Path(path).is_file():
+    if not Path(path).exists() or Path(path).is_dir():
         raise FileNotFoundError(f"there is no saved model at {path}")
     check_readable(path)
     try:

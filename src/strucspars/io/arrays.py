@@ -18,18 +18,15 @@ _SUFFIX = ".npy"
 
 
 def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays under their names, all or nothing; the same arrays give the same bytes.
-
-    Raises:
-        ValueError: an entry is not an array of plain values.
-        OSError: the file cannot be written; the previous one is kept.
-    """
-    entries = {_encoded(name): _as_npy(name, array) for name, array in arrays.items()}
+    """Write arrays of plain values under their names, all or nothing; the same arrays give the same bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for entry, data in entries.items():
+        for name, array in arrays.items():
+            npy = io.BytesIO()
+            np.lib.format.write_array(npy, array, allow_pickle=False)
             # A ZipInfo is dated 1980, so the file does not depend on the clock.
-            archive.writestr(zipfile.ZipInfo(entry), data, compress_type=zipfile.ZIP_DEFLATED)
+            entry = zipfile.ZipInfo(quote(name, safe="", errors="surrogatepass") + _SUFFIX)
+            archive.writestr(entry, npy.getvalue(), compress_type=zipfile.ZIP_DEFLATED)
     write_bytes(path, buffer.getvalue())
 
 
@@ -52,42 +49,13 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
             size = sum(entry.file_size for entry in entries)
             if size > ARRAYS_BYTES:
                 raise ValueError(f"it would become {size:,} bytes, and {ARRAYS_BYTES:,} are allowed")
-            arrays = {_decoded(entry.filename): _from_npy(archive.read(entry)) for entry in entries}
-        if len(arrays) < len(entries):
-            raise ValueError("a name stands twice in it")
+            return {
+                unquote(entry.filename.removesuffix(_SUFFIX), errors="surrogatepass"): np.lib.format.read_array(
+                    io.BytesIO(archive.read(entry)), allow_pickle=False
+                )
+                for entry in entries
+            }
     except Exception as error:
         raise ValueError(
             f"{path} is damaged or holds more than plain arrays: {error}; restore it from a copy or delete it"
         ) from error
-    return arrays
-
-
-def _encoded(name: str) -> str:
-    if not isinstance(name, str):
-        raise ValueError(f"names of arrays must be text, got {name!r}")
-    return quote(name, safe="", errors="surrogatepass") + _SUFFIX
-
-
-def _decoded(entry: str) -> str:
-    name = unquote(entry.removesuffix(_SUFFIX), errors="surrogatepass")
-    if _encoded(name) != entry:
-        raise ValueError(f"entry {entry!r} is not named as an array")
-    return name
-
-
-def _as_npy(name: str, array: np.ndarray[Any, Any]) -> bytes:
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{name!r} must be a numpy array, got {type(array).__name__}")
-    if array.dtype.hasobject:
-        raise ValueError(f"{name!r} holds Python objects; give it a dtype of plain values")
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _from_npy(data: bytes) -> np.ndarray[Any, Any]:
-    buffer = io.BytesIO(data)
-    array: np.ndarray[Any, Any] = np.lib.format.read_array(buffer, allow_pickle=False)
-    if buffer.read(1):
-        raise ValueError("bytes follow an array's end")
-    return array

@@ -1,8 +1,10 @@
-"""Atomic writing of files, and reading that refuses pipes, devices and files that are too large.
+"""Atomic writing of files and report folders, and reading that refuses pipes, devices and files that are too large.
 
     with replace_file("plan.json") as unfinished:      # a temporary file, renamed when the block ends without an error
         unfinished.write_text(plan.to_json())
     write_text("plan.json", plan.to_json())            # the same for content in memory
+    with replace_folder("report") as unfinished:       # the same for the folder of a report
+        (unfinished / "index.html").write_text(page)
     text = read_text("plan.json", limit=RECORD_BYTES)
     image = Image.open(open_file("cat.jpg", limit=IMAGE_BYTES))
 
@@ -10,16 +12,17 @@ A failed write keeps the previous file. Every `OSError` names the file and a rem
 with `follow_link=True`, for paths that a user gives, its target is.
 """
 
-import contextlib
 import errno
 import os
 import stat
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from strucspars.io.records import check_header, parse_json, to_json
 
 REMEDIES = {
     errno.ENOSPC: "free some space on that disk",
@@ -29,8 +32,8 @@ REMEDIES = {
     errno.EPERM: "give yourself access to it and its folder, or choose another path",
     errno.EROFS: "choose a disk that is not read-only",
     errno.ENOENT: "make its folder first, or choose a path that is there",
-    errno.ENOTDIR: "a file stands in the way; choose another path",
-    errno.EEXIST: "a file stands in the way; choose another path",
+    errno.ENOTDIR: "a file is in the place of a folder; choose another path",
+    errno.EEXIST: "a file is in the place of a folder; choose another path",
     errno.EISDIR: "choose the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "it is a link; delete it, or choose another path",
@@ -46,12 +49,10 @@ CHECKPOINT_BYTES = 2**35
 # Prefix of the folders of unfinished files, to recognise those that a killed process has left.
 UNFINISHED = ".unfinished-"
 
-_KINDS = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+# Lists the files of a report in its folder, so that nothing else is deleted with it.
+MANIFEST = "report.json"
+_REPORT_FORMAT = "strucspars-report"
+_SHOWN_FILES = 3
 
 
 def reworded(error: OSError, message: str) -> OSError:
@@ -77,28 +78,25 @@ def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> Bina
 
     Raises:
         OSError: it cannot be opened, or is a folder.
-        ValueError: it is a named pipe, a socket or a device, which might never end, or larger than the limit.
+        ValueError: it is a pipe, a socket or a device, which might never end, or larger than the limit.
     """
     try:
-        # Non-blocking, so that opening a pipe does not wait for its other end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            os.close(descriptor)
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # it is returned
     except OSError as error:
-        # Opening a socket fails.
-        if error.errno != errno.ENXIO:
-            raise disk_error("read", path, error) from error
-        raise ValueError(f"cannot read {path}: it is a socket; give a regular file") from error
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a special file")
-        raise ValueError(f"cannot read {path}: it is {kind}; give a regular file")
-    if limit is not None and status.st_size > limit:
-        os.close(descriptor)
-        raise _too_large(path, limit)
-    return open(descriptor, "rb")
+        # A socket cannot even be opened.
+        if error.errno == errno.ENXIO:
+            raise _special_file(path) from error
+        raise disk_error("read", path, error) from error
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and (limit is None or status.st_size <= limit):
+        return file
+    file.close()
+    raise _too_large(path, limit or 0) if stat.S_ISREG(status.st_mode) else _special_file(path)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    # Otherwise opening a pipe waits for its other end.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) -> None:
@@ -125,7 +123,9 @@ def read_text(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> str
     try:
         return read_bytes(path, limit=limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error.reason}); restore it from a copy, or save it so") from error
+        raise ValueError(
+            f"{path} is not UTF-8 text ({error.reason}); restore it from a copy, or save it in UTF-8"
+        ) from error
 
 
 def check_not_packed(file: BinaryIO) -> None:
@@ -143,6 +143,10 @@ def check_not_packed(file: BinaryIO) -> None:
 
 def _too_large(path: str | os.PathLike[str], limit: int) -> ValueError:
     return ValueError(f"cannot read {path}: it has more than {limit:,} bytes, so it is not what belongs there")
+
+
+def _special_file(path: str | os.PathLike[str]) -> ValueError:
+    return ValueError(f"cannot read {path}: it is a pipe, a socket or a device; give a regular file")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -172,21 +176,75 @@ def replace_file(
     Raises:
         OSError: the file cannot be written; the message says why, and what helps.
     """
-    path = Path(path)
-    target = followed(path) if follow_link else path
-    try:
+    target = followed(Path(path)) if follow_link else Path(path)
+    with _named_errors(Path(path)):
         if target.is_dir() and not target.is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with unfinished_folder(target.parent) as folder:
             yield folder / target.name
             _publish(folder, target, former)
+    sync_folder(target.parent)
+
+
+@contextmanager
+def replace_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder to write a report to; it is renamed to `path` when the block ends without an error.
+
+    On an error the previous report stays. The target of a link is replaced, not the link.
+
+    Raises:
+        FileExistsError: `path` is a file, or holds files that no report has written.
+        OSError: the folder cannot be written; the message names it and says what to do.
+    """
+    path = Path(os.path.realpath(path))
+    _check_replaceable(path)
+    with _named_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished_folder(path.parent) as place:
+            unfinished, former = place / "report", place / "former"
+            unfinished.mkdir()
+            yield unfinished
+            files = sorted(file.relative_to(unfinished).as_posix() for file in unfinished.rglob("*") if file.is_file())
+            (unfinished / MANIFEST).write_text(to_json({"format": _REPORT_FORMAT, "files": files}) + "\n")
+            # Deleted together with the temporary folder.
+            if path.exists():
+                os.replace(path, former)
+            try:
+                os.replace(unfinished, path)
+            except OSError:
+                if former.exists():
+                    os.replace(former, path)
+                raise
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise a `FileExistsError` if the folder holds anything but a report."""
+    if os.path.lexists(path) and not path.is_dir():
+        raise FileExistsError(f"{path} is a file; choose another folder with --out")
+    known: set[str] = set()
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        manifest = parse_json(read_text(path / MANIFEST), MANIFEST)
+        known = {MANIFEST, *check_header(manifest, MANIFEST, format=_REPORT_FORMAT)["files"]}
+    files = (file for file in path.rglob("*") if file.is_symlink() or not file.is_dir())
+    foreign = sorted(name for name in (file.relative_to(path).as_posix() for file in files) if name not in known)
+    if foreign:
+        more = f" and {len(foreign) - _SHOWN_FILES} more" if len(foreign) > _SHOWN_FILES else ""
+        raise FileExistsError(
+            f"{path} holds {', '.join(foreign[:_SHOWN_FILES])}{more}, which no report has written; "
+            "move that elsewhere, or choose another folder with --out"
+        )
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Let errors of writing name the path and a remedy."""
+    try:
+        yield
     except OSError as error:
         # An error without strerror has a message of ours already.
         if error.strerror is None:
             raise
-        note = "what was there is kept; " if target.is_file() else ""
-        raise disk_error("write", path, error, note) from error
-    sync_folder(target.parent)
+        raise disk_error("write", path, error, "what was there is kept; " if path.exists() else "") from error
 
 
 @contextmanager
@@ -227,31 +285,14 @@ def sync_folder(path: Path) -> None:
 def _publish(folder: Path, path: Path, former: Path | None) -> None:
     """Move all files of the folder beside `path`, the main one last."""
     main = folder / path.name
-    companions = sorted(file for file in folder.iterdir() if file != main)
-    for file in companions:
-        check_companion(path, path.with_name(file.name))
-    for file in (*companions, main):
+    files = [*sorted(file for file in folder.iterdir() if file != main), main]
+    for file in files:
         with file.open("rb") as written:
             os.fsync(written.fileno())
     if former is not None:
         _keep(path, former, folder / "former")
-    replaced: dict[Path, Path] = {}
-    placed: list[Path] = []
-    try:
-        for file in companions:
-            target = followed(path.with_name(file.name))
-            if target.exists():
-                replaced[target] = file.with_name(f"{len(replaced)}.former")
-                os.replace(target, replaced[target])
-            os.replace(file, target)
-            placed.append(target)
-        os.replace(main, path)
-    except BaseException:
-        for target in placed:
-            target.unlink(missing_ok=True)
-        for target, kept in replaced.items():
-            os.replace(kept, target)
-        raise
+    for file in files:
+        os.replace(file, path.with_name(file.name))
 
 
 def _keep(path: Path, former: Path, link: Path) -> None:
@@ -263,5 +304,5 @@ def _keep(path: Path, former: Path, link: Path) -> None:
         os.replace(path, former)
         return
     # If both are the same file already, after a killed process, POSIX says that the rename does nothing.
-    with contextlib.suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):
         os.replace(link, former)

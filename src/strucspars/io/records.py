@@ -1,6 +1,6 @@
 """Text of JSON and YAML as plain values, plain values as dataclasses, and one error that says where.
 
-    document = parse_json(read_text(path), str(path))           # no NaN, no name twice; or parse_yaml, bounded
+    document = parse_json(read_text(path), str(path))           # without NaN; or parse_yaml, bounded
     fields = check_header(document, str(path), format="strucspars-bench", format_version=3)
     report = as_record(BenchReport, fields, str(path))          # dataclasses in it too, as their annotations say
     width = convert(int, document["width"], str(path), "width")  # one value: any annotation that a record may have
@@ -57,13 +57,9 @@ class RecordError(ValueError):
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The value of a JSON text as the standard has it, without names that stand twice in one object."""
+    """The value of a JSON text, without NaN and infinity."""
     try:
-        return json.loads(
-            text.decode() if isinstance(text, bytes) else text,
-            parse_constant=_refuse_constant,
-            object_pairs_hook=_object_of_pairs,
-        )
+        return json.loads(text, parse_constant=_refuse_constant)
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordError(where, "", f"is not valid JSON: {error}") from error
 
@@ -72,18 +68,10 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number")
 
 
-def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
-    return entries
-
-
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text of plain values; None where it is empty.
 
-    A key that stands twice in one mapping is an error, and so are aliases and merge keys that amount to a huge value.
+    A repeated key in one mapping is an error, and so are aliases and merge keys that amount to a huge value.
     """
     import yaml
 
@@ -100,7 +88,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise RecordError(where, "", f"is no valid YAML, text with * or : goes in quotes: {reason}") from error
+        raise RecordError(where, "", f"is not valid YAML (put text with * or : in quotes): {reason}") from error
 
 
 def _resolvers() -> dict[str, Any]:
@@ -116,7 +104,7 @@ def _resolvers() -> dict[str, Any]:
 
 
 def _count_nodes(node: "yaml.Node", where: str, key: str, sizes: dict[int, int]) -> int:
-    """The number of nodes with every alias written out; refuses too many, and keys that stand twice."""
+    """The number of nodes with every alias written out; refuses too many, and repeated keys."""
     import yaml
 
     if id(node) in sizes:
@@ -131,7 +119,7 @@ def _count_nodes(node: "yaml.Node", where: str, key: str, sizes: dict[int, int])
         for name, value in node.value:
             path = f"{key}.{name.value}" if key else f"{name.value}"
             if str(name.value) in seen:
-                raise RecordError(where, path, f"stands there twice, again in line {name.start_mark.line + 1}")
+                raise RecordError(where, path, f"is repeated in line {name.start_mark.line + 1}; keep one")
             seen.add(str(name.value))
             size += 1 + _count_nodes(value, where, path, sizes)
     else:
@@ -160,22 +148,7 @@ def check_header(document: object, where: str, **expected: str | int) -> dict[st
 def as_record(kind: type[Record], value: object, where: str, key: str = "") -> Record:
     """Make a dataclass of an object, which must have all fields without a default and no unknown ones.
 
-    Args:
-        kind: the dataclass. Its annotations may be of the kinds that `convert` knows.
-        value: plain values.
-        where: what an error calls the file.
-        key: path of the value in it.
-
-    >>> from dataclasses import dataclass
-    >>> @dataclass(frozen=True)
-    ... class Size:
-    ...     params: int
-    ...     shape: tuple[int, ...] = ()
-    >>> as_record(Size, {"params": 3, "shape": [1, 2]}, "size.json")
-    Size(params=3, shape=(1, 2))
-    >>> as_record(Size, {"params": "many"}, "size.json", "after")
-    Traceback (most recent call last):
-    strucspars.io.records.RecordError: size.json: after.params: must be a whole number, got 'many'
+    An error names the file `where` and the path `key` of the value in it.
     """
     if not isinstance(value, Mapping):
         raise RecordError(where, key, f"must be an object, got {_SHORT.repr(value)}")

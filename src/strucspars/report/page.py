@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from strucspars._version import __version__
-from strucspars.io.folders import replace_folder
+from strucspars.io.files import replace_folder
 from strucspars.report.contents import ComparisonContents, RunContents, comparison_contents, run_contents
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.named_table import Cell, NamedTable
