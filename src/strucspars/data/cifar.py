@@ -231,14 +231,14 @@ class _Array:
     """Stands for an array: `numpy.ndarray` and the functions that make one."""
 
     def __init__(self, *_: object) -> None:
-        pass
+        self.parts: Any = None
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, is_fortran, content = state
         self.parts = content, dtype, shape, "F" if is_fortran else "C"
 
 
-def _array_of_buffer(content: object, dtype: object, shape: object, order: object) -> _Array:
+def _array_of_buffer(content: Any, dtype: object, shape: object, order: object) -> _Array:
     """Stands for numpy's `_frombuffer`, which protocol 5 uses."""
     array = _Array()
     array.parts = bytes(content), dtype, shape, _text(order)

@@ -137,7 +137,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     network.load_state_dict(loaded)
     modules = modules_by_name(network)
     for name in transforms.keys() & input_transforms(network).keys():
-        modules[name].transform_input = transforms[name]
+        setattr(modules[name], "transform_input", transforms[name])  # noqa: B010  # not an attribute of all modules
     return model
 
 
@@ -280,7 +280,7 @@ def _check_tied(
 def input_transforms(model: nn.Module) -> dict[str, bool]:
     """Whether torchvision's GoogLeNet and Inception in a model transform their inputs, by name; usually empty."""
     return {
-        name: module.transform_input
+        name: bool(module.transform_input)
         for name, module in bare_modules(model)
         if any(f"{base.__module__}.{base.__qualname__}" in _WITH_TRANSFORM for base in type(module).__mro__)
     }

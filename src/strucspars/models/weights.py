@@ -127,8 +127,8 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
                 content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         # The rest of torch's message explains how to disable the protection.
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
-        foreign = f" ({found[1]})" if found else ""
+        name = re.search(r"GLOBAL ([\w.]+)", str(error))
+        foreign = f" ({name[1]})" if name else ""
         raise ValueError(
             f"{where}: holds more than tensors{foreign}, or is damaged, and was not executed; save model.state_dict() "
             "alone"

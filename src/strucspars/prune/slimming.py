@@ -416,8 +416,8 @@ def _narrow_site_(model: nn.Module, site: NormSite, kept: torch.Tensor) -> None:
     """Narrow a norm and the layers around it. Parameters stay the same objects."""
     norm, consumer = cast(nn.BatchNorm2d, model.get_submodule(site.norm)), model.get_submodule(site.consumer)
     kept = kept.to(norm.weight.device)
-    for parameter, dim in ((norm.weight, 0), (norm.bias, 0), (consumer.get_parameter("weight"), 1)):
-        _narrow_parameter_(parameter, dim, kept)
+    for layer, name, dim in ((norm, "weight", 0), (norm, "bias", 0), (consumer, "weight", 1)):
+        _narrow_parameter_(layer.get_parameter(name), dim, kept)
     if norm.running_mean is not None and norm.running_var is not None:
         norm.running_mean, norm.running_var = norm.running_mean[kept], norm.running_var[kept]
     norm.num_features = len(kept)
