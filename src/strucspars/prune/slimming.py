@@ -427,7 +427,7 @@ def _narrow_site_(model: nn.Module, site: NormSite, kept: torch.Tensor) -> None:
         norm.register_buffer("kept", kept)
     else:
         producer = cast(nn.Conv2d, model.get_submodule(site.producer))
-        _narrow_parameter_(producer.weight, 0, kept)
+        _narrow_parameter_(producer.get_parameter("weight"), 0, kept)
         producer.out_channels = len(kept)
 
 
