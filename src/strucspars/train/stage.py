@@ -17,7 +17,6 @@ from strucspars.train.steps import StageLoss, TrainingStep, learning_rates
 
 CHECKPOINT_VERSION = 2
 CHECKPOINT_REMEDY = "restore the right one, or delete them to train from the beginning"
-EPOCHS_BETWEEN_PICTURES = 5
 
 
 @final
@@ -157,10 +156,7 @@ class Stage:
                 run.folder.save_epoch_arrays(self._name, epoch, arrays)
             run.folder.append_metrics(row)
         self._save(epoch)
-        has_pictures = engine.is_first and (epoch == 1 or epoch % EPOCHS_BETWEEN_PICTURES == 0)
-        matrices = self._rule.matrices() if has_pictures else {}
         for observer in run.observers:
-            observer.matrices_seen(run.name, matrices)
             observer.epoch_done(run.name, row)
 
     def _check_finite(self, loss: float, epoch: int, rate: float) -> None:
