@@ -60,7 +60,7 @@ SLIPS = {
     ("run", "run"): "to continue the run there, give run/recipe.yaml, and --out run",
     ("run", "binary.yaml"): "binary.yaml is not UTF-8 text",
     ("run", "demo", "data.name=folder"): "needs a root: the folder with train/ and val/; give data.root=FOLDER",
-    ("run", "demo", "sparsify.from_run=nowhere"): "nowhere is no run that has finished its first stage; finish it, or",
+    ("run", "demo", "sparsify.from_run=nowhere"): "nowhere is not a run that has finished its first stage; finish it",
     ("run", "demo", "sparsify.include=['x*']"): "'x*' matches no layer of the model; a summary of it lists them",
     # Networks that are somebody else's code.
     ("summary", "slips:broken"): f"network 'slips:broken': building it fails: KeyError: 'layers'; {MENDED}",

@@ -35,12 +35,6 @@ def test_a_selection_equals_nothing_but_selections() -> None:
     assert selection() != ChannelSelection({**selection().kept, "b": np.array([0])}, selection().widths)
 
 
-def test_the_digest_is_that_of_the_channels_that_stay() -> None:
-    digest = selection().digest()
-    assert ChannelSelection.from_json(selection(threshold=0.25).to_json()).digest() == digest
-    assert ChannelSelection({**selection().kept, "b": np.array([0])}, selection().widths).digest() != digest
-
-
 @pytest.mark.parametrize(
     ("kept", "message"),
     [

@@ -278,7 +278,7 @@ def test_no_run_waits_for_itself_or_a_later_one(
     recipes = {"itself": itself, "base": later, "dependent": dependent}
     outcomes = run_side_by_side(at(tmp_path, recipes), jobs=jobs)
     assert [type(outcome) for outcome in outcomes.values()] == [ValueError, ValueError, BaseRunFailed]
-    assert all("is no run that has finished its first stage" in str(outcome) for outcome in outcomes.values())
+    assert all("is not a run that has finished its first stage" in str(outcome) for outcome in outcomes.values())
 
 
 def test_several_processes_ask_the_run_itself_whether_it_can_begin(

@@ -103,11 +103,11 @@ def test_all_that_training_holds_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ({"lr": np.float64(0.1)}, r"state\['value'\]\['lr'\] is a numpy.float64, which a checkpoint cannot hold"),
-        ([np.zeros(2)], r"state\['value'\]\[0\] is a numpy.ndarray"),
-        ({Path("a"): 1}, r"a key of state\['value'\] is a pathlib\.\S*Path"),
-        (nn.Linear(1, 1), r"state\['value'\] is a torch.nn.modules.linear.Linear"),
-        (print, r"state\['value'\] is a builtins.builtin_function_or_method"),
+        ({"lr": np.float64(0.1)}, "the state to save holds more than data, or none: numpy._core.multiarray.scalar"),
+        ([np.zeros(2)], "numpy._core.multiarray._reconstruct"),
+        ({Path("a"): 1}, r"pathlib\.\S*Path"),
+        (nn.Linear(1, 1), "torch.nn.modules.linear.Linear"),
+        (print, "print"),
     ],
 )
 def test_a_state_that_could_not_be_loaded_is_refused_when_saved(tmp_path: Path, value: Any, complaint: str) -> None:
@@ -117,9 +117,9 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_saved(tmp_path: Path, 
     with pytest.raises(ValueError, match=complaint):
         save_named(tmp_path, "kept", {"value": value})
     assert_epoch(load_checkpoint(tmp_path), 1)
-    with pytest.raises(ValueError, match="state must be a dict, got list"):
+    with pytest.raises(ValueError, match="is a list instead of a dict"):
         save_checkpoint(tmp_path, [1])  # type: ignore[arg-type]  # the bad value is the point
-    with pytest.raises(ValueError, match="state must be a dict, got OrderedDict"):
+    with pytest.raises(ValueError, match="is a OrderedDict instead of a dict"):
         save_checkpoint(tmp_path, OrderedDict(epoch=1))
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_last_one_is_replaced_by_the_previous_with_a_warning(
         assert_epoch(load_checkpoint(tmp_path), 1)
     (record,) = caplog.records
     assert str(tmp_path / "last.pt") in record.getMessage()
-    assert record.getMessage().endswith(f"going on from {tmp_path / 'previous.pt'} instead")
+    assert record.getMessage().endswith(f"resuming from {tmp_path / 'previous.pt'} instead")
 
 
 @pytest.mark.parametrize("damage", [flip, cut, empty, cut_in_the_header, foreign])
@@ -184,7 +184,7 @@ def test_a_process_killed_between_the_two_renames_loses_nothing(
     if has_links:
         (tmp_path / "last.pt").hardlink_to(tmp_path / "previous.pt")
     assert_epoch(load_checkpoint(tmp_path), 2)
-    assert ("last.pt is missing; going on from" in caplog.text) is not has_links
+    assert ("last.pt is missing; resuming from" in caplog.text) is not has_links
     save_checkpoint(tmp_path, state(3))
     assert {path.name for path in tmp_path.iterdir()} == {"last.pt", "previous.pt"}
     assert_epoch(load_checkpoint(tmp_path), 3)
@@ -249,7 +249,7 @@ def test_a_hostile_checkpoint_is_refused_and_executes_nothing(tmp_path: Path, fo
 @pytest.mark.parametrize("value", [[1, 2], torch.zeros(2), OrderedDict(epoch=1)])
 def test_a_checkpoint_of_something_else_than_a_state_is_refused(tmp_path: Path, value: object) -> None:
     (tmp_path / "kept.pt").write_bytes(wrapped(zipped(value, legacy=False)))
-    with pytest.raises(ValueError, match=r"kept\.pt holds a \w+ instead of a run's state"):
+    with pytest.raises(ValueError, match=r"kept\.pt is a \w+ instead of a dict"):
         load_named(tmp_path, "kept")
 
 

@@ -9,7 +9,7 @@ from strucspars.train.engine import Engine
 from strucspars.train.epochs import TEACHER_BATCHES, Evaluation, counters_set_aside, epoch_targets
 from strucspars.train.recipe import EngineRecipe, StageRecipe
 from strucspars.train.rules import TrainingRule
-from strucspars.train.steps import Distillation, StageLoss, TrainingStep
+from strucspars.train.steps import StageLoss, TrainingStep
 
 CLASSES = 8
 
@@ -119,7 +119,7 @@ def test_the_targets_of_an_epoch_are_those_of_its_batches(
     steps: int, batch_size: int, memory_format: torch.memory_format
 ) -> None:
     teacher = normalised_network().eval()
-    step = training_step(StageLoss(distillation=Distillation(teacher=teacher, weight=0.5, temperature=3.0)))
+    step = training_step(StageLoss(teacher=teacher, weight=0.5, temperature=3.0))
     images = torch.randn(steps * batch_size, 3, 4, 4, generator=torch.Generator().manual_seed(1))
     images = images.to(memory_format=memory_format).view(steps, batch_size, 3, 4, 4)
     targets = epoch_targets(step.targets, images)

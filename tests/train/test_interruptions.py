@@ -5,7 +5,8 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from strucspars.io import files
 from strucspars.train import checkpoint as checkpoints
 from strucspars.train.engine import Engine
 from strucspars.train.observer import RunObserver
@@ -108,7 +110,7 @@ def test_a_run_goes_on_without_knowing_where_it_was_before(
     folder.environment_path.write_text("{")
     run_pipeline(recipe, folder.path)
     assert "environment.json: is not valid JSON" in caplog.text
-    assert "what the run was computed on before is not known" in caplog.text
+    assert "the machine that the run began on is not known" in caplog.text
     assert "earlier" not in folder.read_json(folder.environment_path)
 
 
@@ -153,20 +155,21 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_the_run_goes_on_later(
     assert_same_outcome: Comparison,
 ) -> None:
     writes = 0
-    write = checkpoints._write
+    replace = files.replace_file
 
-    def write_until_full(path: Path, pieces: Any) -> None:
+    @contextmanager
+    def replace_until_full(path: Path, *, former: Path | None) -> Iterator[Path]:
         nonlocal writes
         writes += path.name == "last.pt"
-        if writes < fatal_write:
-            write(path, pieces)
-            return
-        path.write_bytes(bytes(pieces[0]))
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with replace(path, former=former) as unfinished:
+            yield unfinished
+            if writes >= fatal_write:
+                unfinished.write_bytes(unfinished.read_bytes()[:40])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     recipe = hard(small_recipe, "masked")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "_write", write_until_full)
+        patch.setattr(checkpoints, "replace_file", replace_until_full)
         with pytest.raises(OSError, match=r"last\.pt: No space left on device; (.* kept; )?free some space") as caught:
             run_pipeline(recipe, tmp_path / "run")
     assert caught.value.errno == errno.ENOSPC

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from strucspars.models.cifar import PreactivationResNet
 from strucspars.train.recipe import Schedule, StageRecipe
-from strucspars.train.steps import AveragedModel, CastAtOnce, Distillation, StageLoss, learning_rates
+from strucspars.train.steps import AveragedModel, CastAtOnce, StageLoss, learning_rates
 
 
 class Fixed(nn.Module):
@@ -39,9 +39,8 @@ def distilled(
     teacher_scores: torch.Tensor, *, weight: float = 1.0, temperature: float = 4.0
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The loss of scores and labels, as far as a teacher with these scores has a say in it."""
-    distillation = Distillation(teacher=Fixed(teacher_scores), weight=weight, temperature=temperature)
-    loss = StageLoss(distillation=distillation)
-    return lambda scores, labels: loss(scores, labels, distillation.targets(IMAGES))
+    loss = StageLoss(teacher=Fixed(teacher_scores), weight=weight, temperature=temperature)
+    return lambda scores, labels: loss(scores, labels, loss.targets(IMAGES))
 
 
 def test_without_options_the_loss_is_cross_entropy(scores: torch.Tensor) -> None:
@@ -91,7 +90,8 @@ def test_the_gradient_hardly_depends_on_a_high_temperature(scores: torch.Tensor)
 
 def test_the_teacher_gets_no_gradient(scores: torch.Tensor) -> None:
     teacher = Fixed(scores.flip(0))
-    targets = Distillation(teacher=teacher, weight=1.0, temperature=4.0).targets(IMAGES)
+    targets = StageLoss(teacher=teacher, weight=1.0, temperature=4.0).targets(IMAGES)
+    assert targets is not None
     assert not targets.requires_grad
     assert teacher.scores.requires_grad
 
@@ -109,18 +109,6 @@ def test_the_divergence_of_half_precision_scores_is_computed_in_full(scores: tor
     loss = distilled(teacher)(coarse, LABELS)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, distilled(teacher.float())(coarse.float(), LABELS))
-
-
-def test_the_digest_of_a_teacher_is_that_of_its_weights_in_any_memory_format() -> None:
-    def digest(teacher: nn.Module) -> str:
-        return Distillation(teacher=teacher, weight=1.0, temperature=4.0).digest()
-
-    torch.manual_seed(0)
-    teacher = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    before = digest(teacher)
-    assert digest(teacher.to(memory_format=torch.channels_last)) == before
-    teacher.get_buffer("1.running_mean")[2] += 1
-    assert digest(teacher) != before
 
 
 def network() -> nn.Sequential:

@@ -13,7 +13,6 @@ all parameters, so that methods are compared at the same size. Where a norm sele
 too; they keep it whole in front of the selection.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -141,10 +140,6 @@ class ChannelSelection:
 
     def _norms(self) -> dict[str, Any]:
         return {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
-
-    def digest(self) -> str:
-        """SHA-256 of which channels stay, as hexadecimal text; threshold and fractions do not count."""
-        return hashlib.sha256(json.dumps(self._norms(), sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
         """The selection as JSON text."""

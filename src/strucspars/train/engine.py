@@ -6,7 +6,7 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar, cast, final
 
 import torch
@@ -66,6 +66,7 @@ class Engine:
     """Where and how a run computes: in one process, or in one of several that torchrun has started.
 
     Attributes:
+        fabric: Lightning's access to device, precision and processes.
         device: where this process computes.
         rank, world_size: number of this process, and how many there are.
         is_first: whether this process decides and writes files.
@@ -84,14 +85,13 @@ class Engine:
             raise ValueError("engine.precision 16 needs a GPU; use bf16 or 32 on a CPU")
         # Shapes stay the same within a run, so cuDNN may look for the fastest algorithm once.
         torch.backends.cudnn.benchmark = on_gpu
-        local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        processes = int(os.environ.get("WORLD_SIZE", 1))
+        local_processes, processes = (int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
         # Fabric announces its precision and recommends another one.
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
         with warnings.catch_warnings():
             # It asks for srun on every machine that has SLURM installed.
             warnings.filterwarnings("ignore", message=".*srun.*")
-            self._fabric = Fabric(
+            self.fabric = Fabric(
                 accelerator="cuda" if on_gpu else "cpu",
                 devices=local_processes,
                 num_nodes=processes // local_processes,
@@ -102,25 +102,25 @@ class Engine:
             )
             if processes > 1:
                 self._check_others_are_started(processes)
-            self._fabric.launch()
-        self.device = self._fabric.device
-        self.rank, self.world_size = self._fabric.global_rank, self._fabric.world_size
-        self.is_first = self._fabric.is_global_zero
+            self.fabric.launch()
+        self.device = self.fabric.device
+        self.rank, self.world_size = self.fabric.global_rank, self.fabric.world_size
+        self.is_first = self.fabric.is_global_zero
         self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.captures_graphs = recipe.cuda_graph and on_gpu and self.world_size == 1 and recipe.precision != "16"
         self.casts_at_once = self.captures_graphs and recipe.precision == "bf16"
 
     def _check_others_are_started(self, processes: int) -> None:
         """Refuse a `WORLD_SIZE` that was left in a shell: this process would wait for the others forever."""
-        assert isinstance(self._fabric.strategy, ParallelStrategy), "several processes have a parallel strategy"
+        assert isinstance(self.fabric.strategy, ParallelStrategy), "several processes have a parallel strategy"
         # Fabric falls back to its own environment where it sees neither torchrun nor SLURM nor MPI.
-        is_fallback = isinstance(self._fabric.strategy.cluster_environment, LightningEnvironment)
+        is_fallback = isinstance(self.fabric.strategy.cluster_environment, LightningEnvironment)
         names = os.environ.keys()
         is_started = names >= {"MASTER_ADDR", "MASTER_PORT"} and names & {"LOCAL_RANK", "GROUP_RANK", "NODE_RANK"}
         if is_fallback and not is_started:
             raise ValueError(
                 f"WORLD_SIZE is {processes}, but this process was not started with others, for which it would wait "
-                "for ever; start all with torchrun, or unset WORLD_SIZE to compute in one process"
+                "forever; start all with torchrun, or unset WORLD_SIZE to compute in one process"
             )
 
     def placed(self, model: Model) -> Model:
@@ -133,36 +133,20 @@ class Engine:
         """The model as the training step calls it: compiled, in mixed precision, in step with other processes."""
         if self.recipe.compile:
             model = cast(nn.Module, torch.compile(model))
-        return self._fabric.setup_module(model, move_to_device=False)
-
-    def with_precision(self) -> AbstractContextManager[Any]:
-        """Mixed precision for forward passes that are not trained."""
-        return self._fabric.autocast()
+        return self.fabric.setup_module(model, move_to_device=False)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of the loss, scaled where the precision needs it."""
         with nullcontext() if self.recipe.precision == "32" else BACKWARD_LOCK:
-            self._fabric.backward(loss)
-
-    def prepared(self, optimizer: torch.optim.Optimizer) -> Any:
-        """The optimizer as the precision needs it."""
-        return self._fabric.setup_optimizers(optimizer)
-
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring gradients to their true scale before something is added to them."""
-        self._fabric.strategy.precision.unscale_gradients(optimizer)
+            self.fabric.backward(loss)
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all processes; may change `values`."""
-        return cast(torch.Tensor, self._fabric.all_reduce(values, reduce_op="sum"))
+        return cast(torch.Tensor, self.fabric.all_reduce(values, reduce_op="sum"))
 
     def any_true(self, value: bool) -> bool:
         """Whether it is true on any process."""
         return bool(self.summed(torch.tensor(float(value), device=self.device)) > 0)
-
-    def shared(self, value: Any) -> Any:
-        """The first process's value, on all of them."""
-        return self._fabric.broadcast(value)
 
     def gathered(self, value: Any) -> list[Any]:
         """The values of all processes, in their order."""
@@ -177,15 +161,3 @@ class Engine:
         if self.world_size > 1:
             for buffer in model.buffers():
                 torch.distributed.broadcast(buffer, src=0)
-
-    def precision_state(self) -> dict[str, Any]:
-        """The scale of the gradients, if the precision has one."""
-        return dict(self._fabric.strategy.precision.state_dict())
-
-    def load_precision_state(self, state: dict[str, Any]) -> None:
-        """Restore the scale of the gradients."""
-        self._fabric.strategy.precision.load_state_dict(state)
-
-    def wait(self) -> None:
-        """Wait for all processes."""
-        self._fabric.barrier()

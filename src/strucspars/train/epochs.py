@@ -211,7 +211,7 @@ class Evaluation:
         return Accuracy(top1 / count, top5 / count, loss / count)
 
     def _add(self, images: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> None:
-        with self._engine.with_precision():
+        with self._engine.fabric.autocast():
             scores = self._model(images).float()
         losses = functional.cross_entropy(scores, labels, reduction="none")
         best = scores.topk(min(TOP, scores.shape[1]), dim=1).indices

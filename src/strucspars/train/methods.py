@@ -1,5 +1,6 @@
 """What the kinds of runs do: structured sparsification, Network Slimming as its baseline, and dense training."""
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
@@ -11,20 +12,23 @@ from typing_extensions import override
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
 from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
-from strucspars.export.storage import load, plan_hash, save
+from strucspars.export.storage import load, save
 from strucspars.io.arrays import save_arrays
 from strucspars.io.files import read_text, write_text
 from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import Sparsifier
+from strucspars.train.checkpoint import load_named
 from strucspars.train.epochs import CAPTURE_LOCK
-from strucspars.train.recipe import FINETUNE, SLIM, SPARSIFY, TRAIN, FinetuneForm, Kind, Recipe
+from strucspars.train.recipe import FINETUNE, SLIM, SPARSIFY, TRAIN, FinetuneForm, Kind
 from strucspars.train.recipe_identity import first_stage_changes
 from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
-from strucspars.train.run import Run
+from strucspars.train.run import SPARSIFIED, Run
 from strucspars.train.run_folder import RunFolder
 
 FORMS: tuple[FinetuneForm, ...] = ("masked", "grouped")
+# Of PyTorch's message about two networks that differ, which names every tensor.
+SHOWN_CHARACTERS = 300
 
 
 class Method:
@@ -60,10 +64,6 @@ class Method:
 
     def recall(self) -> None:
         """Read the decision from the folder."""
-
-    def decision_digest(self) -> str | None:
-        """SHA-256 of the decision; None where everything remains."""
-        return None
 
     def cut_(self, model: nn.Module) -> nn.Module:
         """Remove what was decided from a trained network, to evaluate it before finetuning."""
@@ -110,7 +110,7 @@ class StructuredSparsification(Method):
     def first_rule(self, model: nn.Module) -> TrainingRule | None:
         run = self._run
         if run.recipe.sparsify.from_run is not None:
-            self._learned = _plan_of_run(run.recipe, run.recipe.sparsify.from_run)
+            self._take_over_(model, run.recipe.sparsify.from_run)
             return None
         # Counting operations sets the random state aside, from which other threads may be drawing weights.
         with CAPTURE_LOCK:
@@ -154,10 +154,6 @@ class StructuredSparsification(Method):
         self._plan = plan
 
     @override
-    def decision_digest(self) -> str:
-        return plan_hash(self._plan)
-
-    @override
     def cut_(self, model: nn.Module) -> nn.Module:
         HeldZerosRule(model, self._plan)
         return model
@@ -177,6 +173,34 @@ class StructuredSparsification(Method):
         convert_(model, self._plan)
         if self._run.engine.is_first:
             save(model, self._run.folder.model_path, plan=self._plan)
+
+    def _take_over_(self, model: nn.Module, source: str) -> None:
+        """Load weights and plan of a run that has trained the first stage that this recipe asks for too."""
+        folder = RunFolder(Path(source).expanduser())
+        saved, self._learned = load_named(folder.checkpoints, SPARSIFIED), folder.load_plan()
+        if saved is None or self._learned is None:
+            raise ValueError(
+                f"sparsify.from_run: {source} is not a run that has finished its first stage; finish it, or name "
+                "another"
+            )
+        if self._learned.min_kept_norm is None:
+            raise ValueError(
+                f"sparsify.from_run: {source} is an ablation, whose orders were not learned; name the run whose were"
+            )
+        asked = first_stage_changes(self._run.recipe, folder.load_recipe())
+        if asked:
+            raise ValueError(
+                f"sparsify.from_run: {source} had another first stage than this recipe asks for, with "
+                f"{', '.join(asked)}; change that to what is in its recipe.yaml, or leave from_run out"
+            )
+        self._run.check_classes_of(folder)
+        try:
+            model.load_state_dict(saved["model"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            reason = textwrap.shorten(str(error), SHOWN_CHARACTERS, placeholder=" ...")
+            raise ValueError(
+                f"sparsify.from_run: {source} belongs to another network: {reason}; name another, or leave it out"
+            ) from error
 
     def _store_importance(self, moment: str) -> None:
         """Save importance matrices and shapes of the layers for the report; half precision is enough for pictures."""
@@ -199,7 +223,7 @@ def finetuning_form(run: Run) -> FinetuneForm:
     wanted = run.recipe.finetune.form
     if wanted != "auto":
         return wanted
-    form: FinetuneForm | None = run.engine.shared(
+    form: FinetuneForm | None = run.engine.fabric.broadcast(
         run.folder.remembered("finetune_form") if run.engine.is_first else None
     )
     if form is None:
@@ -209,25 +233,6 @@ def finetuning_form(run: Run) -> FinetuneForm:
     if form not in FORMS:
         raise ValueError(f"{run.folder.decisions_path}: finetune_form must be masked or grouped, got {form!r}")
     return form
-
-
-def _plan_of_run(recipe: Recipe, source: str) -> GroupingPlan:
-    """The plan that another run has learned in a first stage that this recipe asks for too."""
-    folder = RunFolder(Path(source).expanduser())
-    plan = folder.load_plan()
-    if plan is None:
-        raise ValueError(f"sparsify.from_run: {source} has no plan yet; finish its first stage")
-    if plan.min_kept_norm is None:
-        raise ValueError(
-            f"sparsify.from_run: {source} is an ablation, whose orders were not learned; name the run whose were"
-        )
-    asked = first_stage_changes(recipe, folder.load_recipe())
-    if asked:
-        raise ValueError(
-            f"sparsify.from_run: {source} had another first stage than this recipe asks for, with "
-            f"{', '.join(asked)}; change that to what is in its recipe.yaml, or leave from_run out"
-        )
-    return plan
 
 
 @final
@@ -263,10 +268,6 @@ class NetworkSlimming(Method):
         if not self._path.exists():
             raise ValueError(f"{self._path} is missing, but the finetuning has begun; restore it")
         self._selection = ChannelSelection.from_json(read_text(self._path), str(self._path))
-
-    @override
-    def decision_digest(self) -> str:
-        return self._selection.digest()
 
     @override
     def cut_(self, model: nn.Module) -> nn.Module:

@@ -1,5 +1,6 @@
 """A recipe becomes a finished run folder: train, compress, finetune, save, read back, evaluate."""
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import nn
 
 from strucspars.bench.machine import environment_after
 from strucspars.convert.compress import recalibrate_
-from strucspars.io.files import write_text
+from strucspars.io.files import CHECKPOINT_BYTES, read_bytes, write_text
 from strucspars.nn.names import copied
 from strucspars.train.checkpoint import save_named
 from strucspars.train.engine import lost_processes_explained
@@ -27,7 +28,7 @@ from strucspars.train.recipe_reading import recipe_yaml
 from strucspars.train.rules import TrainingRule
 from strucspars.train.run import SPARSIFIED, Run, RunInterrupted
 from strucspars.train.run_folder import RunFolder, store_classes
-from strucspars.train.stage import Stage, check_checkpoint
+from strucspars.train.stage import CHECKPOINT_VERSION, Stage
 from strucspars.train.steps import StageLoss
 
 # Relative; group convolutions add in another order, and half precision rounds coarsely. Another network differs more.
@@ -44,7 +45,7 @@ def run_pipeline(
     should_stop: Callable[[], bool] = lambda: False,
     executor: Executor | None = None,
 ) -> RunSummary:
-    """Run a recipe in a folder, or go on there from the last checkpoint; a finished run is only read.
+    """Run a recipe in a folder, or resume there from the last checkpoint; a finished run is only read.
 
     `should_stop` is asked after every step; once it is true, the state is saved and `RunInterrupted` raised. The worker
     processes of `executor` learn the channel orders.
@@ -83,15 +84,15 @@ def _run(run: Run, stack: ExitStack) -> RunSummary:
 
     # Everything that could refuse the run comes before anything is written.
     was_locked = folder.was_locked
-    finished: RunSummary | None = engine.shared(_open(run, stack, was_locked) if engine.is_first else None)
+    finished: RunSummary | None = engine.fabric.broadcast(_open(run, stack, was_locked) if engine.is_first else None)
     if finished is not None:
         return finished
-    run.checkpoint = engine.shared(_load_checkpoint(run) if engine.is_first else None)
+    run.checkpoint = engine.fabric.broadcast(_load_checkpoint(run) if engine.is_first else None)
     method = METHODS[recipe.kind](run)
     _ = run.train.steps
-    last_loss = StageLoss(label_smoothing=recipe.stage2.label_smoothing, distillation=run.distillation())
+    last_loss = run.last_loss()
     model, first_rule = _starting_point(run, method)
-    _check_unchanged(run, method, last_loss)
+    _check_unchanged(run, method)
     if engine.is_first:
         _begin(run, stack, was_locked)
         log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
@@ -103,14 +104,15 @@ def _run(run: Run, stack: ExitStack) -> RunSummary:
             _train_first_stage_(run, method, model, first_rule)
         model = _compress(run, method, model)
     model, rule = method.trainable(model)
-    trained = Stage(run, method.last_stage, model, rule, last_loss, digests=_digests(method, last_loss)).train()
+    digests = _digests(run, method) if engine.is_first else {}
+    trained = Stage(run, method.last_stage, model, rule, last_loss, digests=digests).train()
     method.finish_(trained)
-    engine.wait()
+    engine.fabric.barrier()
     return _sum_up(run, method)
 
 
 def _open(run: Run, stack: ExitStack, was_locked: bool) -> RunSummary | None:
-    """Look at the folder, which is locked now if it was before; returns the summary of a finished run."""
+    """Check the folder, and lock it if it was locked before; returns the summary of a finished run."""
     folder = run.folder
     folder.check_usable()
     # A lock file that exists can be held from now on; a new one would be the first trace of this run.
@@ -129,8 +131,12 @@ def _open(run: Run, stack: ExitStack, was_locked: bool) -> RunSummary | None:
 def _load_checkpoint(run: Run) -> dict[str, Any] | None:
     """The last checkpoint, if it fits to the data; None where there is none."""
     checkpoint = run.folder.load_checkpoint()
-    if checkpoint is not None:
-        check_checkpoint(checkpoint, run.folder.checkpoints)
+    version = CHECKPOINT_VERSION if checkpoint is None else checkpoint.get("version")
+    if version != CHECKPOINT_VERSION:
+        raise ValueError(
+            f"{run.folder.checkpoints} was written by another version of strucspars ({version!r}, not "
+            f"{CHECKPOINT_VERSION}); finish the run with that one"
+        )
     if run.folder.is_begun:
         run.check_classes_of(run.folder)
     if checkpoint is not None:
@@ -149,21 +155,28 @@ def _starting_point(run: Run, method: Method) -> tuple[nn.Module, TrainingRule |
     return model, method.first_rule(model)
 
 
-def _digests(method: Method, loss: StageLoss) -> dict[str, str | None]:
-    """Of what the last stage builds on beside its checkpoints."""
-    teacher = loss.distillation
-    return {"teacher": None if teacher is None else teacher.digest(), "decision": method.decision_digest()}
+def _digests(run: Run, method: Method) -> dict[str, str | None]:
+    """SHA-256 of the files that the last stage builds on besides its checkpoints."""
+    teacher = run.recipe.finetune.teacher
+    paths = {
+        "teacher": None if teacher is None else RunFolder(Path(teacher).expanduser()).model_path,
+        "decision": method.decision_path,
+    }
+    return {
+        key: None if path is None else hashlib.sha256(read_bytes(path, limit=CHECKPOINT_BYTES)).hexdigest()
+        for key, path in paths.items()
+    }
 
 
-def _check_unchanged(run: Run, method: Method, loss: StageLoss) -> None:
-    """Refuse to go on where the last stage began with another teacher or decision than there is now."""
+def _check_unchanged(run: Run, method: Method) -> None:
+    """Refuse to resume a last stage that began with another teacher or decision."""
     if run.checkpoint is None or not run.has_begun(method.last_stage):
         return
     causes = {
         "teacher": ("a teacher of other weights than finetune.teacher has", "give that teacher"),
         "decision": (f"other contents of {method.decision_path}", "restore them"),
     }
-    for key, digest in _digests(method, loss).items():
+    for key, digest in _digests(run, method).items():
         if run.checkpoint.get(key) != digest:
             thing, remedy = causes[key]
             raise ValueError(
@@ -173,7 +186,7 @@ def _check_unchanged(run: Run, method: Method, loss: StageLoss) -> None:
 
 
 def _begin(run: Run, stack: ExitStack, was_locked: bool) -> None:
-    """Take possession of the folder, write down what is about to happen, and drop rows after the checkpoint."""
+    """Lock the folder, store recipe, classes and environment, and remove rows after the checkpoint."""
     folder, checkpoint = run.folder, run.checkpoint
     folder.create()
     if not was_locked:
@@ -183,13 +196,13 @@ def _begin(run: Run, stack: ExitStack, was_locked: bool) -> None:
     store_classes(folder, run.classes)
     former = None
     if checkpoint is None:
-        # An earlier attempt may have left one; runs that take over the first stage wait for that of this attempt.
+        # Of an earlier attempt: runs that take over the first stage wait for the plan of this one.
         folder.plan_path.unlink(missing_ok=True)
     else:
         try:
             former = folder.read_json(folder.environment_path)
         except ValueError as error:
-            _logger.warning("%s; what the run was computed on before is not known", error)
+            _logger.warning("%s; the machine that the run began on is not known", error)
     folder.write_json(folder.environment_path, environment_after(former))
     folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
 
@@ -227,7 +240,7 @@ def _compress(run: Run, method: Method, model: nn.Module) -> nn.Module:
     }
     recalibrates = run.recipe.finetune.recalibrate_bn
     if recalibrates:
-        with run.engine.with_precision():
+        with run.engine.fabric.autocast():
             recalibrate_(cut, (batch.images for batch in run.train.epoch(1)))
         row["recalibrated_top1"] = _accuracy(run, cut).top1
     row["seconds"] = time.perf_counter() - begin

@@ -63,7 +63,7 @@ class StageRecipe:
     """One stage of training with SGD.
 
     Attributes:
-        epochs: how long; 0 for a first stage that takes the weights as they are.
+        epochs: how long; 0 for a first stage that leaves the weights unchanged.
         lr: learning rate, at its highest.
         momentum: of SGD.
         weight_decay: of all parameters.
@@ -85,18 +85,12 @@ class StageRecipe:
     def __post_init__(self) -> None:
         checked_at_least("epochs", self.epochs, 0)
         _check_choice("schedule", self.schedule, Schedule)
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be above 0 and finite, got {self.lr!r}")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum!r}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and not negative, got {self.weight_decay!r}")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must lie in [0, 1), got {self.label_smoothing!r}")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema must lie between 0 and 1, got {self.ema!r}; leave it out for none")
-        if checked_fraction("lr_warmup", self.lr_warmup) == 1:
-            raise ValueError("lr_warmup must be below 1, got 1: the rate would reach its height when all is over")
+        _check_range("lr", self.lr, above=0)
+        _check_range("weight_decay", self.weight_decay)
+        for key in ("momentum", "label_smoothing", "lr_warmup"):
+            _check_range(key, getattr(self, key), below=1)
+        if self.ema is not None:
+            _check_range("ema", self.ema, above=0, below=1)
 
     @property
     def lr_warmup_epochs(self) -> int:
@@ -134,8 +128,7 @@ class SlimmingRecipe:
 
     def __post_init__(self) -> None:
         checked_target(self.target)
-        if not 0 <= self.strength < math.inf:
-            raise ValueError(f"strength must be finite and not negative, got {self.strength!r}")
+        _check_range("strength", self.strength)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +158,7 @@ class FinetuneRecipe:
         _check_choice("form", self.form, FinetuneForm)
         _check_choice("ablation", self.ablation, Ablation)
         checked_fraction("distill_weight", self.distill_weight)
-        if not 0 < self.distill_temperature < math.inf:
-            raise ValueError(f"distill_temperature must be above 0 and finite, got {self.distill_temperature!r}")
+        _check_range("distill_temperature", self.distill_temperature, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +205,7 @@ class Recipe:
         kind: `strucspars`; or a baseline, `dense` (second stage only) or `slimming`.
         seed: of everything random.
         data, model, sparsify, slimming, finetune, engine: the options of one part each.
-        stage1: training with the penalty; without an epoch, trained weights are grouped as they are, one-shot.
+        stage1: training with the penalty; without an epoch, trained weights are grouped unchanged, one-shot.
         stage2: finetuning; for a dense network, its training.
 
     >>> Recipe(name="mine", stage1=StageRecipe(epochs=20)).sparsify_config(steps_per_epoch=10).epochs
@@ -252,7 +244,7 @@ class Recipe:
         if self.kind != "strucspars" and self.finetune.ablation != "finetune":
             raise ValueError(f"finetune.ablation {self.finetune.ablation!r} needs kind strucspars, got {self.kind!r}")
         if self.kind == "dense" and self.finetune.recalibrate_bn:
-            raise ValueError("recalibrate_bn needs a network that is compressed, but kind is dense")
+            raise ValueError("finetune.recalibrate_bn needs a compressed network, but kind is dense")
         if self.kind != "strucspars" and self.sparsify.from_run is not None:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
 
@@ -263,9 +255,15 @@ class Recipe:
             raise ValueError("stage1.epochs must be at least 1 with kind slimming, got 0: scales fall in training only")
         if self.kind == "strucspars" and self.model.weights is None and self.sparsify.from_run is None:
             raise ValueError(
-                "stage1.epochs 0 groups the weights as they are, but they are fresh; name trained ones with "
+                "stage1.epochs 0 groups the weights without training, but they are fresh; name trained ones with "
                 "model.weights, or train at least one epoch"
             )
+
+
+def _check_range(key: str, value: float, *, above: float | None = None, below: float = math.inf) -> None:
+    """Refuse a value outside [0, below), or outside (above, below)."""
+    if not (0 <= value < below if above is None else above < value < below):
+        raise ValueError(f"{key} must lie in {'[0' if above is None else f'({above}'}, {below}), got {value!r}")
 
 
 def _check_choice(key: str, value: str, choices: object) -> None:

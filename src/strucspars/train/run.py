@@ -1,9 +1,8 @@
-"""What a run holds while it goes: its recipe and folder, its engine, its data and its networks."""
+"""The parts of a run in progress: its recipe and folder, its engine, its data and its networks."""
 
 import itertools
 import math
 import os
-import textwrap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -22,13 +21,12 @@ from strucspars.data.image_set import ResidentData
 from strucspars.export.storage import load
 from strucspars.models.catalogue import build_model, names_a_function
 from strucspars.models.weights import load_weights_
-from strucspars.train.checkpoint import load_named
 from strucspars.train.engine import Engine
 from strucspars.train.epochs import CAPTURE_LOCK
 from strucspars.train.observer import RunObserver
 from strucspars.train.recipe import Recipe
 from strucspars.train.run_folder import RunFolder, check_same_classes
-from strucspars.train.steps import Distillation
+from strucspars.train.steps import StageLoss
 
 # Name of the checkpoint after the first stage.
 SPARSIFIED = "sparsified"
@@ -36,8 +34,6 @@ SPARSIFIED = "sparsified"
 MOST_READERS = 4
 # Several processes stop together; they agree on it every so many steps.
 STEPS_BETWEEN_AGREEMENTS = 50
-# Of PyTorch's message about two networks that differ, which names every tensor.
-SHOWN_CHARACTERS = 300
 
 
 class RunInterrupted(Exception):
@@ -63,7 +59,8 @@ class Run:
     """One run; its arguments are those of `run_pipeline`. Data are loaded when first used.
 
     Attributes:
-        checkpoint: where the run goes on from; None at its beginning.
+        name: what observers know the run by.
+        checkpoint: where the run resumes; None at its beginning.
     """
 
     def __init__(
@@ -75,24 +72,19 @@ class Run:
         should_stop: Callable[[], bool] = lambda: False,
         executor: Executor | None = None,
     ) -> None:
-        self.recipe, self.folder = recipe, folder
+        self.recipe, self.folder, self.name = recipe, folder, folder.path.name
         self.observers = list(observers)
         self.should_stop, self.executor = should_stop, executor
         self.checkpoint: Mapping[str, Any] | None = None
         with CAPTURE_LOCK:
             self.engine = Engine(recipe.engine)
 
-    @property
-    def name(self) -> str:
-        """What observers know the run by."""
-        return self.folder.path.name
-
     def has_begun(self, stage: str) -> bool:
         """Whether the checkpoint is one of this stage."""
         return self.checkpoint is not None and self.checkpoint["stage"] == stage
 
     def stop_question(self) -> Callable[[], bool]:
-        """What to ask after every step; all processes get the same answer."""
+        """What to ask after every step whether to stop; all processes get the same answer."""
         if self.engine.world_size == 1:
             return self.should_stop
         asked = itertools.count(1)
@@ -162,89 +154,70 @@ class Run:
         check_same_classes(folder, self.classes, data=f"data.root {self.recipe.data.root}")
 
     def check_images_of(self, checkpoint: Mapping[str, Any]) -> None:
-        """Refuse to go on with other images than before: order, crops and steps of the epochs would differ."""
-        before, now = checkpoint["images"], self.images
-        if before == now:
-            return
-        assert now is not None, "another recipe is refused before"
-        there_were, there_are = (
-            f"{listing['train_images']} to learn from and {listing['test_images']} to test on"
-            for listing in (before, now)
-        )
-        change = f"now {there_are}" if there_were != there_are else "of other names or classes"
-        raise ValueError(
-            f"data.root {self.recipe.data.root} holds other images than when the run began: there were {there_were}, "
-            f"{change}; give the images of that run, or start another one in another folder"
-        )
+        """Refuse to resume with other images: order, crops and steps of the epochs would differ."""
+        counts = [
+            each and f"{each['train_images']} to learn from and {each['test_images']} to test on"
+            for each in (checkpoint["images"], self.images)
+        ]
+        if checkpoint["images"] != self.images:
+            change = f"now {counts[1]}" if counts[0] != counts[1] else "of other names or classes"
+            raise ValueError(
+                f"data.root {self.recipe.data.root} holds other images than when the run began: there were {counts[0]},"
+                f" {change}; give the images of that run, or start another one in another folder"
+            )
 
-    def fresh_model(self, purpose: str = "weights") -> nn.Module:
-        """The recipe's network with fresh weights on the device; the same weights for the same purpose."""
-        return self._built(self.recipe, purpose)
-
-    def first_model(self) -> nn.Module:
-        """The network that training starts from: fresh, with the weights that the recipe names, or of another run."""
-        model = self.fresh_model()
-        if self.recipe.model.weights is not None:
-            load_weights_(model, self.recipe.model.weights, self.recipe.model.name)
-        if self.recipe.sparsify.from_run is not None:
-            self._load_first_stage_(model, self.recipe.sparsify.from_run)
-        return model
-
-    def _built(self, recipe: Recipe, purpose: str) -> nn.Module:
+    def fresh_model(self, purpose: str = "weights", *, name: str | None = None) -> nn.Module:
+        """The recipe's network, or the one named, with fresh weights; the same weights for the same purpose."""
         # Runs in other threads share the generator that initialises weights.
         with CAPTURE_LOCK:
             torch.manual_seed(derived_seed(self.recipe.seed, purpose))
-            model = build_model(
-                recipe.model.name, num_classes=self._data.num_classes, image_shape=self._data.image_shape
-            )
+            name, data = name or self.recipe.model.name, self._data
+            model = build_model(name, num_classes=data.num_classes, image_shape=data.image_shape)
         return self.engine.placed(model)
 
-    def _load_first_stage_(self, model: nn.Module, source: str) -> None:
-        """Load the weights that another run had after its first stage."""
-        origin = RunFolder(Path(source).expanduser())
-        saved = load_named(origin.checkpoints, SPARSIFIED)
-        if saved is None:
-            raise ValueError(
-                f"sparsify.from_run: {source} is no run that has finished its first stage; finish it, or name another"
-            )
-        self.check_classes_of(origin)
-        try:
-            model.load_state_dict(saved["model"])
-        except (KeyError, TypeError, RuntimeError) as error:
-            reason = textwrap.shorten(str(error), SHOWN_CHARACTERS, placeholder=" ...")
-            raise ValueError(
-                f"sparsify.from_run: {source} belongs to another network: {reason}; give model.name as in its "
-                "recipe.yaml, or leave from_run out"
-            ) from error
+    def first_model(self) -> nn.Module:
+        """The network that training starts from: fresh, or with the weights that the recipe names."""
+        model = self.fresh_model()
+        if self.recipe.model.weights is not None:
+            load_weights_(model, self.recipe.model.weights, self.recipe.model.name)
+        return model
 
-    def distillation(self) -> Distillation | None:
-        """The recipe's teacher, from the folder of a finished run; None without one."""
-        options = self.recipe.finetune
+    def last_loss(self) -> StageLoss:
+        """The loss of the last stage, with the recipe's teacher, from the folder of a finished run, if it names one."""
+        options, label_smoothing = self.recipe.finetune, self.recipe.stage2.label_smoothing
         if options.teacher is None:
-            return None
+            return StageLoss(label_smoothing=label_smoothing)
         folder = RunFolder(Path(options.teacher).expanduser())
         if not folder.is_finished:
             raise ValueError(
                 f"finetune.teacher: {folder.path} is not the folder of a finished run; train the teacher first, "
                 "or name the folder of one"
             )
-        recipe = folder.load_recipe()
-        if recipe.kind == "slimming":
-            raise ValueError(f"finetune.teacher: {folder.path} is a run of kind slimming; name a dense one")
-        if _label_set(recipe.data.name) != _label_set(self.recipe.data.name):
-            raise ValueError(
-                f"finetune.teacher: {folder.path} was trained on {recipe.data.name}, this run learns from "
-                f"{self.recipe.data.name}: its outputs mean something else; name a teacher of the same data"
+        teacher, own = folder.load_recipe(), self.recipe
+        problem = ""
+        if teacher.kind == "slimming":
+            problem = "is a run of kind slimming; name a dense one"
+        elif _label_set(teacher.data.name) != _label_set(own.data.name):
+            problem = (
+                f"was trained on {teacher.data.name}, this run learns from {own.data.name}: its outputs mean something "
+                "else; name a teacher of the same data"
             )
-        if names_a_function(recipe.model.name) and recipe.model.name != self.recipe.model.name:
-            raise ValueError(
-                f"finetune.teacher: {folder.path} names {recipe.model.name!r} as its network; code that a folder names "
-                "is not run unless the recipe names the same"
+        elif names_a_function(teacher.model.name) and teacher.model.name != own.model.name:
+            problem = (
+                f"names {teacher.model.name!r} as its network; code that a folder names is not run unless the recipe "
+                "names the same"
             )
+        if problem:
+            raise ValueError(f"finetune.teacher: {folder.path} {problem}")
         self.check_classes_of(folder)
-        teacher = load(folder.model_path, self._built(recipe, "weights"))
-        teacher.eval().requires_grad_(False)
-        return Distillation(teacher=teacher, weight=options.distill_weight, temperature=options.distill_temperature)
+        model = load(folder.model_path, self.fresh_model(name=teacher.model.name))
+        model.eval().requires_grad_(False)
+        return StageLoss(
+            label_smoothing=label_smoothing,
+            teacher=model,
+            weight=options.distill_weight,
+            temperature=options.distill_temperature,
+        )
 
 
 def _label_set(data: str) -> str:

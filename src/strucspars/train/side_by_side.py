@@ -1,7 +1,7 @@
 """Several runs at once in one process: on a GPU small networks leave room for each other.
 
-Every run has a thread and a stream of its own. Its random numbers, except those of dropout, come from generators of its
-own, so its outcome does not depend on its neighbours.
+Every run has its own thread and stream. Its random numbers, except those of dropout, come from its own generators, so
+its outcome does not depend on its neighbours.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ SECONDS_BETWEEN_CHECKS = 0.5
 
 
 class BaseRunFailed(RuntimeError):
-    """A run was not begun because one that it builds on has failed; the error of that run is the cause."""
+    """A run was not started because one that it builds on has failed; the error of that run is the cause."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,9 @@ class _BaseRun:
     path: Path
     is_teacher: bool
 
-    def __str__(self) -> str:
-        return f"{self.path} as a finished teacher" if self.is_teacher else f"the first stage of {self.path}"
-
     @property
     def is_there(self) -> bool:
-        """Whether the folder holds what is needed; a run writes its plan last of what its first stage leaves."""
+        """Whether the folder holds what is needed; of the files of a first stage, the plan is written last."""
         folder = RunFolder(self.path)
         if self.is_teacher:
             return folder.is_finished
@@ -58,7 +55,7 @@ def run_side_by_side(
     Under torchrun an error is raised and stops them, unless it is a diverged training.
 
     Runs begin in the order of `recipes`. One that builds on earlier ones waits, and lets others go first, until the
-    first stage that it takes over and its teacher are finished.
+    needed parts of those are finished.
 
     Returns:
         For every folder its summary or its error: `RunInterrupted` also where the stop came before the run began,
@@ -66,9 +63,6 @@ def run_side_by_side(
     """
     bases = _earlier_bases(recipes)
     outcomes: dict[Path, RunSummary | Exception] = {}
-
-    def is_ready(path: Path) -> bool:
-        return all(base.path in outcomes or base.is_there for base in bases[path])
 
     def run(path: Path) -> None:
         try:
@@ -78,44 +72,36 @@ def run_side_by_side(
             outcomes[path] = run_pipeline(
                 recipes[path], path, observers=observers, should_stop=should_stop, executor=executor
             )
-        except (RunInterrupted, TrainingDiverged) as error:
-            # Processes decide on these together, so they can begin the next run together.
-            outcomes[path] = error
         except Exception as error:
-            if is_one_of_several_processes():
-                # The others may wait for this one in the middle of this run.
+            # Processes of torchrun decide together on these two. After another error of one, the others wait for it.
+            if is_one_of_several_processes() and not isinstance(error, RunInterrupted | TrainingDiverged):
                 raise
             outcomes[path] = error
 
+    waiting = list(recipes)
+    running: set[Future[None]] = set()
     with lost_processes_explained():
         if jobs == 1:
             # In the main thread, which some libraries that a network may use require.
-            for path in recipes:
+            for path in waiting:
                 run(path)
-        else:
-            _run_in_threads(run, is_ready, list(recipes), jobs)
+            return outcomes
+        with ThreadPoolExecutor(jobs) as threads:
+            while waiting or running:
+                ready = [path for path in waiting if all(b.path in outcomes or b.is_there for b in bases[path])]
+                for path in ready[: jobs - len(running)]:
+                    waiting.remove(path)
+                    running.add(threads.submit(run, path))
+                # With a timeout: Python handles signals in the main thread only, and one that the system gives to
+                # another thread does not wake it. The end of a first stage is noticed then, too.
+                done, running = wait(running, timeout=SECONDS_BETWEEN_CHECKS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
     return {path: outcomes[path] for path in recipes}
 
 
-def _run_in_threads(
-    run: Callable[[Path], None], is_ready: Callable[[Path], bool], waiting: list[Path], jobs: int
-) -> None:
-    running: set[Future[None]] = set()
-    with ThreadPoolExecutor(jobs) as threads:
-        while waiting or running:
-            ready = [path for path in waiting if is_ready(path)]
-            for path in ready[: jobs - len(running)]:
-                waiting.remove(path)
-                running.add(threads.submit(run, path))
-            # With a timeout: Python handles signals in the main thread only, and one that the system gives to another
-            # thread does not wake it. Finished first stages are noticed then, too.
-            done, running = wait(running, timeout=SECONDS_BETWEEN_CHECKS, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-
-
 def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]:
-    """For every run the earlier ones that it builds on, so that there is always one that waits for no other."""
+    """For every run the earlier ones that it builds on, so that one can always start."""
     bases: dict[Path, list[_BaseRun]] = {}
     # Recipes may name a folder by another path than it has here.
     earlier: dict[Path, Path] = {}
@@ -124,11 +110,9 @@ def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]
         # From its first checkpoint on, a run has weights and a plan of its own.
         source = None if folder.is_begun else recipe.sparsify.from_run
         teacher = None if folder.is_finished else recipe.finetune.teacher
-        bases[path] = []
-        for name, is_teacher in ((source, False), (teacher, True)):
-            base = None if name is None else earlier.get(Path(name).expanduser().resolve())
-            if base is not None:
-                bases[path].append(_BaseRun(base, is_teacher))
+        named = [(name, is_teacher) for name, is_teacher in ((source, False), (teacher, True)) if name is not None]
+        found = [(earlier.get(Path(name).expanduser().resolve()), is_teacher) for name, is_teacher in named]
+        bases[path] = [_BaseRun(base, is_teacher) for base, is_teacher in found if base is not None]
         earlier[path.resolve()] = path
     return bases
 
@@ -141,16 +125,17 @@ def _check_bases(bases: Sequence[_BaseRun], outcomes: Mapping[Path, RunSummary |
         error = outcomes.get(base.path)
         # A failed run may still have what is needed of it.
         if isinstance(error, Exception) and not base.is_there:
+            needed = f"{base.path} as a finished teacher" if base.is_teacher else f"the first stage of {base.path}"
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise BaseRunFailed(f"not begun: it needs {base}, but that run failed: {reason}") from error
+            raise BaseRunFailed(f"not begun: it needs {needed}, but that run failed: {reason}") from error
 
 
 def _stops_before_run(should_stop: Callable[[], bool]) -> bool:
-    """Whether to begin no other run; under torchrun, all processes get the same answer."""
+    """Whether to start no other run; under torchrun, all processes get the same answer."""
     if not is_one_of_several_processes():
         return should_stop()
     if not torch.distributed.is_initialized():
-        # The first run connects the processes, and asks them itself.
+        # The first run connects the processes, and asks them.
         return False
     answers = [False] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(answers, should_stop())

@@ -1,9 +1,8 @@
-"""One stage of training: epochs, their metrics, and checkpoints from which a killed run goes on exactly."""
+"""One stage of training: epochs, their metrics, and checkpoints from which a killed run resumes exactly."""
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -16,20 +15,13 @@ from strucspars.train.run import Run, RunInterrupted, TrainingDiverged, derived_
 from strucspars.train.steps import StageLoss, TrainingStep, learning_rates
 
 CHECKPOINT_VERSION = 2
-CHECKPOINT_REMEDY = "restore the right one, or delete them to train from the beginning"
 
 
 @final
 class Stage:
-    """Trains one model under one rule, from where the last checkpoint of this stage left it.
+    """Trains one model under one rule, from the last checkpoint of this stage if there is one.
 
-    Args:
-        run: that the stage is part of.
-        name: of the stage.
-        model: to be trained.
-        rule: what happens beside minimising the loss.
-        loss: of the batches.
-        digests: of the other things the stage builds on; kept in its checkpoints by these names.
+    `digests` of the other files that the stage builds on are kept in its checkpoints.
     """
 
     def __init__(
@@ -44,8 +36,8 @@ class Stage:
     ) -> None:
         self._run, self._name, self._model, self._rule = run, name, model, rule
         self._options = run.recipe.stage2 if name in (FINETUNE, TRAIN) else run.recipe.stage1
-        # The data's epochs count on, also where another run trained the first stage: all variants of a seed see the
-        # same batches.
+        # Epochs of data are counted over both stages, also where another run trained the first one: all variants of a
+        # seed see the same batches.
         self._data_epochs_before = run.recipe.stage1.epochs if name == FINETUNE else 0
         self._digests = digests or {}
         self._step = TrainingStep(run.engine, model, self._options, loss, rule)
@@ -57,7 +49,7 @@ class Stage:
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"{run.folder.checkpoints}: the checkpoint does not belong to this run: "
-                    f"{' '.join(str(error).split())}; {CHECKPOINT_REMEDY}"
+                    f"{' '.join(str(error).split())}; restore the right one, or delete them to train from the beginning"
                 ) from error
         # Captured graphs keep the addresses of tensors: none may be replaced from here on.
         self._epochs = epoch_runner(run.engine, self._step, run.train)
@@ -76,10 +68,9 @@ class Stage:
             TrainingDiverged: the loss is not finite.
         """
         run, epochs = self._run, self._options.epochs
+        progress = {"epochs": epochs, "steps": run.train.steps, "done_epochs": self._done_epochs}
         for observer in run.observers:
-            observer.stage_started(
-                run.name, self._name, epochs=epochs, steps=run.train.steps, done_epochs=self._done_epochs
-            )
+            observer.stage_started(run.name, self._name, **progress)
         for epoch in range(self._done_epochs + 1, epochs + 1):
             self._train_epoch(epoch)
         return self.trained_model
@@ -108,7 +99,7 @@ class Stage:
             observer.steps_done(self._run.name, epoch=epoch, step=step)
 
     def _prepare_epoch_(self, epoch: int) -> None:
-        """Every epoch draws its dropout from a seed of its own, so that it can be repeated on its own."""
+        """Seed the dropout of this epoch, so that the epoch can be repeated on its own."""
         self._model.train()
         # Processes that share a batch must not drop the same neurons.
         process = f", process {self._run.engine.rank}" if self._run.engine.rank else ""
@@ -125,14 +116,13 @@ class Stage:
     def _finish_epoch(self, epoch: int, rate: float, begin: float) -> None:
         run, engine = self._run, self._run.engine
         loss_sum, right = engine.summed(self._step.sums.clone()).tolist()
-        batches = run.train.steps * engine.world_size
-        trained = time.perf_counter()
+        batches, trained = run.train.steps * engine.world_size, time.perf_counter()
         engine.share_buffers_(self._model)
         if self._step.average is not None:
             self._step.average.copy_counters_()
             engine.share_buffers_(self._step.average.model)
         accuracy = self._evaluation.accuracy()
-        # Also of the test images: the last step may have spoilt the weights, which must not reach a checkpoint.
+        # Also of the test images: weights that the last step has spoilt must not reach a checkpoint.
         for loss in (loss_sum, accuracy.loss):
             self._check_finite(loss, epoch, rate)
         decided = self._rule.end_epoch()
@@ -151,8 +141,7 @@ class Stage:
         }
         self._done_epochs, self._done_steps = epoch, 0
         if engine.is_first:
-            arrays = self._rule.arrays()
-            if arrays:
+            if arrays := self._rule.arrays():
                 run.folder.save_epoch_arrays(self._name, epoch, arrays)
             run.folder.append_metrics(row)
         self._save(epoch)
@@ -194,7 +183,7 @@ class Stage:
                     "average": None if average is None else average.model.state_dict(),
                     "rule": self._rule.state_dict(),
                     "sums": torch.stack([sums for sums, _ in processes]),
-                    "precision": run.engine.precision_state(),
+                    "precision": dict(run.engine.fabric.strategy.precision.state_dict()),
                     "random_states": [states for _, states in processes],
                     "images": run.images,
                     **self._digests,
@@ -209,29 +198,16 @@ class Stage:
             self._step.average.model.load_state_dict(checkpoint["average"])
         if checkpoint["rule"]:
             self._rule.load_state_dict(checkpoint["rule"])
-        self._run.engine.load_precision_state(checkpoint["precision"])
+        self._run.engine.fabric.strategy.precision.load_state_dict(checkpoint["precision"])
         self._done_epochs, self._done_steps = checkpoint["done_epochs"], checkpoint["done_steps"]
         if self._done_epochs > self._options.epochs or self._done_steps >= self._run.train.steps:
             raise ValueError(f"it has {self._done_epochs} epochs and {self._done_steps} steps of {self._name}")
         if self._done_steps:
-            self._restore_process_(checkpoint["sums"], checkpoint["random_states"])
-
-    def _restore_process_(self, sums: torch.Tensor, random_states: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Restore the sums and the random states of this process in the middle of an epoch."""
-        engine = self._run.engine
-        if len(random_states) != engine.world_size:
-            raise ValueError(
-                f"it was saved in the middle of an epoch by {len(random_states)} processes, and this run has "
-                f"{engine.world_size}; start as many, or stop the run at the end of an epoch before changing them"
-            )
-        self._step.sums.copy_(sums[engine.rank])
-        self._random_states = random_states[engine.rank]
-
-
-def check_checkpoint(checkpoint: Mapping[str, Any], where: Path) -> None:
-    """Refuse the checkpoint of another version."""
-    if checkpoint.get("version") != CHECKPOINT_VERSION:
-        raise ValueError(
-            f"{where} was written by another version of strucspars ({checkpoint.get('version')!r}, not "
-            f"{CHECKPOINT_VERSION}); finish the run with that one"
-        )
+            engine, random_states = self._run.engine, checkpoint["random_states"]
+            if len(random_states) != engine.world_size:
+                raise ValueError(
+                    f"it was saved in the middle of an epoch by {len(random_states)} processes, and this run has "
+                    f"{engine.world_size}; start as many, or stop the run at the end of an epoch before changing them"
+                )
+            self._step.sums.copy_(checkpoint["sums"][engine.rank])
+            self._random_states = random_states[engine.rank]

@@ -1,9 +1,8 @@
 """One optimizer step: loss and teacher, precision, rule, SGD, averaged weights; and the learning rates of an epoch."""
 
-import hashlib
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -22,48 +21,37 @@ DECAY_FACTOR = 0.1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Distillation:
-    """A teacher in evaluation mode, its share of the loss, and the temperature (Hinton et al., 2015)."""
-
-    teacher: nn.Module
-    weight: float
-    temperature: float
-
-    @torch.no_grad()
-    def targets(self, images: torch.Tensor) -> torch.Tensor:
-        """The teacher's softened predictions as log-probabilities `(B, classes)`."""
-        return functional.log_softmax(self.teacher(images).float() / self.temperature, dim=1)
-
-    def loss(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Divergence from the targets, scaled so that its gradient does not depend on the temperature."""
-        softened = functional.log_softmax(scores.float() / self.temperature, dim=1)
-        divergence = functional.kl_div(softened, targets, reduction="batchmean", log_target=True)
-        return divergence * self.temperature**2
-
-    def digest(self) -> str:
-        """SHA-256 of the teacher's weights, which identifies the network wherever its folder is."""
-        digest = hashlib.sha256()
-        for name, tensor in self.teacher.state_dict().items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class StageLoss:
-    """Cross-entropy, mixed with the distance from a teacher if there is one."""
+    """Cross-entropy, mixed with the distance from a teacher if there is one (Hinton et al., 2015).
+
+    Attributes:
+        label_smoothing: share of the label's weight that all classes share.
+        teacher: in evaluation mode; None for none.
+        weight: share of the teacher in the loss.
+        temperature: the higher, the softer are both predictions.
+    """
 
     label_smoothing: float = 0.0
-    distillation: Distillation | None = None
+    teacher: nn.Module | None = None
+    weight: float = 0.5
+    temperature: float = 4.0
+
+    @torch.no_grad()
+    def targets(self, images: torch.Tensor) -> torch.Tensor | None:
+        """The teacher's softened predictions as log-probabilities `(B, classes)`; None without a teacher."""
+        if self.teacher is None:
+            return None
+        return functional.log_softmax(self.teacher(images).float() / self.temperature, dim=1)
 
     def __call__(self, scores: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
-        """Mean loss over the batch; `targets` are the teacher's for these images, None without a teacher."""
+        """Mean loss over the batch; `targets` are the teacher's for these images."""
         loss = functional.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)
-        if self.distillation is None:
+        if targets is None:
             return loss
-        assert targets is not None, "a teacher's targets belong to its loss"
-        weight = self.distillation.weight
-        return (1 - weight) * loss + weight * self.distillation.loss(scores, targets)
+        softened = functional.log_softmax(scores.float() / self.temperature, dim=1)
+        divergence = functional.kl_div(softened, targets, reduction="batchmean", log_target=True)
+        # Scaled so that its gradient does not depend on the temperature.
+        return (1 - self.weight) * loss + self.weight * divergence * self.temperature**2
 
 
 @final
@@ -162,26 +150,25 @@ class TrainingStep:
         self._engine, self._loss, self._rule = engine, loss, rule
         self._cast = CastAtOnce(model, torch.bfloat16) if engine.casts_at_once else None
         self._forward = engine.trainable(self._cast or model)
-        self._fabric_optimizer = engine.prepared(self.optimizer)
+        self._fabric_optimizer: Any = engine.fabric.setup_optimizers(self.optimizer)
 
     def targets(self, images: torch.Tensor) -> torch.Tensor | None:
         """The teacher's targets for images, computed in the precision of training; None without a teacher."""
-        if self._loss.distillation is None:
-            return None
-        with self._engine.with_precision():
-            return self._loss.distillation.targets(images)
+        with self._engine.fabric.autocast():
+            return self._loss.targets(images)
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None) -> None:
         """One step on one batch, with the teacher's `targets` for it if there is one."""
         self.optimizer.zero_grad(set_to_none=True)
         scores = self._forward(images)
         # Autocast computes the loss itself in full precision.
-        with self._engine.with_precision():
+        with self._engine.fabric.autocast():
             loss = self._loss(scores, labels, targets)
         self._engine.backward(loss)
         if self._cast is not None:
             self._cast.collect_gradients_()
-        self._engine.unscale_(self.optimizer)
+        # To their true scale, before the rule adds to them.
+        self._engine.fabric.strategy.precision.unscale_gradients(self.optimizer)
         self._rule.add_gradient_()
         self._fabric_optimizer.step()
         if self.average is not None:
