@@ -62,4 +62,4 @@ def test_inline_figures_share_no_ids_and_all_their_references_lead_somewhere() -
     assert ids[0]
     assert not ids[0] & ids[1]
     for text, own in zip(texts, ids, strict=True):
-        assert set(re.findall(r'(?:url\(#|href="#)([^")]*)', text)) == own
+        assert set(re.findall(r'(?:url\(#|href="#)([^")]*)', text)) <= own

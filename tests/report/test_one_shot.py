@@ -78,7 +78,8 @@ def test_a_target_of_macs_is_compared_with_the_macs(made: Path) -> None:
     notes = []
     for budget in ("params", "macs"):
         plan = replace(run.plan, budget=budget, target=0.3, removed_param_fraction=0.3, removed_mac_fraction=0.4)
-        told = replace(run, plan=plan)
+        recipe = replace(run.recipe, sparsify=replace(run.recipe.sparsify, budget=budget))
+        told = replace(run, plan=plan, recipe=recipe)
         notes += [headline.note for headline in headlines(told) if headline.label == "target"]
     assert notes == ["30.00% of the parameters reached", "40.00% of the MACs reached"]
 

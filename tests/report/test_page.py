@@ -249,16 +249,11 @@ def test_the_overview_says_how_many_runs_are_finished(run: RunData) -> None:
     assert "2 of them finished" in subtitle(True, False, True)
 
 
-def test_numbers_of_the_environment_keep_four_digits(run: RunData) -> None:
-    page = run_page(contents(replace(run, environment={"memory": {"GiB": 15.5512}})))
-    assert '<th scope="row">memory.GiB</th><td>15.55</td>' in page
-
-
-def test_environments_of_before_are_told_one_fact_a_line(run: RunData) -> None:
-    earlier = [{"device": "a GPU", "versions": {"torch": "2.9"}}, {"device": "another"}]
-    page = run_page(contents(replace(run, environment={"device": None, "earlier": earlier})))
-    for key, value in (("1.device", "a GPU"), ("1.versions.torch", "2.9"), ("2.device", "another")):
-        assert f'<th scope="row">earlier.{key}</th><td>{value}</td>' in page
+def test_decisions_and_environments_are_told_one_fact_a_line(run: RunData) -> None:
+    environment = {"device": "a GPU", "versions": {"torch": "2.9"}, "earlier": [{"device": "another"}]}
+    page = run_page(contents(replace(run, environment=environment, decisions={"precision": "bf16"})))
+    assert "device: a GPU\nversions:\n  torch: &#39;2.9&#39;\nearlier:\n- device: another\n" in page
+    assert '<pre tabindex="0">precision: bf16' in page
 
 
 def test_an_overview_of_unfinished_runs_says_that_there_is_nothing_to_compare(run: RunData) -> None:

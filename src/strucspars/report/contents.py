@@ -133,24 +133,17 @@ def _accuracies(run: RunData) -> Iterator[Headline]:
 
 
 def _target(run: RunData) -> Iterator[Headline]:
-    summary = run.summary
-    if summary is not None and summary.target is not None:
-        on_macs = summary.kind == "strucspars" and run.recipe.sparsify.budget == "macs"
-        reached = summary.removed_mac_fraction if on_macs else summary.removed_param_fraction
-        yield _reached(summary.target, reached, on_macs=on_macs)
-        if summary.min_kept_norm is not None:
-            before = percent(summary.removed_before_search)
-            note = f"searched; training alone would remove {before}" if before else "searched"
-            yield Headline(label="min_kept_norm", value=f"{summary.min_kept_norm:.3f}", note=note)
-    elif run.one_shot is not None and run.plan is not None and run.plan.target is not None:
-        on_macs = run.plan.budget == "macs"
-        planned = run.plan.removed_mac_fraction if on_macs else run.plan.removed_param_fraction
-        yield _reached(run.plan.target, planned, on_macs=on_macs)
-
-
-def _reached(target: float, reached: float | None, *, on_macs: bool) -> Headline:
-    words = f"{percent(reached)} of the {'MACs' if on_macs else 'parameters'} reached"
-    return Headline(label="target", value=percent(target), note=words)
+    outcome = run.summary or run.plan
+    if outcome is None or outcome.target is None:
+        return
+    on_macs = run.recipe.kind == "strucspars" and run.recipe.sparsify.budget == "macs"
+    reached = percent(outcome.removed_mac_fraction if on_macs else outcome.removed_param_fraction)
+    words = f"{reached} of the {'MACs' if on_macs else 'parameters'} reached"
+    yield Headline(label="target", value=percent(outcome.target), note=words)
+    if run.summary is not None and run.summary.min_kept_norm is not None:
+        before = percent(run.summary.removed_before_search)
+        note = f"searched; training alone would remove {before}" if before else "searched"
+        yield Headline(label="min_kept_norm", value=f"{run.summary.min_kept_norm:.3f}", note=note)
 
 
 def _speed(run: RunData) -> Iterator[Headline]:

@@ -39,6 +39,8 @@ PAPER = "#ffffff"
 # From dark to light, also with colour blindness.
 SEQUENTIAL = "cividis"
 
+LONGEST_SLUG = 60
+
 STYLE: Mapping[str, Any] = MappingProxyType(
     {
         "axes.edgecolor": FAINT,
@@ -93,8 +95,9 @@ def shades(count: int) -> npt.NDArray[np.uint8]:
     return rounded
 
 
-_ID = re.compile(r' id="([^"]*)"')
-_REFERENCE = re.compile(r'(url\(#|href="#)([^")]*)')
+# The style sheet that matplotlib writes would apply to the whole page.
+_STYLE_SHEET = re.compile(r"<style\b[^>]*>[^<]*</style>")
+_ID = re.compile(r'(\bid="|url\(#|href="#)')
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,8 +133,8 @@ class NamedFigure:
     def inline_svg(self) -> str:
         """The `<svg>` element for a page, with the page's text colour, no background, and ids of its own."""
         document = self._svg(transparent=True)
-        element = _own_ids(document[document.index("<svg") :], self.name).replace(INK, "currentColor")
-        opening, rest = element.split(">", 1)
+        element = _STYLE_SHEET.sub("", document[document.index("<svg") :]).replace(INK, "currentColor")
+        opening, rest = _ID.sub(rf"\1{self.name}-", element).split(">", 1)
         opening = re.sub(r' (width|height)="[^"]*"', "", opening)
         return f'{opening} width="100%" role="img" aria-label="{html.escape(self.alt)}">{rest}'
 
@@ -156,16 +159,6 @@ def _drawing(salt: str) -> Iterator[None]:
         # A layer's name may hold any letter; those missing in the font are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
-
-
-def _own_ids(svg: str, prefix: str) -> str:
-    """Without ids that nothing refers to; the others get the figure's name in front."""
-    wanted = {found for _, found in _REFERENCE.findall(svg)}
-    kept = _ID.sub(lambda match: f' id="{prefix}-{match[1]}"' if match[1] in wanted else "", svg)
-    return _REFERENCE.sub(lambda match: f"{match[1]}{prefix}-{match[2]}", kept)
-
-
-LONGEST_SLUG = 60
 
 
 def drawable(text: str, width: int = 40) -> str:

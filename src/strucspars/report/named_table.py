@@ -5,7 +5,7 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Literal
@@ -78,7 +78,7 @@ class NamedTable:
 
     def sorting_rows(self) -> list[list[PlainCell]]:
         """The values to sort the rows by."""
-        return [[_parts(cell)[0] for cell in row] for row in self.rows]
+        return [[next(iter(_parts(cell).values())) for cell in row] for row in self.rows]
 
     def text(self, max_width: int = 120) -> str:
         """For a terminal, the notes below."""
@@ -91,14 +91,17 @@ class NamedTable:
 
     def csv(self) -> str:
         """Plain values under their headings, by RFC 4180; fractions stay fractions, deviations get own columns."""
-        parts = [_part_titles([row[place] for row in self.rows]) for place in range(len(self.columns))]
-        titles = [f"{title}{part}" for title, endings in zip(self.columns, parts, strict=True) for part in endings]
+        columns = [[_parts(row[place]) for row in self.rows] for place in range(len(self.columns))]
+        # An empty cell has fewer parts than the others of its column.
+        parts = [max(cells, key=len, default={"": None}) for cells in columns]
         buffer = io.StringIO()
         writer = csv.writer(buffer)
-        writer.writerow([_harmless(title) for title in titles])
+        writer.writerow(
+            [_harmless(f"{title}{part}") for title, known in zip(self.columns, parts, strict=True) for part in known]
+        )
         for row in self.rows:
-            cells = [_parts(cell, len(endings)) for cell, endings in zip(row, parts, strict=True)]
-            writer.writerow([_harmless(value) for values in cells for value in values])
+            cells = zip(map(_parts, row), parts, strict=True)
+            writer.writerow([_harmless(values.get(part)) for values, known in cells for part in known])
         return buffer.getvalue()
 
     def latex(self) -> str:
@@ -122,22 +125,13 @@ class NamedTable:
         ]
 
 
-def _part_titles(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """The endings of the headings of all plain columns that a column's cells take."""
-    if any(isinstance(cell, Sample) for cell in cells):
-        return "", ", deviation", ", runs"
-    if any(isinstance(cell, Difference) for cell in cells):
-        return ", points", ", within noise"
-    return ("",)
-
-
-def _parts(cell: Cell, count: int = 1) -> tuple[PlainCell, ...]:
-    """The cell as plain values, the first of which is sorted by; `count` of them where it is empty."""
+def _parts(cell: Cell) -> Mapping[str, PlainCell]:
+    """The cell as plain values by what they add to the heading; rows are sorted by the first."""
     if isinstance(cell, Sample):
-        return cell.mean, cell.deviation, cell.count
+        return {"": cell.mean, ", deviation": cell.deviation, ", runs": cell.count}
     if isinstance(cell, Difference):
-        return cell.points, "yes" if cell.is_within_noise else "no"
-    return (cell, *(None,) * (count - 1))
+        return {", points": cell.points, ", within noise": "yes" if cell.is_within_noise else "no"}
+    return {"": cell}
 
 
 def _harmless(cell: PlainCell) -> PlainCell:

@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from strucspars._version import __version__
 from strucspars.io.files import replace_folder
@@ -31,8 +30,6 @@ ONE_LAYER = "importance-"
 BEFORE_LAYERS = ("dynamics", "cardinality")
 SHORT_TITLES = {"dynamics": "Training", "cardinality": "Groups", "confusion": "Mixing", "churn": "Churn"}
 LONGEST_NAME = 80
-# The style sheet that matplotlib writes would apply to the whole page.
-_STYLE_SHEET = re.compile(r"<style\b[^>]*>[^<]*</style>")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +163,8 @@ def run_page(contents: RunContents, *, overview: str | None = None) -> str:
         layer_links={layer.name: f"#{layer.id}" for layer in layers},
         # The stages in the recipe of a one-shot compression did not run.
         recipe_text="" if run.one_shot is not None else recipe_yaml(recipe),
-        decisions=list(_facts(run.decisions)),
-        environment=list(_facts(run.environment)),
+        decisions=_yaml(run.decisions),
+        environment=_yaml(run.environment),
     )
 
 
@@ -222,34 +219,19 @@ def _run_row(link: RunLink) -> tuple[Cell, ...]:
     )
 
 
-def inline_drawing(figure: NamedFigure) -> Markup:
-    """The figure as an element of the page."""
-    return Markup(_STYLE_SHEET.sub("", figure.inline_svg()))
-
-
 def _figure_sections(figures: Iterable[NamedFigure]) -> Iterator[tuple[str, str]]:
     """The entries of the navigation: id of the element, a word or two."""
     for figure in figures:
         yield f"figure-{figure.name}", SHORT_TITLES.get(figure.name, figure.title)
 
 
-def _facts(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Plain values by dotted key, without empty ones."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _facts(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
-            yield from _facts({str(number): each for number, each in enumerate(value, 1)}, f"{prefix}{key}.")
-        elif isinstance(value, float):
-            yield f"{prefix}{key}", f"{value:.4g}"
-        elif value is not None:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _yaml(values: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True) if values else ""
 
 
 def _rendered(template: str, **values: Any) -> str:
-    # Our own files, which need no escaping.
-    own = {"style": Markup(_own_text("style.css")), "script": Markup(_own_text("script.js"))}
-    return _templates().get_template(template).render({**values, **own, "version": __version__, "policy": _policy()})
+    own = {"style": _own_text("style.css"), "script": _own_text("script.js"), "policy": _policy()}
+    return _templates().get_template(template).render({**values, **own, "version": __version__})
 
 
 @cache
@@ -261,7 +243,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"zip": zip, "inline_drawing": inline_drawing}
+    environment.globals["zip"] = zip
     return environment
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,8 +30,7 @@ MARKERS = {
     "random": "P",
     "no-shuffle": "X",
 }
-Cost = Literal["params", "macs", "paper_flops", "latency_ms"]
-AXES: Mapping[Cost, str] = {
+AXES = {
     "params": "parameters",
     "macs": "MACs",
     "paper_flops": "paper FLOPs (MACs + 4 per batch-norm element)",
@@ -83,23 +82,23 @@ class Point:
     """A network by accuracy and cost.
 
     Attributes:
-        is_ours: else it is the paper's.
         network: such as `cifar10-resnet20`, or the model's name with the data's.
         method: `dense`, `strucspars`, `slimming`, one of Table 3, or `other methods`.
+        accuracy: top-1, as a fraction.
+        costs: those that are known, by the names of `AXES`.
         label: the removed fraction that was asked for, what differs from the first network of that size, or the name
             of another method; empty where the method says all.
+        is_ours: else it is the paper's.
         is_on_line: whether the line of its network goes through it.
-        accuracy: top-1, as a fraction.
-        costs: those that are known.
     """
 
-    is_ours: bool
     network: str
     method: str
-    label: str
-    is_on_line: bool
     accuracy: Sample
-    costs: Mapping[Cost, float]
+    costs: Mapping[str, float]
+    label: str = ""
+    is_ours: bool = False
+    is_on_line: bool = False
 
 
 def points_of(experiments: Sequence[Experiment], latencies: Mapping[Path, float] | None = None) -> tuple[Point, ...]:
@@ -116,7 +115,7 @@ def points_of(experiments: Sequence[Experiment], latencies: Mapping[Path, float]
 def _own_point(experiment: Experiment, first_of_size: Experiment, latencies: Mapping[Path, float]) -> Point:
     accuracy = experiment.sample(lambda run: run.finetuned.last_top1)
     assert accuracy is not None, "an experiment has runs"
-    costs: dict[Cost, Sample | None] = {
+    costs = {
         "params": experiment.sample(lambda run: run.params.after),
         "macs": experiment.sample(lambda run: run.macs.after),
         "paper_flops": experiment.sample(lambda run: run.paper_flops.after),
@@ -128,13 +127,13 @@ def _own_point(experiment: Experiment, first_of_size: Experiment, latencies: Map
     elif experiment.first.target is not None and method in get_args(Kind):
         label = f"{experiment.first.target:.0%}"
     return Point(
-        is_ours=True,
         network=_network(experiment.first),
         method=method,
-        label=label,
-        is_on_line=method in ON_LINE and experiment is first_of_size,
         accuracy=accuracy,
         costs={cost: sample.mean for cost, sample in costs.items() if sample is not None},
+        label=label,
+        is_ours=True,
+        is_on_line=method in ON_LINE and experiment is first_of_size,
     )
 
 
@@ -151,37 +150,34 @@ def _network(run: RunSummary) -> str:
 
 def _paper_points(network: str) -> Iterator[Point]:
     for name, row in PAPER_ROWS.items():
-        if not name.startswith(f"{network}-") or row.table == 3:
-            continue
         rate = name.removeprefix(f"{network}-")
+        if rate == name or row.table == 3:
+            continue
         method = "dense" if rate == "dense" else "slimming" if rate.startswith("slimming") else "strucspars"
         yield Point(
-            is_ours=False,
             network=network,
             method=method,
-            label="" if rate == "dense" else f"{rate.removeprefix('slimming')}%",
-            is_on_line=method in ON_LINE,
             accuracy=row.top1,
             costs={"params": row.params, "paper_flops": row.flops},
+            label="" if rate == "dense" else f"{rate.removeprefix('slimming')}%",
+            is_on_line=method in ON_LINE,
         )
     for other in PAPER_BASELINES.get(network, ()):
-        params: dict[Cost, float] = {} if other.params_e6 is None else {"params": other.params_e6 * 1e6}
+        params = {} if other.params_e6 is None else {"params": other.params_e6 * 1e6}
         yield Point(
-            is_ours=False,
             network=network,
             method="other methods",
-            label=other.method,
-            is_on_line=False,
             accuracy=Sample(mean=other.accuracy / 100, deviation=None, count=1),
             costs={**params, "paper_flops": other.flops_e9 * 1e9},
+            label=other.method,
         )
 
 
-def plotted_costs(points: Sequence[Point]) -> tuple[Cost, ...]:
+def plotted_costs(points: Sequence[Point]) -> list[str]:
     """The axes: parameters, the paper's FLOPs where its points are shown, else MACs; latency if measured."""
-    operations: Cost = "macs" if all(point.is_ours for point in points) else "paper_flops"
+    operations = "macs" if all(point.is_ours for point in points) else "paper_flops"
     has_latency = any("latency_ms" in point.costs for point in points)
-    return ("params", operations, "latency_ms") if has_latency else ("params", operations)
+    return ["params", operations, *(["latency_ms"] if has_latency else [])]
 
 
 def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> NamedFigure:
@@ -213,7 +209,7 @@ def trade_off_figure(points: Sequence[Point], *, data: str, note: str = "") -> N
     )
 
 
-def _draw(axis: Axes, points: Sequence[Point], cost: Cost, colours: Mapping[str, str]) -> None:
+def _draw(axis: Axes, points: Sequence[Point], cost: str, colours: Mapping[str, str]) -> None:
     are_few = sum(bool(point.label) for point in points if not point.is_ours) <= MOST_LABELS
     lines: dict[tuple[bool, str], list[tuple[float, float]]] = {}
     for point in points:
