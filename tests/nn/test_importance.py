@@ -26,10 +26,6 @@ def test_every_precision_is_taken(dtype: torch.dtype) -> None:
     assert_array_equal(importance_matrix(weight), np.full((4, 2), 9.0))
 
 
-def test_plain_numbers_are_taken() -> None:
-    assert_array_equal(importance_matrix([[1.0, -2.0]]), [[1.0, 2.0]])
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 def test_a_weight_on_the_gpu_is_taken() -> None:
     weight = torch.randn(8, 4, 3, 3, device="cuda")

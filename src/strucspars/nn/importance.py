@@ -2,34 +2,18 @@
 
 from typing import get_args
 
-import numpy.typing as npt
 import torch
 
 from strucspars.core import importance
 from strucspars.core.checks import FloatArray
 
 
-def importance_matrix(weight: torch.Tensor | npt.ArrayLike, norm: importance.Norm = "l1") -> FloatArray:
-    """Importance of every connection: `S[j, i] = ||W[j, i, ...]||` over the kernel axes (Sec. 3.2).
-
-    Takes a tensor of any device and precision, with or without gradient, or anything that numpy takes.
-
-    Args:
-        weight: `(C_out, C_in, *kernel)` with zero to three kernel axes.
-        norm: `"l1"`, as in the paper's code, or `"l2"`.
-
-    Returns: float64 `(C_out, C_in)`.
+def importance_matrix(weight: torch.Tensor, norm: importance.Norm = "l1") -> FloatArray:
+    """`core.importance_matrix` of a tensor of any device and precision, with or without gradient.
 
     >>> importance_matrix(torch.nn.Conv2d(8, 16, 3).weight).shape
     (16, 8)
     """
-    if isinstance(weight, torch.Tensor):
-        return _importance_of_tensor(weight, norm)
-    return importance.importance_matrix(weight, norm)
-
-
-def _importance_of_tensor(weight: torch.Tensor, norm: importance.Norm) -> FloatArray:
-    """The same on the tensor's own device: of a 3 x 3 kernel only a ninth has to travel."""
     if weight.is_meta or weight.is_sparse or weight.is_complex():
         kind = f"{weight.layout}, {weight.dtype}, {weight.device}"
         raise ValueError(f"weight must hold real, dense values, got a tensor of {kind}")
@@ -37,6 +21,7 @@ def _importance_of_tensor(weight: torch.Tensor, norm: importance.Norm) -> FloatA
         # It has no double precision.
         weight = weight.cpu()
     if weight.dim() > 2 and weight.numel() > 0 and norm in get_args(importance.Norm):
+        # On the tensor's own device: of a 3 x 3 kernel only a ninth has to travel.
         kernels = weight.detach().reshape(*weight.shape[:2], -1)
         weight = torch.linalg.vector_norm(kernels, ord=int(norm[1]), dim=2, dtype=torch.float64)
     # Double before numpy: it has no bfloat16. The core checks what is left to check.

@@ -1,12 +1,13 @@
 """Networks as a whole: their modules by name whether wrapped or not (`torch.compile`, DDP and the like), and copies."""
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Set
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from strucspars.core.plan import GroupingPlan
 
@@ -27,18 +28,12 @@ _INNER_NAMES = {
     "lightning.fabric.wrappers._FabricModule": "_forward_module",
     "lightning_fabric.wrappers._FabricModule": "_forward_module",
 }
-# Those that stay out of states.
+# The tensors in a state do not have these names.
 _NOT_IN_STATES = frozenset({"_checkpoint_wrapped_module", "_forward_module"})
-# The class of Fabric's that leaves inputs and operations in the precision they have.
-_SAME_PRECISION = "Precision"
 
 
 def inner_name(module: nn.Module) -> str | None:
-    """By which name a wrapper of PyTorch holds the network; None for any other module.
-
-    >>> inner_name(nn.DataParallel(nn.Conv2d(1, 1, 1))), inner_name(nn.Conv2d(1, 1, 1))
-    ('module', None)
-    """
+    """By which name a wrapper of PyTorch holds the network; None for any other module."""
     return _INNER_NAMES.get(f"{type(module).__module__}.{type(module).__qualname__}")
 
 
@@ -46,10 +41,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The network inside `torch.compile`, `DataParallel`, `DistributedDataParallel` and the like, in any order.
 
     A wrapper with hooks of its own, or one that gives its inputs another precision, does more than call, and stays.
-
-    >>> layer = nn.Conv2d(1, 1, 1)
-    >>> unwrapped(nn.DataParallel(layer)) is layer
-    True
     """
     while (name := inner_name(model)) is not None:
         if model._forward_hooks or model._forward_pre_hooks or _changes_precision(model):
@@ -59,9 +50,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _changes_precision(wrapper: nn.Module) -> bool:
-    # Of all wrappers only Fabric's has a strategy.
+    # Of all wrappers only Fabric's has a strategy, whose class `Precision` changes nothing.
     strategy = vars(wrapper).get("_strategy")
-    return strategy is not None and type(strategy.precision).__name__ != _SAME_PRECISION
+    return strategy is not None and type(strategy.precision).__name__ != "Precision"
 
 
 def unwrap_children_(model: nn.Module) -> None:
@@ -82,8 +73,10 @@ def bare_modules(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator
     >>> [name for name, _ in bare_modules(model)]
     ['', '0', '0.0']
     """
-    for name, module in _names_without(model, set(_INNER_NAMES.values()), remove_duplicate=remove_duplicate):
-        if inner_name(module) is None:
+    seen: set[nn.Module] = set()
+    for _, _, name, module in _names(model):
+        if inner_name(module) is None and not (remove_duplicate and module in seen):
+            seen.add(module)
             yield name, module
 
 
@@ -98,8 +91,15 @@ def bare_state_names(model: nn.Module) -> dict[str, str]:
     >>> bare_state_names(nn.Sequential(nn.DataParallel(nn.Linear(1, 1))))
     {'0.module.weight': '0.weight', '0.module.bias': '0.bias'}
     """
-    wrappers = list(_wrappers_in_state(model))
-    return {name: _without_wrappers(name, wrappers) for name in model.state_dict()}
+    bare_names = _bare_names(model)
+    found = {}
+    for key in model.state_dict():
+        owner = key.rpartition(".")[0]
+        # Modules may save names with dots of their own.
+        while owner not in bare_names:
+            owner = owner.rpartition(".")[0]
+        found[key] = _joined(bare_names[owner], key.removeprefix(owner).removeprefix("."))
+    return found
 
 
 def state_versions(model: nn.Module) -> dict[str, tuple[str, int]]:
@@ -110,43 +110,32 @@ def state_versions(model: nn.Module) -> dict[str, tuple[str, int]]:
     >>> state_versions(nn.DataParallel(nn.BatchNorm2d(1)))
     {'': ('', 1), 'module': ('', 2)}
     """
-    wrappers = list(_wrappers_in_state(model))
+    bare_names = _bare_names(model)
     metadata: dict[str, dict[str, int]] = getattr(model.state_dict(), "_metadata", {})
-    return {
-        name: (_without_wrappers(f"{name}.", wrappers).removesuffix("."), own.get("version", 1))
-        for name, own in metadata.items()
-    }
+    return {name: (bare_names.get(name, name), own.get("version", 1)) for name, own in metadata.items()}
 
 
-def _without_wrappers(name: str, wrappers: list[tuple[str, str]]) -> str:
-    # From the innermost outwards: the names of those around it are still what they were.
-    for wrapper, inner in reversed(wrappers):
-        if name.startswith(wrapper + inner):
-            name = wrapper + name.removeprefix(wrapper + inner)
-    return name
+def _bare_names(model: nn.Module) -> dict[str, str]:
+    """The bare name of every module, by its full name and by the one in states."""
+    return {known: bare for full, in_state, bare, _ in _names(model) for known in (full, in_state)}
 
 
-def _wrappers_in_state(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """The prefixes of names in the state below each wrapper: the wrapper's own name, and the inner one."""
-    for name, module in _names_without(model, _NOT_IN_STATES, remove_duplicate=False):
-        inner = inner_name(module)
-        if inner is not None and inner not in _NOT_IN_STATES:
-            yield (f"{name}." if name else "", f"{inner}.")
-
-
-def _names_without(model: nn.Module, left_out: Set[str], *, remove_duplicate: bool) -> Iterator[tuple[str, nn.Module]]:
-    """All modules as `named_modules` lists them, by names without what some wrappers call the module inside."""
-    names: dict[str, str] = {}
+def _names(model: nn.Module) -> Iterator[tuple[str, str, str, nn.Module]]:
+    """All modules, each with its full name, the one in states and the bare one; shared ones under every name."""
+    names = {"": ("", "")}
     inside: set[str] = set()
-    for name, module in model.named_modules(remove_duplicate=remove_duplicate):
-        parent, _, own_name = name.rpartition(".")
-        # What is inside a wrapper has the wrapper's name.
-        before = names.get(parent, "")
-        names[name] = before if name in inside else _joined(before, own_name)
+    for full, module in model.named_modules(remove_duplicate=False):
+        if full:
+            parent, _, own_name = full.rpartition(".")
+            in_state, bare = names[parent]
+            if full not in inside or own_name not in _NOT_IN_STATES:
+                in_state = _joined(in_state, own_name)
+            # What is inside a wrapper has the wrapper's name.
+            names[full] = in_state, bare if full in inside else _joined(bare, own_name)
         inner = inner_name(module)
-        if inner is not None and inner in left_out:
-            inside.add(_joined(name, inner))
-        yield names[name], module
+        if inner is not None:
+            inside.add(_joined(full, inner))
+        yield full, *names[full], module
 
 
 def _joined(parent: str, name: str) -> str:
@@ -156,18 +145,7 @@ def _joined(parent: str, name: str) -> str:
 def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
     """The same plan with every module under the name by which networks list it: the first, without wrappers.
 
-    A name that the network does not have stays as it is.
-
-    Raises:
-        ValueError: two names of one module, which one grouping is for.
-
-    >>> import strucspars as ss
-    >>> model = nn.Sequential(nn.Conv2d(4, 8, 1))
-    >>> plan = ss.one_shot_plan(model, target=0.4)
-    >>> model.add_module("again", model[0])
-    >>> renamed = replace(plan, layers={"again": plan.layers["0"]})
-    >>> list(under_first_names(model, renamed).layers)
-    ['0']
+    A name that the network does not have stays. Two names of one module are a `ValueError`.
     """
     modules = modules_by_name(model)
     first_names = {module: name for name, module in bare_modules(model)}
@@ -184,35 +162,8 @@ def copied(model: Model) -> Model:
     """A deep copy with tensors of its own.
 
     A module may keep what it computed last: features, an auxiliary loss, a weight-normed weight. PyTorch refuses to
-    copy tensors with a gradient history, so those are copied without it.
-
-    >>> model = nn.Conv2d(2, 2, 1)
-    >>> model.last = model(torch.zeros(1, 2, 1, 1))
-    >>> copied(model).last.requires_grad
-    False
+    copy tensors with a gradient history, so those, alone or in lists, tuples and dictionaries, are copied without it.
     """
-    seen: set[int] = set()
-    kept = (tensor for module in model.modules() for tensor in _tensors_in(vars(module), seen))
-    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in kept if not tensor.is_leaf})
-
-
-def _tensors_in(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors in containers and dataclasses of any depth; modules are looked at one by one."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif id(value) not in seen:
-        parts = _parts(value)
-        if parts:
-            seen.add(id(value))
-        for part in parts:
-            yield from _tensors_in(part, seen)
-
-
-def _parts(value: object) -> Collection[object]:
-    if isinstance(value, Mapping):
-        return value.values()
-    if isinstance(value, list | tuple | set | frozenset):
-        return value
-    if is_dataclass(value) and not isinstance(value, nn.Module | type):
-        return [getattr(value, field.name, None) for field in fields(value)]
-    return ()
+    kept = (value for module in model.modules() for value in pytree.tree_leaves(vars(module)))
+    computed = [value for value in kept if isinstance(value, torch.Tensor) and not value.is_leaf]
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})
