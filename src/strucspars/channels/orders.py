@@ -13,12 +13,26 @@ from strucspars.cost.gathers import contiguous_runs
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grouping:
-    """Which channels a grouped layer connects: the group of every input channel, and of every output channel."""
+class GroupedLayer:
+    """A grouped layer between two tensors.
+
+    Attributes:
+        in_groups, out_groups: the group of every input channel, and of every output channel.
+        inputs, outputs: the layouts of the tensors.
+        in_bytes, out_bytes: how many bytes a gather of each would copy.
+    """
 
     in_groups: IntArray
     out_groups: IntArray
-    num_groups: int
+    inputs: Layout
+    outputs: Layout
+    in_bytes: int
+    out_bytes: int
+
+    @property
+    def natural_sequence(self) -> IntArray:
+        """The groups, each once."""
+        return np.arange(self.in_groups.max() + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,43 +58,30 @@ def group_sequence(groups_in_order: IntArray, *, otherwise: IntArray) -> IntArra
     Args:
         groups_in_order: the group of every position, for one order or several, `(..., channels)`.
         otherwise: sequences for orders that scatter a group, `(..., groups)`.
-
-    >>> group_sequence(np.array([[1, 1, 0, 0], [1, 0, 1, 0]]), otherwise=np.array([0, 1]))
-    array([[1, 0],
-           [0, 1]])
     """
     by_run = groups_in_order.reshape(*groups_in_order.shape[:-1], otherwise.shape[-1], -1)
     first = by_run[..., :1]
-    stand_together = (by_run == first).all(axis=(-2, -1))
-    return np.where(stand_together[..., None], first[..., 0], otherwise)
+    are_together = (by_run == first).all(axis=(-2, -1))
+    return np.where(are_together[..., None], first[..., 0], otherwise)
 
 
-def positions_by_group(
-    grouping: Grouping, in_orders: IntArray, out_orders: IntArray, *, gather_inputs_first: bool
-) -> tuple[IntArray, IntArray]:
+def positions_by_group(layer: GroupedLayer, in_orders: IntArray, out_orders: IntArray) -> tuple[IntArray, IntArray]:
     """The positions that a layer between two orders, or several pairs of them, reads and fills, group after group.
 
     The groups have one sequence on both sides. Where the orders allow it, positions are 0, 1, 2 and so on: no gather.
-
-    Args:
-        grouping: the layer's groups.
-        in_orders: orders in which its input is stored, `(..., in_channels)`.
-        out_orders: orders in which its output is to be stored, `(..., out_channels)`.
-        gather_inputs_first: where only the sequence of the groups differs, gather the inputs instead of the outputs.
+    Where only the sequence of the groups differs, the side with fewer bytes is gathered.
     """
-    in_groups, out_groups = grouping.in_groups[in_orders], grouping.out_groups[out_orders]
-    sequence = np.arange(grouping.num_groups)
+    in_groups, out_groups = layer.in_groups[in_orders], layer.out_groups[out_orders]
+    sequence = layer.natural_sequence
     # The last one that has a sequence imposes it on the other.
-    for groups in (in_groups, out_groups) if gather_inputs_first else (out_groups, in_groups):
+    for groups in (in_groups, out_groups) if layer.in_bytes < layer.out_bytes else (out_groups, in_groups):
         sequence = group_sequence(groups, otherwise=sequence)
     return _sorted_positions(in_groups, sequence), _sorted_positions(out_groups, sequence)
 
 
-def placement(
-    grouping: Grouping, in_order: IntArray, out_order: IntArray, *, gather_inputs_first: bool = False
-) -> Placement:
-    """Place a layer between two orders with as few gathers as they allow; arguments as in `positions_by_group`."""
-    reads, fills = positions_by_group(grouping, in_order, out_order, gather_inputs_first=gather_inputs_first)
+def placement(layer: GroupedLayer, in_order: IntArray, out_order: IntArray) -> Placement:
+    """Place a layer between two orders with as few gathers as they allow."""
+    reads, fills = positions_by_group(layer, in_order, out_order)
     return Placement(
         in_order=in_order[reads],
         out_order=out_order[fills],
@@ -106,22 +107,6 @@ PASSES = 2
 Cost = tuple[IntArray, IntArray, IntArray]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupedLayer:
-    """A grouped layer between two tensors: its groups, the layouts, and how many bytes a gather of each would copy."""
-
-    grouping: Grouping
-    inputs: Layout
-    outputs: Layout
-    in_bytes: int
-    out_bytes: int
-
-    @property
-    def gather_inputs_first(self) -> bool:
-        """Which side to gather where only the sequence of the groups differs: the smaller one."""
-        return self.in_bytes < self.out_bytes
-
-
 def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
     """An order for every class: natural where it is pinned or where only dense layers meet it.
 
@@ -138,16 +123,6 @@ def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict
         for root in free:
             orders[root] = _best_order(root, users[root], classes, orders)
     return orders
-
-
-def layer_placement(layer: GroupedLayer, classes: OrderClasses, orders: dict[int, IntArray]) -> Placement:
-    """Where the layer gathers under these orders."""
-    return placement(
-        layer.grouping,
-        stored_order(layer.inputs, classes, orders),
-        stored_order(layer.outputs, classes, orders),
-        gather_inputs_first=layer.gather_inputs_first,
-    )
 
 
 def _best_order(
@@ -182,8 +157,8 @@ def _wishes(
     """For each side of a layer that meets the class: the place of every channel's group in the sequence it prefers."""
     for layer in users:
         sides = (
-            (layer.inputs, layer.grouping.in_groups, layer.outputs, layer.grouping.out_groups),
-            (layer.outputs, layer.grouping.out_groups, layer.inputs, layer.grouping.in_groups),
+            (layer.inputs, layer.in_groups, layer.outputs, layer.out_groups),
+            (layer.outputs, layer.out_groups, layer.inputs, layer.in_groups),
         )
         for layout, groups, other_layout, other_groups in sides:
             if classes.roots(layout) != (root,):
@@ -192,7 +167,7 @@ def _wishes(
             if (by_channel != by_channel[:, :1]).any():
                 continue
             other_order = stored_order(other_layout, classes, orders)
-            sequence = group_sequence(other_groups[other_order], otherwise=np.arange(layer.grouping.num_groups))
+            sequence = group_sequence(other_groups[other_order], otherwise=layer.natural_sequence)
             yield inverse(sequence)[by_channel[:, 0]]
 
 
@@ -210,9 +185,7 @@ def gather_cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: d
     copied = copied_after = runs = np.zeros((), dtype=np.int64)
     for layer in layers:
         in_orders, out_orders = (stored_order(side, classes, orders) for side in (layer.inputs, layer.outputs))
-        reads, fills = positions_by_group(
-            layer.grouping, in_orders, out_orders, gather_inputs_first=layer.gather_inputs_first
-        )
+        reads, fills = positions_by_group(layer, in_orders, out_orders)
         in_runs, out_runs = contiguous_runs(reads), contiguous_runs(fills)
         # One run is the order that is there already.
         in_is_gathered, out_is_gathered = in_runs > 1, out_runs > 1

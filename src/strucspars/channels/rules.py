@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from strucspars.channels.classes import Layout
 from strucspars.channels.graph import ChannelGraph, Rule, register_channel_rule
-from strucspars.channels.orders import GroupedLayer, Grouping
+from strucspars.channels.orders import GroupedLayer
 from strucspars.channels.tracing import (
     SHAPE_METHODS,
     SPLIT_FUNCTIONS,
@@ -56,11 +57,8 @@ def _layer(node: fx.Node, graph: ChannelGraph) -> Layout:
         in_places = inverse(channel_orders(module)["in_perm"].cpu().numpy())
         out_places = channel_orders(module)["out_inverse"].cpu().numpy()
     graph.grouped[node] = GroupedLayer(
-        grouping=Grouping(
-            in_groups=in_places // (in_channels // groups),
-            out_groups=out_places // (out_channels // groups),
-            num_groups=groups,
-        ),
+        in_groups=in_places // (in_channels // groups),
+        out_groups=out_places // (out_channels // groups),
         inputs=inputs,
         outputs=outputs,
         in_bytes=_read_bytes(node, module),
@@ -73,8 +71,7 @@ def skipped_positions(module: nn.Module) -> tuple[int, ...]:
     """The strides of a 1x1 convolution that reads only some of the positions; empty if a layer reads all of them."""
     if not isinstance(module, nn.modules.conv._ConvNd):
         return ()
-    # Which of the two paddings counts depends on the padding mode.
-    is_padded = (module.padding != "valid" and any(module.padding)) or any(module._reversed_padding_repeated_twice)
+    is_padded = module.padding != "valid" and any(module.padding)
     reads_one = all(size == 1 for size in module.kernel_size) and not is_padded
     return tuple(module.stride) if reads_one and any(step > 1 for step in module.stride) else ()
 
@@ -132,7 +129,7 @@ def _joined(node: fx.Node, graph: ChannelGraph, dimensions: int) -> Layout | Non
             return None
         joined = joined or layout
         graph.classes.join(joined, layout)
-    return None if joined is None else joined.at(axis)
+    return None if joined is None else replace(joined, axis=axis)
 
 
 def _concatenation(node: fx.Node, graph: ChannelGraph) -> Layout | None:
@@ -247,7 +244,7 @@ def _reduced(node: fx.Node, layout: Layout) -> Layout | None:
         return None
     if len(tensor_shape(node) or ()) == len(source_shape(node)):
         return layout
-    return layout.at(layout.axis - sum(axis < layout.axis for axis in axes))
+    return replace(layout, axis=layout.axis - sum(axis < layout.axis for axis in axes))
 
 
 @_of_source
@@ -262,7 +259,7 @@ def _unsqueezed(node: fx.Node, layout: Layout) -> Layout | None:
     axis = argument(node, 1, "dim")
     if not isinstance(axis, int):
         return None
-    return layout.at(layout.axis + (axis % (len(source_shape(node)) + 1) <= layout.axis))
+    return replace(layout, axis=layout.axis + (axis % (len(source_shape(node)) + 1) <= layout.axis))
 
 
 def _padded(node: fx.Node, graph: ChannelGraph) -> Layout | None:

@@ -32,12 +32,11 @@ class FoldedGraph(fx.GraphModule):
     """A graph whose `meta`, where the report is, survives pickling as it survives copying."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (*super().__reduce__(), type(self).__name__, self.meta)
+        return _restored, (super().__reduce__(), type(self).__name__, self.meta)
 
 
-def _restored(
-    restore: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], name: str, meta: dict[str, Any]
-) -> FoldedGraph:
+def _restored(reduced: tuple[Any, ...], name: str, meta: dict[str, Any]) -> FoldedGraph:
+    restore, arguments = reduced
     graph_module = restore(*arguments)
     folded = FoldedGraph(graph_module, graph_module.graph, name)
     folded.meta = meta

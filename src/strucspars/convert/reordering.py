@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from strucspars.channels.classes import OrderClasses, stored_order
 from strucspars.channels.graph import channel_graph
-from strucspars.channels.orders import GroupedLayer, Placement, layer_placement
+from strucspars.channels.orders import GroupedLayer, Placement, placement
 from strucspars.channels.rules import skipped_positions
 from strucspars.channels.tracing import free_name, tensor_bytes, tensor_shape
 from strucspars.convert.shared_calls import Orders, calls_by_origin, orders_for_shared
@@ -101,7 +101,7 @@ def _place_(
 ) -> Iterator[RemainingGather]:
     """Reorder a grouped layer, and put a gather before it and after it where the orders do not suit it."""
     name = str(node.target)
-    placed = layer_placement(layer, classes, orders)
+    placed = placement(layer, *(stored_order(side, classes, orders) for side in (layer.inputs, layer.outputs)))
     # Axes count from the end, as in the layers themselves: with a batch or without.
     dimensions = len(tensor_shape(node) or ())
     reorder_grouped_(graph_module.get_submodule(name), placed)
