@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import strucspars as ss
-from strucspars.channels.orders import Grouping, placement
+from strucspars.channels.classes import OrderClasses
+from strucspars.channels.orders import GroupedLayer, placement
 from strucspars.convert.reordering import (
     reorder_channelwise_,
     reorder_dense_,
@@ -70,10 +71,16 @@ def test_a_shuffled_layer_becomes_a_plain_one_between_the_placed_orders() -> Non
     ss.convert_(model, ss.GroupingPlan({"0": plan}))
     features = torch.randn(2, 8, 5, 5)
     expected = model(features)
-    grouping = Grouping(
-        in_groups=np.argsort(plan.in_perm) // 2, out_groups=np.argsort(plan.out_perm) // 3, num_groups=4
+    classes = OrderClasses()
+    grouped = GroupedLayer(
+        in_groups=np.argsort(plan.in_perm) // 2,
+        out_groups=np.argsort(plan.out_perm) // 3,
+        inputs=classes.new(8, 1),
+        outputs=classes.new(12, 1),
+        in_bytes=1,
+        out_bytes=1,
     )
-    placed = placement(grouping, generator.permutation(8), generator.permutation(12))
+    placed = placement(grouped, generator.permutation(8), generator.permutation(12))
     reorder_grouped_(model[0], placed)
     assert type(model[0]) is nn.Conv2d
     assert set(model.state_dict()) == {"0.weight", "0.bias"}

@@ -55,9 +55,7 @@ class ChannelGraph:
         """The layouts that the weights of a call follow: (inputs, outputs), or one for both."""
         if node in self.grouped:
             return self.grouped[node].inputs, self.grouped[node].outputs
-        if node in self.dense:
-            return self.dense[node]
-        return (self.channelwise[node],) if node in self.channelwise else ()
+        return self.dense.get(node, (self.channelwise[node],) if node in self.channelwise else ())
 
     def shared_orders(self) -> list[list[tuple[str, Side]]]:
         """The sides of layers, as (name, side), that must share one channel order; pinned ones are left out.
@@ -104,14 +102,7 @@ def register_channel_rule(rule: Rule, *operations: object) -> None:
 
 
 def channel_graph(graph_module: fx.GraphModule) -> ChannelGraph:
-    """Follow the channels through a graph whose shapes are known.
-
-    >>> import torch
-    >>> from strucspars.channels import traced
-    >>> model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
-    >>> channel_graph(traced(model, (torch.zeros(1, 3, 2, 2),))).shared_orders()
-    [[('0', 'output'), ('2', 'input')]]
-    """
+    """Follow the channels through a graph whose shapes are known, as `traced` makes it."""
     graph = ChannelGraph(graph_module)
     for node in graph_module.graph.nodes:
         rule = _rule(node, graph)

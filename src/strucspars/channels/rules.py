@@ -175,9 +175,7 @@ def unordered_positions(num_axes: int) -> Rule:
 
 def _beside_channels(node: fx.Node, layout: Layout, axes: set[int] | None) -> Layout | None:
     """Changes of these axes, none of which may be that of the channels; None where the axes are not known."""
-    if axes is None or layout.axis in axes or len(node.all_input_nodes) > 1:
-        return None
-    return layout
+    return None if axes is None or layout.axis in axes or len(node.all_input_nodes) > 1 else layout
 
 
 @_of_source
@@ -188,10 +186,8 @@ def _resized(node: fx.Node, layout: Layout) -> Layout | None:
 
 def _softmax(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     layout = graph.source(node)
-    axis = vars(graph.module(node))["dim"] if node.op == "call_module" else argument(node, 1, "dim")
-    if layout is None or not isinstance(axis, int):
-        return None
-    return _beside_channels(node, layout, {axis % len(source_shape(node))})
+    axes = _from_front(vars(graph.module(node))["dim"] if node.op == "call_module" else argument(node, 1, "dim"), node)
+    return None if layout is None else _beside_channels(node, layout, axes)
 
 
 def _flattened(node: fx.Node, graph: ChannelGraph) -> Layout | None:
@@ -211,10 +207,9 @@ def _viewed(node: fx.Node, graph: ChannelGraph) -> Layout | None:
         return None
     size = sizes[0]
     if size.op == "call_method" and size.target == "size":
-        is_batch_size = argument(size, 1, "dim") == 0
-    else:
-        source, index = size.args if size.target is operator.getitem else (None, None)
-        is_batch_size = isinstance(source, fx.Node) and asks_for_shape(source) and index == 0
+        return _as_runs(node, graph, 1, -1) if argument(size, 1, "dim") == 0 else None
+    source, index = size.args if size.target is operator.getitem else (None, None)
+    is_batch_size = isinstance(source, fx.Node) and asks_for_shape(source) and index == 0
     return _as_runs(node, graph, 1, -1) if is_batch_size else None
 
 
@@ -227,11 +222,9 @@ def _as_runs(node: fx.Node, graph: ChannelGraph, start: int, end: int) -> Layout
     return Layout(layout.classes, 1, layout.repeat * math.prod(shape[2:]))
 
 
-def _named_axes(node: fx.Node) -> set[int] | None:
+def _from_front(given: object, node: fx.Node) -> set[int] | None:
     """The axes that a call works on, from the front; None for all of them, or where it cannot be told."""
-    axes = argument(node, 1, "dim", "axis")
-    axes = (axes,) if isinstance(axes, int) else axes
-    dimensions = len(source_shape(node))
+    axes, dimensions = (given,) if isinstance(given, int) else given, len(source_shape(node))
     if not isinstance(axes, list | tuple) or not axes or not all(isinstance(axis, int) for axis in axes):
         return None
     return {axis % dimensions for axis in axes} if dimensions else None
@@ -239,7 +232,7 @@ def _named_axes(node: fx.Node) -> set[int] | None:
 
 @_of_source
 def _reduced(node: fx.Node, layout: Layout) -> Layout | None:
-    axes = _named_axes(node)
+    axes = _from_front(argument(node, 1, "dim", "axis"), node)
     if axes is None or _beside_channels(node, layout, axes) is None:
         return None
     if len(tensor_shape(node) or ()) == len(source_shape(node)):
@@ -249,7 +242,7 @@ def _reduced(node: fx.Node, layout: Layout) -> Layout | None:
 
 @_of_source
 def _squeezed(node: fx.Node, layout: Layout) -> Layout | None:
-    axes = _named_axes(node)
+    axes = _from_front(argument(node, 1, "dim", "axis"), node)
     # An axis before the channels goes or stays by its size, which may be another in the next batch.
     return layout if axes is not None and min(axes) > layout.axis else None
 

@@ -5,6 +5,7 @@ import inspect
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -57,9 +58,7 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     """Trace a network and note the shapes that the arguments give. The graph shares the modules of the network.
 
     The graph has an input for every argument. Tensors inside them are symbols; numbers, flags, texts and None, on which
-    the code may branch, are fixed. Arguments that are not given stay at their defaults.
-
-    Raises any error that stops the tracing: control flow that depends on data, for one.
+    the code may branch, are fixed. Raises any error that stops the tracing, such as control flow that depends on data.
     """
     tracer = _Tracer(arguments)
     # The root is always opened: a single layer would fall apart into functions.
@@ -73,20 +72,13 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
 class _InPlaceProxy(fx.Proxy):
     """A symbol for which `x += y` changes x, as it does for tensors; PyTorch's makes another tensor."""
 
-    def __iadd__(self, other: Any) -> fx.Proxy:
-        return self._changed_by(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:
-        return self._changed_by(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:
-        return self._changed_by(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:
-        return self._changed_by(operator.itruediv, other)
-
     def _changed_by(self, function: Callable[[Any, Any], Any], other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+    __iadd__ = partialmethod(_changed_by, operator.iadd)
+    __isub__ = partialmethod(_changed_by, operator.isub)
+    __imul__ = partialmethod(_changed_by, operator.imul)
+    __itruediv__ = partialmethod(_changed_by, operator.itruediv)
 
     def __len__(self) -> int:
         # `list(...)` asks for it.
@@ -129,10 +121,7 @@ class _Tracer(fx.Tracer):
         return not any(map(is_grouped, m.modules())) and super().is_leaf_module(m, module_qualified_name)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """As in PyTorch, and over parts of the channels where the call tells their number, as in `list(x.chunk(2, 1))`.
-
-        A chunk may give fewer parts: then the last ones are missing in the first run of the graph.
-        """
+        """As in PyTorch, and over parts of the channels where the call tells their number: `list(x.chunk(2, 1))`."""
         num_parts = _num_channel_parts(obj.node)
         if num_parts is None:
             return super().iter(obj)
@@ -170,7 +159,7 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
     )
     # A module may have several names.
     names: dict[int, str] = {}
-    read = {id(attribute(graph_module, node.target)) for node in nodes if node.op == "get_attr"}
+    read = {id(operator.attrgetter(node.target)(graph_module)) for node in nodes if node.op == "get_attr"}
     for node in nodes:
         if node.op != "call_module":
             continue
@@ -242,12 +231,6 @@ def tensor_bytes(node: fx.Node) -> int:
 def has_plain_forward(module: nn.Module) -> bool:
     """Whether calling the module does what its type says: no hooks, no forward of its own."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
-def attribute(graph_module: fx.GraphModule, name: str) -> Any:
-    """The value that a node reads off the network, by its full name."""
-    owner, _, last_name = name.rpartition(".")
-    return getattr(graph_module.get_submodule(owner), last_name)
 
 
 def free_name(graph_module: fx.GraphModule, name: str) -> str:

@@ -1,5 +1,6 @@
 """Batch norms folded into the layers before them: those of PyTorch, and others that compute the same in eval mode."""
 
+import operator
 from typing import cast
 
 import torch
@@ -12,7 +13,6 @@ from strucspars.channels.rules import BATCH_NORMS
 from strucspars.channels.tracing import (
     argument,
     asks_for_shape,
-    attribute,
     free_name,
     has_plain_forward,
     source_shape,
@@ -96,7 +96,7 @@ def _replace_function_(graph_module: fx.GraphModule, node: fx.Node) -> None:
     known = [isinstance(read, fx.Node) and read.op == "get_attr" for read in reads]
     if not all(known[:2]) or not all(known[place] or reads[place] is None for place in (2, 3)):
         return
-    tensors = [None if read is None else attribute(graph_module, str(read.target)) for read in reads]
+    tensors = [None if read is None else operator.attrgetter(str(read.target))(graph_module) for read in reads]
     norm = _batch_norm(tensors, argument(node, 7, "eps", default=1e-5), len(tensor_shape(node) or ()))
     owner = str(reads[0].target).rpartition(".")[0]
     _replace_(graph_module, node, argument(node, 0, "input"), {f"{owner}.norm" if owner else "norm": norm})
