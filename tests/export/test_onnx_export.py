@@ -34,9 +34,9 @@ class Scoring(nn.Module):
         self.add_module("images", shuffled(kernel_size=1))
         self.add_module("1 + 1", nn.Linear(8, 4))
 
-    def forward(self, images: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         first, second, last = self.children()
-        scores: torch.Tensor = last(second(torch.relu(first(images))).mean((2, 3)) + output)
+        scores: torch.Tensor = last(second(torch.relu(first(images))).mean((2, 3)) + offset)
         return scores
 
 
@@ -67,8 +67,8 @@ def named_shapes(values: Any) -> dict[str, list[str | int]]:
 
 def test_inputs_and_outputs_are_named_and_their_batch_is_free(written: onnx.ModelProto) -> None:
     onnx.checker.check_model(written, full_check=True)
-    assert named_shapes(written.graph.input) == {"images": ["batch", 8, 8, 8], "output": ["batch", 8]}
-    assert named_shapes(written.graph.output) == {"network_output": ["batch", 4]}
+    assert named_shapes(written.graph.input) == {"images": ["batch", 8, 8, 8], "offset": ["batch", 8]}
+    assert named_shapes(written.graph.output) == {"output": ["batch", 4]}
 
 
 def test_every_remaining_shuffle_is_one_gather(written: onnx.ModelProto) -> None:

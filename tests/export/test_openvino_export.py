@@ -18,7 +18,7 @@ import strucspars as ss
 from strucspars.export import checked
 from strucspars.export import openvino as openvino_export
 from strucspars.export.checked import EXPORTERS, ExportMismatch
-from strucspars.export.onnx import count_axes_from_the_end_
+from strucspars.export.openvino import count_axes_from_the_end_
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 CHANNELS = 8

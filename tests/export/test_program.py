@@ -77,8 +77,7 @@ def test_names_are_those_of_the_code_or_the_given_ones() -> None:
     assert choose_input_names(Several(), 2, ["a", "b"]) == ("a", "b")
     two = [SCORES, (SCORES,)]
     assert choose_output_names(two, None, input_names=["images"]) == ("output", "output_1")
-    assert choose_output_names(two, None, input_names=["output_1"]) == ("network_output", "network_output_1")
-    assert choose_output_names({"a": SCORES}, None, input_names=["a"]) == ("output",)
+    assert choose_output_names({"a": SCORES}, None, input_names=["images"]) == ("a",)
 
 
 def test_only_arguments_by_position_name_inputs() -> None:
@@ -87,11 +86,6 @@ def test_only_arguments_by_position_name_inputs() -> None:
 
     assert choose_input_names(Mixed(), 1, None) == ("images",)
     assert choose_input_names(Mixed(), 2, None) == ("input_1", "input_2")
-
-
-def test_no_numbered_output_has_the_name_of_an_input() -> None:
-    names = choose_output_names([SCORES, SCORES, SCORES], None, input_names=["output_2"])
-    assert names == ("network_output", "network_output_1", "network_output_2")
 
 
 def test_keys_that_do_not_name_every_output_name_none() -> None:
@@ -117,8 +111,9 @@ def test_names_that_do_not_do_are_refused(names: list[str], complaint: str) -> N
 
 
 def test_an_output_cannot_have_the_name_of_an_input() -> None:
-    with pytest.raises(ValueError, match="'images' names an input and an output"):
-        choose_output_names(SCORES, ["images"], input_names=["images"])
+    for outputs, names, name in ((SCORES, ["images"], "images"), ({"a": SCORES}, None, "a"), (SCORES, None, "output")):
+        with pytest.raises(ValueError, match=f"'{name}' names an input and an output; give other input_names"):
+            choose_output_names(outputs, names, input_names=[name])
 
 
 def test_outputs_that_are_no_tensors_are_refused() -> None:

@@ -137,19 +137,6 @@ def drop_origins_(model: onnx.ModelProto) -> None:
             item.doc_string = ""
 
 
-def count_axes_from_the_end_(graph: onnx.GraphProto) -> None:
-    """Let every Gather along axis 1 count that axis from the end, where its rank is known: the same function."""
-    ranks = {
-        value.name: len(value.type.tensor_type.shape.dim)
-        for value in (*graph.input, *graph.output, *graph.value_info)
-        if value.type.tensor_type.HasField("shape")
-    }
-    for node in graph.node:
-        for attribute in node.attribute if node.op_type == "Gather" else ():
-            if attribute.name == "axis" and attribute.i == 1 and node.input[0] in ranks:
-                attribute.i -= ranks[node.input[0]]
-
-
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graph and all graphs inside its nodes: branches and loops."""
     yield graph
@@ -178,10 +165,6 @@ class OnnxRunner:
         path: the file.
         threads: that one image may use; None: one per core.
         images_per_call: how many images to give to ONNX Runtime at a time; None: one if the file has gathers, else all.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: ONNX Runtime cannot read it, or an argument is out of range.
 
     >>> import strucspars as ss, tempfile, torch
     >>> model = torch.nn.Conv2d(3, 8, 3)
@@ -219,9 +202,7 @@ class OnnxRunner:
         if step is None or not self._can_be_split or size <= step:
             return tuple(self._run(arrays))
         parts = [
-            self._run(
-                {name: array[start : start + step] if name in batched else array for name, array in arrays.items()}
-            )
+            self._run({name: array[start:][:step] if name in batched else array for name, array in arrays.items()})
             for start in range(0, size, step)
         ]
         return tuple(np.concatenate(outputs) for outputs in zip(*parts, strict=True))

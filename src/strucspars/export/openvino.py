@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from strucspars.export.onnx import count_axes_from_the_end_, onnx_model, write_onnx
+from strucspars.export.onnx import onnx_model, write_onnx
 from strucspars.export.program import (
     Arguments,
     Exporter,
@@ -65,6 +65,19 @@ class OpenVinoExporter(Exporter):
             return [torch.from_numpy(outputs[place].copy()) for place in range(len(compiled.outputs))]
 
         return run
+
+
+def count_axes_from_the_end_(graph: onnx.GraphProto) -> None:
+    """Let every Gather along axis 1 count that axis from the end, where its rank is known: the same function."""
+    ranks = {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in (*graph.input, *graph.output, *graph.value_info)
+        if value.type.tensor_type.HasField("shape")
+    }
+    for node in graph.node:
+        for attribute in node.attribute if node.op_type == "Gather" else ():
+            if attribute.name == "axis" and attribute.i == 1 and node.input[0] in ranks:
+                attribute.i -= ranks[node.input[0]]
 
 
 def write_openvino(proto: onnx.ModelProto, path: Path) -> None:

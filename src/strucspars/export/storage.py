@@ -22,7 +22,6 @@ from strucspars.core.plan import GroupingPlan
 from strucspars.cost.gathers import FOLDED_PLAN_KEY, is_folded
 from strucspars.io.files import check_readable, replace_file
 from strucspars.io.records import convert, parse_json
-from strucspars.nn.groupable import parameter_key
 from strucspars.nn.layers import check_plain_weights, is_grouped, is_masked, planned_orders
 from strucspars.nn.names import (
     bare_modules,
@@ -127,7 +126,6 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     state = _bare_state(network)
     needed = _tensors_after_conversion(state, network, plan)
     check_tensors(path, tensors, needed, fixed={name for name, tensor in needed.items() if not tensor.is_meta})
-    _check_tied(path, tensors, state)
     convert_(network, plan)
     loaded = OrderedDict((name, tensors[bare]) for name, bare in bare_state_names(network).items())
     # PyTorch reads the versions from here.
@@ -260,21 +258,6 @@ def _tensors_after_conversion(
 def _key(module: str, tensor: str) -> str:
     """The name of a module's tensor in the state; the model itself has no name."""
     return f"{module}.{tensor}" if module else tensor
-
-
-def _check_tied(
-    path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]
-) -> None:
-    """Raise a `ValueError` if tensors that are tied in the model differ in the file: the last one would win."""
-    first_names: dict[object, str] = {}
-    for name, tensor in state.items():
-        first = first_names.setdefault((parameter_key(tensor), tensor.shape, tensor.stride(), tensor.dtype), name)
-        # Compared as bytes, so that NaN equals itself.
-        if not torch.equal(*(tensors[each].reshape(-1).view(torch.uint8) for each in (first, name))):
-            raise ValueError(
-                f"{path}: {first!r} and {name!r} differ, and are one tensor in the model; load into one in which they "
-                "are not tied"
-            )
 
 
 def input_transforms(model: nn.Module) -> dict[str, bool]:
