@@ -195,9 +195,9 @@ def broken(**changes: Any) -> dict[str, Any]:
         ({"data": [1, 2]}, "has no array"),
         ({"labels": [0, 1, 2]}, "3 labels for 4 images"),
         ({"labels": [0, 1, 2, 3, 4]}, "5 labels for 4 images"),
-        ({"labels": [0, 1, 2, 10]}, r"outside 0 \.\. 9"),
-        ({"labels": [0, 1, 2, -1]}, r"outside 0 \.\. 9"),
-        ({"labels": [0, 1, 2, 2**80]}, r"outside 0 \.\. 9"),
+        ({"labels": [0, 1, 2, 10]}, "no list of whole numbers 0 .. 9"),
+        ({"labels": [0, 1, 2, -1]}, "no list of whole numbers 0 .. 9"),
+        ({"labels": [0, 1, 2, 2**80]}, "no list of whole numbers 0 .. 9"),
         ({"labels": [0, 1, 2, True]}, "no list of whole numbers"),
         ({"labels": [0, 1, 2, 1.0]}, "no list of whole numbers"),
         ({"labels": None}, "no list of whole numbers"),
@@ -211,7 +211,7 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path, changes: dic
 def test_cifar_10_is_not_mistaken_for_cifar_100(tmp_path: Path) -> None:
     files = files_of(SMALL10)
     renamed = {"train": files["data_batch_1"], "test": files["test_batch"]}
-    with pytest.raises(ValueError, match="'fine_labels'; it is no cifar100 file"):
+    with pytest.raises(ValueError, match="under 'fine_labels'; it is no cifar100 file"):
         read(write_folder(tmp_path, renamed), replace(SMALL100, images_per_train_file=4))
 
 

@@ -1,6 +1,5 @@
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,25 +65,3 @@ def test_the_global_random_state_neither_matters_nor_changes() -> None:
     assert torch.equal(order().indices(0), first)
     torch.manual_seed(1)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"count": 0}, "count"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"world_size": 0}, "world_size"),
-        ({"rank": 2, "world_size": 2}, r"rank must lie in 0 \.\. 1, got 2"),
-        ({"rank": -1}, "rank"),
-    ],
-)
-def test_impossible_orders_are_refused(changes: dict[str, int], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        order(**changes)
-
-
-def test_an_epoch_starts_within_itself() -> None:
-    order().check_step(3)
-    for step in (-1, 4):
-        with pytest.raises(ValueError, match=f"0 .. 3, got {step}"):
-            order().check_step(step)

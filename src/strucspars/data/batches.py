@@ -1,6 +1,6 @@
 """The batches of one split, epoch by epoch, always of the same shape.
 
-What an epoch holds depends on the seed and the epoch only, so that a run can go on in the middle of it.
+What an epoch holds depends on the seed and the epoch only, so that a run can resume in the middle of it.
 """
 
 import math
@@ -52,13 +52,6 @@ class EpochOrder:
     rank: int = 0
     world_size: int = 1
 
-    def __post_init__(self) -> None:
-        for name in ("count", "batch_size", "world_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank must lie in 0 .. {self.world_size - 1}, got {self.rank}")
-
     @property
     def steps(self) -> int:
         """Steps per epoch, the last one filled up."""
@@ -86,11 +79,6 @@ class EpochOrder:
         dealt = values.reshape(self.steps, self.batch_size, self.world_size, *values.shape[1:])
         return dealt[:, :, self.rank].contiguous()
 
-    def check_step(self, start_step: int) -> None:
-        """Raise a `ValueError` unless an epoch can start, or already end, at this step."""
-        if not 0 <= start_step <= self.steps:
-            raise ValueError(f"start_step must lie in 0 .. {self.steps}, got {start_step}")
-
 
 # Bounds the memory of gathering; larger pieces are no faster.
 IMAGES_PER_PIECE = 10_000
@@ -116,11 +104,7 @@ class Batches(ABC):
 
     Args:
         order: which images each step gets.
-        device: where the batches live.
-
-    Attributes:
-        steps: batches per epoch.
-        batch_size: images per batch of this process.
+        device: where the batches go.
     """
 
     def __init__(self, order: EpochOrder, device: torch.device) -> None:
@@ -145,14 +129,9 @@ class ResidentBatches(Batches):
         split: the images.
         order: which images each step gets; its seed also seeds the augmentation.
         mean, std: per channel, of pixels scaled to 0 .. 1.
-        device: where images and buffers live.
+        device: where images `(steps, B, C, H, W)` and labels `(steps, B)` are.
         augmentation: None for evaluation.
         memory_format, dtype: of each step's images.
-
-    Attributes:
-        images: `(steps, B, C, H, W)`.
-        labels: `(steps, B)`.
-        valid: `(steps, B)`.
     """
 
     def __init__(
@@ -181,7 +160,6 @@ class ResidentBatches(Batches):
 
     def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
         """Fill in the epoch; then its batches, from `start_step` on."""
-        self.order.check_step(start_step)
         self.fill_(epoch)
         return (Batch(self.images[step], self.labels[step], self.valid[step]) for step in range(start_step, self.steps))
 
@@ -252,7 +230,6 @@ class FolderBatches(Batches):
 
     def epoch(self, epoch: int, *, start_step: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from `start_step` on; images of earlier steps are not read."""
-        self.order.check_step(start_step)
         self._sampler.epoch = epoch
         self._sampler.start_step = start_step
         for step, loaded in enumerate(self._loader, start=start_step):

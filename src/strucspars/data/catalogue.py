@@ -33,7 +33,7 @@ def load_data(
 
     Args:
         name: one of `DATA_NAMES`. Digits need no root; "imagenet" and "folder" are both image folders.
-        root: where the data lie.
+        root: the folder of the data.
         download: fetch CIFAR to `root` if it is not there.
         image_size: side of the crops of image folders; their images are resized to 8/7 of it before, as 256 to 224.
         seed: of the random crops of image folders.
@@ -100,13 +100,21 @@ def batches_of(
 def digits() -> ResidentData:
     """1797 digits of ten classes: 1347 to learn from, 450 to test on, always the same ones, equally mixed.
 
-    The images are not the original 8 x 8 grey ones: they are enlarged to 16 x 16 (bilinear) and repeated in three
-    equal channels, so that networks made for CIFAR take them as they are. Training shifts them by a pixel, that is by
-    half an original one, and never mirrors them: a mirrored digit is none.
+    The 8 x 8 grey images are enlarged to 16 x 16 (bilinear) and repeated in three equal channels, for networks made for
+    CIFAR. Training shifts them by a pixel, which is half an original one, and never mirrors them.
     """
-    pixels, labels = _scikit_learn_digits()
-    train, test = _stratified_split(labels)
-    scaled = torch.from_numpy(pixels).to(torch.float32)[:, None] * (255 / BRIGHTEST)
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("the digits come with scikit-learn; pip install scikit-learn") from error
+    pixels, labels = load_digits(return_X_y=True)
+    # An integer seed means numpy's old generator, whose numbers are promised never to change.
+    train, test = train_test_split(
+        np.arange(len(labels)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
+    )
+    train, test = torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test))
+    scaled = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) * (255 / BRIGHTEST)
     enlarged = functional.interpolate(scaled, scale_factor=2, mode="bilinear", align_corners=False)
     images = enlarged.round().to(torch.uint8).repeat(1, 3, 1, 1)
     targets = torch.from_numpy(labels).to(torch.int64)
@@ -120,23 +128,3 @@ def digits() -> ResidentData:
         std=(brightness.std(correction=0).item(),) * 3,
         augmentation=Augmentation(padding=1, flip=False),
     )
-
-
-def _scikit_learn_digits() -> tuple[np.ndarray, np.ndarray]:
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("the digits come with scikit-learn; pip install scikit-learn") from error
-    bunch = load_digits()
-    return np.asarray(bunch.images), np.asarray(bunch.target)
-
-
-def _stratified_split(labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices of training and test images, each with its share of every class."""
-    from sklearn.model_selection import train_test_split
-
-    # An integer seed means numpy's old generator, whose numbers are promised never to change.
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
-    )
-    return torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test))

@@ -183,14 +183,15 @@ def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> I
         raise ValueError(f"{source} has {found}, expected uint8 of {(expected, BYTES_PER_IMAGE)}; download it again")
     labels = fields.get(layout.label_key)
     numbers = labels.ravel().tolist() if isinstance(labels, np.ndarray) else labels
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+    if not isinstance(numbers, list) or not all(
+        type(number) is int and 0 <= number < layout.num_classes for number in numbers
+    ):
         raise ValueError(
-            f"{source} has no list of whole numbers under {layout.label_key!r}; it is no {layout.name} file"
+            f"{source} has no list of whole numbers 0 .. {layout.num_classes - 1} under {layout.label_key!r}; it is no "
+            f"{layout.name} file"
         )
     if len(numbers) != expected:
         raise ValueError(f"{source} has {len(numbers)} labels for {expected} images; download it again")
-    if not all(0 <= number < layout.num_classes for number in numbers):
-        raise ValueError(f"{source} has a label outside 0 .. {layout.num_classes - 1}: it is no {layout.name} file")
     # A copy: the array is a view of the file's bytes, which torch would not treat as read-only.
     return ImageSet(torch.from_numpy(images.reshape(expected, *IMAGE_SHAPE).copy()), torch.tensor(numbers))
 
@@ -198,14 +199,8 @@ def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> I
 def load_plain_pickle(data: bytes, *, source: str) -> object:
     """The value pickled in `data`, if it is made of numbers, text, bytes, lists, tuples, dicts and integer arrays only.
 
-    Text of Python 2 becomes bytes. Arrays are found at the top, or as values of a dictionary at the top.
-
-    Args:
-        data: the whole pickle, of any protocol, from Python 2 or 3.
-        source: the file's name, for errors.
-
-    Raises:
-        ValueError: the pickle needs anything else, or is damaged. Nothing of it has been executed.
+    Any protocol of Python 2 and 3; text of Python 2 becomes bytes. Arrays are found at the top, or as values of a
+    dictionary at the top. Anything else is a `ValueError` that names the source, and nothing of it is executed.
     """
     try:
         value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()

@@ -154,9 +154,7 @@ class FolderData:
         }
 
 
-def image_folder(
-    root: str | os.PathLike[str], *, image_size: int = 224, resize: int = 256, seed: int = 0
-) -> FolderData:
+def image_folder(root: Path, *, image_size: int = 224, resize: int = 256, seed: int = 0) -> FolderData:
     """Images in `root/train/CLASS/` and `root/val/CLASS/` (or `root/test/CLASS/`), with the paper's transforms.
 
     Training (Sec. 3.5): shortest side 256, random crop of 224, mirrored half of the time. Evaluation: the centre.
@@ -171,8 +169,13 @@ def image_folder(
         FileNotFoundError: a folder is missing, or has no classes, or a class has no images.
         ValueError: the splits have different classes.
     """
-    root = Path(root)
-    train_root, test_root = _split_roots(root)
+    train_root = root / "train"
+    test_root = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
+    if not train_root.is_dir() or test_root is None:
+        raise FileNotFoundError(
+            f"no image folders under {root}; looked for {train_root} and for "
+            f"{' or '.join(str(root / name) for name in TEST_FOLDERS)}, each with one folder of images per class"
+        )
     train = FolderSplit(train_root, image_size=image_size, resize=resize, random=True, seed=seed)
     test = FolderSplit(test_root, image_size=image_size, resize=resize, random=False, seed=seed)
     if train.classes != test.classes:
@@ -188,13 +191,3 @@ def image_folder(
         num_classes=len(train.classes),
         image_shape=(3, image_size, image_size),
     )
-
-
-def _split_roots(root: Path) -> tuple[Path, Path]:
-    test_roots = [root / name for name in TEST_FOLDERS if (root / name).is_dir()]
-    if not (root / "train").is_dir() or not test_roots:
-        raise FileNotFoundError(
-            f"no image folders under {root}; looked for {root / 'train'} and for "
-            f"{' or '.join(str(root / name) for name in TEST_FOLDERS)}, each with one folder of images per class"
-        )
-    return root / "train", test_roots[0]
