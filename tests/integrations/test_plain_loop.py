@@ -1,9 +1,8 @@
-import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import strucspars as ss
@@ -11,14 +10,13 @@ import strucspars as ss
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plain_loop.py"
 
 
-def test_the_example_writes_a_smaller_network_that_loads(tmp_path: Path) -> None:
+def test_the_example_writes_a_smaller_network_that_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "small.safetensors"
-    command = [sys.executable, str(EXAMPLE), "--epochs", "2", "--target", "0.5", "--out", str(file)]
-    printed = subprocess.run(
-        command, check=True, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    ).stdout
-    rows = {line.split()[0]: line.split()[-2:] for line in printed.splitlines() if line.endswith("%")}
-    names = runpy.run_path(str(EXAMPLE))
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), "--epochs", "2", "--target", "0.5", "--out", str(file)])
+    names = runpy.run_path(str(EXAMPLE), run_name="__main__")
+    rows = {line.split()[0]: line.split()[-2:] for line in capsys.readouterr().out.splitlines() if line.endswith("%")}
     dense = names["num_params"](names["network"]())
     model = ss.load(file, names["network"]())
     assert names["num_params"](model) <= 0.5 * dense
