@@ -1,12 +1,12 @@
-"""Sparse training inside Lightning's Trainer; the LightningModule stays as it is.
+"""Sparse training inside Lightning's Trainer; the LightningModule needs no changes.
 
 Why these hooks, and not their neighbours:
 
-- `on_fit_start`: the model is on its device, a checkpoint's weights are loaded, no step is taken, every rank is here.
+- `on_fit_start`: the model is on its device, a checkpoint's weights are loaded, and no step is taken, on every rank.
 - `on_before_optimizer_step`: once per step however many batches it gathers; gradients are reduced over the ranks and
   unscaled, and not yet clipped. So the penalty acts as if it were part of the loss.
-- `on_train_epoch_end`: before checkpoints of this moment are written.
-- `on_fit_end`: after the last checkpoint, which is therefore one of the dense model, and after the optimizers are gone.
+- `on_train_epoch_end`: before checkpoints of this epoch are written.
+- `on_fit_end`: after the last checkpoint, which therefore has the dense model, and after the optimizers are gone.
 """
 
 import logging
@@ -41,15 +41,12 @@ class SparsifyCallback(Callback):
     After every epoch it logs `sparsify/lambda_value` and `sparsify/removed_fraction`. Its state is part of the
     Trainer's checkpoints: a resumed fit continues exactly, if the data loader does. Other fits start afresh.
 
-    Checkpoints of a fit hold the dense model. After one with `convert=True` test the module itself,
-    `trainer.test(module)`; a dense checkpoint (`ckpt_path="best"`) does not fit it any more. Finetune it with a Trainer
-    that lacks this callback.
+    Checkpoints of a fit hold the dense model, and do not fit a converted one (`ckpt_path="best"`): test the module
+    itself, `trainer.test(module)`, and finetune it with a Trainer that lacks this callback.
 
     >>> import strucspars as ss
     >>> callback = SparsifyCallback(ss.SparsifyConfig(target=0.6, epochs=100), convert=True)
     >>> trainer = Trainer(max_epochs=100, callbacks=[callback], logger=False, accelerator="cpu")
-    >>> callback in trainer.callbacks
-    True
     """
 
     def __init__(
@@ -60,12 +57,10 @@ class SparsifyCallback(Callback):
         example_inputs: ExampleInputs | None = None,
         convert: bool = False,
     ) -> None:
-        """Take the options; the layers are looked at when a fit starts.
+        """Take the options of sparse training, whose `epochs` should be the Trainer's `max_epochs`.
 
-        Args:
-            config: the options of sparse training; its `epochs` should be the Trainer's `max_epochs`.
-            filter_fn, example_inputs: as in `Sparsifier`; names are those of the LightningModule (`net.conv1`).
-            convert: turn the module into group convolutions when the fit ends.
+        `filter_fn` and `example_inputs` are as in `Sparsifier`; names are those of the LightningModule (`net.conv1`).
+        `convert` turns the module into group convolutions when the fit ends.
         """
         self._config = config
         self._filter_fn = filter_fn
@@ -76,7 +71,8 @@ class SparsifyCallback(Callback):
         self._optimizer_index = 0
         # A checkpoint is read before there is a Sparsifier.
         self._restored: dict[str, Any] = {}
-        self._open_epoch: int | None = None  # begun, and not yet ended in the Sparsifier
+        # Begun, and not yet ended in the Sparsifier.
+        self._open_epoch: int | None = None
         self._steps_of_epoch = 0
 
     @property
@@ -126,7 +122,7 @@ class SparsifyCallback(Callback):
             _warn_of_another_rate(self._config, trainer.optimizers[self._optimizer_index], layers)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Notice that another epoch has begun: the hook for that is left out in some resumed fits."""
+        """Notice that another epoch has begun: some resumed fits skip the hook for that."""
         if trainer.current_epoch == self._open_epoch:
             return
         # A checkpoint of an epoch's last step or of its validation has not seen the end that Lightning leaves out.
@@ -199,12 +195,12 @@ def _optimizer_index(optimizers: Sequence[torch.optim.Optimizer], layers: Sequen
     # A single one is not checked: it may get its parameters later, as when a backbone is unfrozen.
     if len(optimizers) <= 1:
         return 0
-    owners: dict[int, str] = {}
-    for index, optimizer in enumerate(optimizers):
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        first = next((layer.name for layer in layers if id(layer.weight) in held), None)
-        if first is not None:
-            owners[index] = first
+    owners = {
+        index: layer.name
+        for index, optimizer in enumerate(optimizers)
+        for layer in layers
+        if any(parameter is layer.weight for group in optimizer.param_groups for parameter in group["params"])
+    }
     if len(owners) != 1:
         found = ", ".join(f"{name!r} belongs to optimizer {index}" for index, name in owners.items())
         raise ValueError(
@@ -231,8 +227,7 @@ def _warn_of_another_schedule(config: SparsifyConfig, trainer: Trainer) -> None:
     if trainer.max_epochs != config.epochs:
         logger.warning(
             "lambda is planned for %d epochs but the Trainer has max_epochs=%s; set both to the same number",
-            config.epochs,
-            trainer.max_epochs,
+            *(config.epochs, trainer.max_epochs),
         )
     batches = trainer.num_training_batches
     if config.lambda_step is None and math.isfinite(batches):
@@ -241,9 +236,7 @@ def _warn_of_another_schedule(config: SparsifyConfig, trainer: Trainer) -> None:
             logger.warning(
                 "lambda_step is derived from steps_per_epoch=%d but the Trainer makes %d optimizer steps per epoch; "
                 "set SparsifyConfig(steps_per_epoch=%d)",
-                config.steps_per_epoch,
-                steps,
-                steps,
+                *(config.steps_per_epoch, steps, steps),
             )
 
 
@@ -251,16 +244,11 @@ def _warn_of_another_rate(
     config: SparsifyConfig, optimizer: torch.optim.Optimizer, layers: Sequence[SelectedLayer]
 ) -> None:
     weights = {id(layer.weight) for layer in layers}
-    rates = [_highest_rate(group) for group in optimizer.param_groups if weights & set(map(id, group["params"]))]
+    groups = [group for group in optimizer.param_groups if weights & set(map(id, group["params"]))]
+    # The rate before its schedule lowers it; a warm-up may have done so already.
+    rates = [float(group.get("max_lr", group.get("initial_lr", group["lr"]))) for group in groups]
     if config.lambda_step is None and rates and not any(math.isclose(rate, config.lr, rel_tol=1e-3) for rate in rates):
         logger.warning(
             "lambda_step is derived from lr=%g but the layers are trained with lr=%g; set SparsifyConfig(lr=%g)",
-            config.lr,
-            max(rates),
-            max(rates),
+            *(config.lr, max(rates), max(rates)),
         )
-
-
-def _highest_rate(group: dict[str, Any]) -> float:
-    """The learning rate of a parameter group before its schedule lowers it; a warm-up may have done so already."""
-    return float(group.get("max_lr", group.get("initial_lr", group["lr"])))

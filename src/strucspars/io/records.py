@@ -40,13 +40,7 @@ _SHORT.maxlevel = 2
 
 
 class RecordError(ValueError):
-    """A record that cannot be used.
-
-    Attributes:
-        where: the file, or whatever it was read from.
-        key: the dotted path of the field; empty for the whole.
-        problem: what is wrong with it.
-    """
+    """A record that cannot be used: the file, the dotted path of the field (empty for the whole), and the problem."""
 
     def __init__(self, where: str, key: str, problem: str) -> None:
         super().__init__(where, key, problem)
@@ -233,10 +227,7 @@ def describe(hint: Any) -> str:
 
 
 def plain(value: object, where: str) -> Any:
-    """The value in the types of JSON; numbers that JSON cannot hold (NaN, infinity) become null.
-
-    A run must not fail because a measure has no value; the training itself watches the loss.
-    """
+    """The value in the types of JSON. NaN and infinity become null: a run must not fail for want of a measure."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or type(value) in (bool, int, str):

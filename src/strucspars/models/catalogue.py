@@ -2,9 +2,9 @@
 
 import difflib
 import importlib
-import importlib.util
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import torch
 import torchvision
@@ -31,11 +31,7 @@ INCEPTION_OPTIONS = {"aux_logits": False, "init_weights": True, "transform_input
 
 
 def names_a_function(name: str) -> bool:
-    """Whether this name refers to a function of the user's code, rather than to a library's network.
-
-    >>> names_a_function("my_package.networks:small"), names_a_function("timm:resnet18")
-    (True, False)
-    """
+    """Whether this name refers to a function of the user's code, rather than to a library's network."""
     return ":" in name and not name.startswith(TIMM)
 
 
@@ -106,7 +102,7 @@ def torchvision_names() -> list[str]:
 def _suggestion(name: str) -> str:
     known = {plain: plain for plain in torchvision_names()}
     known |= {f"{kind}{depth}": f"{kind}{depth}" for kind, depths in USUAL_DEPTHS.items() for depth in depths}
-    if importlib.util.find_spec("timm"):
+    with suppress(ImportError):
         known = {plain: f"{TIMM}{plain}" for plain in importlib.import_module("timm").list_models()} | known
     near = difflib.get_close_matches(name, known, n=1)
     question = f"did you mean {known[near[0]]!r}? " if near else ""

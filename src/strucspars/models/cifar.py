@@ -1,8 +1,8 @@
 """ResNets for CIFAR images, both in three stages of 16, 32 and 64 channels.
 
-`PreactivationResNet`: depth 9 n + 2, bottlenecks that normalise before each convolution (He et al., 2016, identity
-mappings); the networks of Table 1. `CifarResNet`: depth 6 n + 2, basic blocks that normalise after it, shortcuts
-without parameters (He et al., 2016, deep residual learning); the networks that most other papers report on.
+`PreactivationResNet`: bottlenecks that normalise before each convolution (He et al., 2016, identity mappings); the
+networks of Table 1. `CifarResNet`: basic blocks that normalise after it, shortcuts without parameters (He et al., 2016,
+deep residual learning); the networks that most other papers report on.
 """
 
 import torch
@@ -23,8 +23,7 @@ class ZeroPaddedShortcut(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """The input, smaller and with more channels."""
-        subsampled = features[:, :, :: self.stride, :: self.stride]
-        return functional.pad(subsampled, (0, 0, 0, 0, 0, self.extra_channels))
+        return functional.pad(features[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra_channels))
 
 
 class BasicBlock(nn.Module):

@@ -42,12 +42,8 @@ Model = TypeVar("Model", bound=nn.Module)
 class SlimmingPenalty:
     """The penalty `strength * sum(|scale|)` over every `BatchNorm2d` of a model, as a gradient.
 
-    Call `add_gradient_` between `backward` and the optimizer's step; with a GradScaler, after `unscale_`.
-
-    Args:
-        model: any network with batch norms, wrapped or not.
-        strength: weight of the penalty. Liu et al. choose among 1e-3, 1e-4 and 1e-5; a good one leaves as many scales
-            at zero as channels are to go.
+    Call `add_gradient_` between `backward` and the optimizer's step; with a GradScaler, after `unscale_`. Liu et al.
+    choose a strength among 1e-3, 1e-4 and 1e-5; a good one leaves as many scales at zero as channels are to be removed.
 
     >>> norm = nn.BatchNorm2d(2)
     >>> SlimmingPenalty(norm, strength=0.5).add_gradient_()
