@@ -10,9 +10,12 @@ def main() -> int:
     try:
         from strucspars.cli.main import main as command_line
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("strucspars"):
+        from strucspars.cli import missing_extra
+
+        remedy = missing_extra(error)
+        if remedy is None:
             raise
-        print(f"error: {error.name} is missing: pip install 'strucspars[cli]'", file=sys.stderr)
+        print(f"error: {remedy}", file=sys.stderr)
         return 2
     return command_line()
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import strucspars as ss
-from strucspars.bench.networks import BenchNetwork, networks_of_run, random_networks, with_random_norms
+from strucspars.bench.networks import BenchNetwork, conv_params, networks_of_run, random_networks, with_random_norms
 from strucspars.models.catalogue import build_model
 from strucspars.nn.layers import channel_orders, is_grouped
 
@@ -47,7 +47,9 @@ def test_every_rate_has_a_network_and_a_bound_of_the_same_size() -> None:
     for compressed, bound in ((networks[1], networks[2]), (networks[3], networks[4])):
         counts = [ss.count_macs(each.model, torch.zeros(1, *SHAPE)) for each in (compressed, bound)]
         assert counts[0] == counts[1]
-        assert compressed.removed_conv_fraction >= compressed.rate if compressed.rate else False
+        removed = 1 - conv_params(compressed.model) / conv_params(networks[0].model)
+        assert compressed.rate is not None
+        assert removed >= compressed.rate
 
 
 def test_only_the_bound_folds_to_nothing() -> None:
@@ -113,7 +115,8 @@ def test_a_run_is_compared_with_its_dense_network() -> None:
     before = outputs(compressed.eval())
     networks = networks_of_run(dense, compressed, SHAPE)
     assert [network.form for network in networks] == ["dense", "compressed", "bound"]
-    assert networks[1].rate == pytest.approx(networks[1].removed_conv_fraction, abs=1e-4)
+    removed = 1 - conv_params(networks[1].model) / conv_params(networks[0].model)
+    assert networks[1].rate == pytest.approx(removed, abs=1e-4)
     torch.testing.assert_close(outputs(networks[1].model), before)
 
 
@@ -138,6 +141,6 @@ def test_a_network_without_shuffles_has_no_bound() -> None:
 def test_a_run_that_removed_nothing_is_dense_and_alone() -> None:
     fresh, trained = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)) for _ in range(2))
     (network,) = networks_of_run(fresh, trained, SHAPE)
-    assert (network.form, network.rate, network.removed_conv_fraction) == ("dense", None, 0.0)
+    assert (network.form, network.rate) == ("dense", None)
     assert network.model is trained
     assert not trained.training

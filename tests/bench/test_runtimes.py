@@ -34,35 +34,39 @@ def network() -> BenchNetwork:
     return random_networks("cifar-resnet8", [0.6], image_shape=SHAPE, num_classes=5)[1]
 
 
+@pytest.fixture(scope="module")
+def forms(network: BenchNetwork, tmp_path_factory: pytest.TempPathFactory) -> InferenceForms:
+    """Exported once for all tests."""
+    return InferenceForms(network.model, random_image(SHAPE), tmp_path_factory.mktemp("forms"))
+
+
 @COMPILER_WARNS
 # Compiling takes long: once is enough.
 @pytest.mark.parametrize(
     ("name", "batch"), [(name, batch) for name in RUNTIMES for batch in (1, 3) if (name, batch) != ("torch-compile", 3)]
 )
-def test_a_runtime_computes_what_pytorch_does(name: str, batch: int, network: BenchNetwork, tmp_path: Path) -> None:
+def test_a_runtime_computes_what_pytorch_does(name: str, batch: int, forms: InferenceForms) -> None:
     runtime = known_runtime(name)
     if not runtime.is_installed:
         pytest.skip(f"{runtime.title} is not installed")
     if name == "torch-compile" and shutil.which("g++") is None:
         pytest.skip("torch.compile needs a compiler")
     images = np.random.default_rng(0).standard_normal((batch, *SHAPE), dtype=np.float32)
-    program = runtime.prepare(InferenceForms(network.model, torch.zeros(1, *SHAPE), tmp_path), batch, 1)
+    program = runtime.prepare(forms, batch, 1)
     with torch.no_grad():
-        expected = network.model(torch.from_numpy(images)).numpy()
+        expected = forms.model(torch.from_numpy(images)).numpy()
     assert program(images).shape == (batch, 5)
     assert compare_outputs(torch.tensor(program(images)), torch.tensor(expected)).complaint == ""
 
 
-def test_files_and_folded_graph_are_made_once(network: BenchNetwork, tmp_path: Path) -> None:
-    forms = InferenceForms(network.model, torch.zeros(1, *SHAPE), tmp_path)
+def test_files_and_folded_graph_are_made_once(forms: InferenceForms) -> None:
     assert forms.folded is forms.folded
     written = forms.exported("onnx").path.stat().st_mtime_ns
     assert forms.exported("onnx").path.stat().st_mtime_ns == written
     assert known_runtime("pytorch").gathers(forms)[0] > 0
 
 
-def test_gathers_are_those_of_the_graph_that_a_runtime_runs(network: BenchNetwork, tmp_path: Path) -> None:
-    forms = InferenceForms(network.model, random_image(SHAPE), tmp_path)
+def test_gathers_are_those_of_the_graph_that_a_runtime_runs(forms: InferenceForms) -> None:
     left = {name: known_runtime(name).gathers(forms) for name in ("onnxruntime", "pytorch", "torch-compile")}
     # Its groups are widened by default, until some shuffles are no longer needed.
     assert left["onnxruntime"][0] < left["pytorch"][0]
@@ -107,8 +111,7 @@ def test_pytorch_runs_the_folded_graph_and_not_the_network(network: BenchNetwork
     assert called == [forms.folded]
 
 
-def test_onnx_runtime_gets_its_threads(network: BenchNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forms = InferenceForms(network.model, random_image(SHAPE), tmp_path)
+def test_onnx_runtime_gets_its_threads(forms: InferenceForms, monkeypatch: pytest.MonkeyPatch) -> None:
     assert forms.exported("onnx").path.is_file()
     real, seen = onnxruntime.InferenceSession, []
 
@@ -122,10 +125,9 @@ def test_onnx_runtime_gets_its_threads(network: BenchNetwork, tmp_path: Path, mo
 
 
 def test_openvino_gets_its_threads_and_computes_in_full_precision(
-    network: BenchNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forms: InferenceForms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    forms = InferenceForms(network.model, random_image(SHAPE), tmp_path)
     assert forms.exported("openvino").path.is_file()
     seen: list[Mapping[str, object]] = []
 

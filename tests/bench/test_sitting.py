@@ -1,4 +1,4 @@
-"""One sitting, with runtimes that do as they are told and a clock that does not tick by itself."""
+"""What is timed together, with runtimes that do as they are told and a clock that does not tick by itself."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +13,11 @@ from torch import nn
 from strucspars.bench.networks import BenchForm, BenchNetwork
 from strucspars.bench.results import BenchRow, RowSize
 from strucspars.bench.runtimes import Images, InferenceForms, Program, Runtime
-from strucspars.bench.suite import Contestant, Sitting, sitting_rows
-from strucspars.bench.timing import TimingRules
+from strucspars.bench.suite import Contestant, Subject, TimingRules, timed_rows
 
 SHAPE = (3, 4, 4)
+SUBJECT = Subject(network="own", image_shape=SHAPE, build=list)
 RULES = TimingRules(seconds=1.0, visit_seconds=0.001, warmup_calls=1, min_rounds=3, max_rounds=3)
-GATHERS = (7, 700)
 SECONDS = {"dense": 8.0, "compressed": 4.0, "bound": 3.0}
 
 
@@ -28,7 +27,7 @@ def contestants(tmp_path: Path) -> list[Contestant]:
     forms: list[tuple[BenchForm, float | None]] = [("dense", None), ("compressed", 0.5), ("bound", 0.5)]
     for form, rate in forms:
         model = nn.Sequential(nn.Flatten(), nn.Linear(48, 2)).eval()
-        network = BenchNetwork(rate=rate, form=form, model=model, removed_conv_fraction=rate or 0.0)
+        network = BenchNetwork(rate=rate, form=form, model=model)
         size = RowSize(
             params=1, macs=1, removed_conv_fraction=rate or 0.0, operation_ratio=1.0 if rate is None else 4.0
         )
@@ -54,12 +53,11 @@ def told(clock: Any, name: str, contestants: list[Contestant], *, slow: float = 
         return program
 
     # Names of runtimes are those of tables.
-    return Runtime(name=name, title=name, package="torch", install="", prepare=prepare, gathers=lambda of: GATHERS)
+    return Runtime(name=name, title=name, package="torch", install="", prepare=prepare)
 
 
 def rows_of(clock: Any, contestants: list[Contestant], *runtimes: Runtime, batch: int = 1) -> list[BenchRow]:
-    sitting = Sitting(network="own", image_shape=SHAPE, batch=batch, threads=1, runtimes=runtimes)
-    return sitting_rows(sitting, contestants, RULES, on_progress=lambda words, done: None, clock=clock)
+    return timed_rows(SUBJECT, contestants, runtimes, batch, 1, RULES, clock=clock)
 
 
 def timings(rows: list[BenchRow], value: Callable[[Any], Any]) -> list[Any]:
@@ -72,6 +70,8 @@ def test_speedups_are_those_of_the_times(clock: Any, contestants: list[Contestan
     assert [(row.runtime, row.form) for row in rows] == [
         (name, form) for name in ("pytorch", "openvino") for form in ("dense", "compressed", "bound")
     ]
+    assert timings(rows, lambda timing: (timing.ms_low, timing.ms_high))[0] == (8000, 8000)
+    assert timings(rows, lambda timing: (timing.rounds, timing.calls))[0] == (3, 3)
     assert timings(rows, lambda timing: timing.ms) == [8000, 4000, 3000, 16000, 8000, 6000]
     assert timings(rows, lambda timing: timing.speedup.median) == pytest.approx([1, 2, 8 / 3, 1, 2, 8 / 3])
     assert timings(rows, lambda timing: timing.speedup_over_best.median) == pytest.approx([1, 2, 8 / 3, 0.5, 1, 4 / 3])
@@ -101,15 +101,13 @@ def test_a_runtime_that_fails_takes_no_other_with_it(clock: Any, contestants: li
     def prepare(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
         raise RuntimeError("unknown operation\nand a long trace")
 
-    failing = Runtime(
-        name="openvino", title="OpenVINO", package="torch", install="", prepare=prepare, gathers=lambda of: GATHERS
-    )
+    failing = Runtime(name="openvino", title="OpenVINO", package="torch", install="", prepare=prepare)
     rows = rows_of(clock, contestants, failing, told(clock, "pytorch", contestants))
     assert {row.error for row in rows if row.runtime == "openvino"} == {"not timed: RuntimeError: unknown operation"}
     assert all(row.timing is not None for row in rows if row.runtime == "pytorch")
     assert {(row.runtime, row.num_gathers, row.gathered_bytes) for row in rows} == {
         ("openvino", None, None),
-        ("pytorch", 7, 700),
+        ("pytorch", 0, 0),
     }
 
 
@@ -183,10 +181,7 @@ def test_programs_get_the_threads_and_images_of_the_sitting(clock: Any, contesta
 
         return watched
 
-    sitting = Sitting(
-        network="own", image_shape=SHAPE, batch=2, threads=3, runtimes=(replace(runtime, prepare=prepare),)
-    )
-    sitting_rows(sitting, contestants[:1], RULES, on_progress=lambda words, done: None, clock=clock)
+    timed_rows(SUBJECT, contestants[:1], [replace(runtime, prepare=prepare)], 2, 3, RULES, clock=clock)
     assert targets == [(2, 3), (1, 3)]
     # Zeros would hide most of what a runtime can get wrong.
     assert all(images.std() > 0.5 for images in shown)
@@ -205,7 +200,7 @@ def test_a_program_that_fails_in_any_way_still_tells_its_gathers(
     failing = replace(told(clock, "pytorch", contestants), prepare=lambda of, images_per_call, threads: program)
     for row in rows_of(clock, contestants, failing):
         assert row.error.startswith(f"not timed: {type(error).__name__}: ")
-        assert (row.num_gathers, row.gathered_bytes, row.timing) == (7, 700, None)
+        assert (row.num_gathers, row.gathered_bytes, row.timing) == (0, 0, None)
 
 
 def test_contestants_take_turns_across_runtimes(clock: Any, contestants: list[Contestant]) -> None:
@@ -217,10 +212,8 @@ def test_contestants_take_turns_across_runtimes(clock: Any, contestants: list[Co
 
 def test_what_is_done_is_told(clock: Any, contestants: list[Contestant]) -> None:
     said: list[tuple[str, float]] = []
-    sitting = Sitting(
-        network="own", image_shape=SHAPE, batch=1, threads=1, runtimes=(told(clock, "pytorch", contestants),)
-    )
-    sitting_rows(sitting, contestants, RULES, on_progress=lambda *words: said.append(words), clock=clock)
+    runtimes = [told(clock, "pytorch", contestants)]
+    timed_rows(SUBJECT, contestants, runtimes, 1, 1, RULES, lambda *words: said.append(words), clock=clock)
     assert all(0 <= done <= 1 for _, done in said)
-    assert any("preparing compressed 50% for pytorch" in words for words, _ in said)
+    assert any("preparing pytorch" in words for words, _ in said)
     assert "own, 4 x 4, batch 1, 1 thread: timing 3 programs, round 3" in said[-1][0]

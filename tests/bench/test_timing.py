@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from strucspars.bench.timing import Samples, TimingRules, interleaved_times
+from strucspars.bench.results import Ratio
+from strucspars.bench.suite import Samples, TimingRules, interleaved_times, paired_ratio
 
 ONE_CALL = TimingRules(seconds=1.0, visit_seconds=0.001, warmup_calls=1, min_rounds=4, max_rounds=4)
 
@@ -26,13 +29,13 @@ def test_calls_are_as_many_as_fill_a_visit_after_one_that_does_not_count(clock: 
 
 def test_calls_that_do_not_divide_a_visit_fill_it_and_go_beyond(clock: Any) -> None:
     rules = TimingRules(seconds=1, visit_seconds=1.0, warmup_calls=1, min_rounds=1, max_rounds=1)
-    assert interleaved_times({"a": clock.program("a", 0.375)}, rules, clock=clock)["a"].calls == 3
+    assert interleaved_times({"a": clock.program("a", 0.375)}, rules, clock=clock)["a"].rounds == ((0.375,) * 3,)
 
 
 def test_a_slow_first_call_does_not_make_visits_shorter(clock: Any) -> None:
     rules = TimingRules(seconds=1, visit_seconds=1.0, warmup_calls=2, min_rounds=1, max_rounds=1)
     program = clock.program("a", lambda: 8.0 if len(clock.called) == 1 else 0.25)
-    assert interleaved_times({"a": program}, rules, clock=clock)["a"].calls == 4
+    assert interleaved_times({"a": program}, rules, clock=clock)["a"].rounds == ((0.25,) * 4,)
 
 
 def test_a_call_longer_than_a_visit_is_timed_once_without_another_before(clock: Any) -> None:
@@ -43,7 +46,7 @@ def test_a_call_longer_than_a_visit_is_timed_once_without_another_before(clock: 
 
 def test_calls_of_no_time_at_all_are_limited(clock: Any) -> None:
     rules = TimingRules(seconds=1, max_calls=7, min_rounds=1, max_rounds=1)
-    assert interleaved_times({"a": clock.program("a", 0.0)}, rules, clock=clock)["a"].calls == 7
+    assert interleaved_times({"a": clock.program("a", 0.0)}, rules, clock=clock)["a"].rounds == ((0.0,) * 7,)
 
 
 def test_time_runs_out_before_the_round_that_would_not_fit(clock: Any) -> None:
@@ -98,24 +101,23 @@ def test_garbage_collection_that_was_off_stays_off(clock: Any) -> None:
 
 def test_medians_and_quartiles_are_those_of_all_calls() -> None:
     samples = Samples(((1.0, 2.0, 3.0), (4.0, 100.0)))
-    assert samples.median == 3.0
-    assert samples.quartiles == tuple(np.percentile([1, 2, 3, 4, 100], (25, 75)))
-    assert samples.round_medians == (2.0, 52.0)
-    assert samples.calls == 5
+    assert samples.quartiles() == tuple(np.percentile([1, 2, 3, 4, 100], (25, 50, 75)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seconds": 0}, "seconds must be a positive number"),
-        ({"seconds": float("inf")}, "seconds must be a positive number"),
-        ({"visit_seconds": -1.0}, "visit_seconds must be"),
-        ({"max_calls": 0}, "max_calls must be a whole number from 1 on"),
-        ({"warmup_calls": 0}, "warmup_calls must be a whole number from 1 on"),
-        ({"min_rounds": 0}, "min_rounds must be a whole number from 1 on"),
-        ({"min_rounds": 5, "max_rounds": 4}, "max_rounds must be a whole number from 5 on"),
-    ],
-)
-def test_rules_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TimingRules(**options)
+@pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan")])
+def test_a_bench_takes_a_positive_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds must be a positive number"):
+        TimingRules(seconds=seconds)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8))
+def test_what_slows_a_whole_round_down_does_not_change_the_ratio(noise: list[float]) -> None:
+    dense = Samples(tuple((8.0 * slow,) for slow in noise))
+    fast = Samples(tuple((2.0 * slow,) for slow in noise))
+    ratio = paired_ratio(dense, fast)
+    assert (ratio.median, ratio.low, ratio.high) == pytest.approx((4, 4, 4))
+
+
+def test_the_spread_of_a_ratio_is_that_of_the_rounds() -> None:
+    ratio = paired_ratio(Samples(((2.0,), (4.0,), (6.0,))), Samples(((1.0,), (1.0,), (1.0,))))
+    assert ratio == Ratio(median=4.0, low=3.0, high=5.0)

@@ -21,12 +21,12 @@ from strucspars.cli.errors import (
     FAILED,
     WRONG_USE,
     Interrupted,
-    RunFailed,
     explained,
     reported,
 )
 from strucspars.cli.main import app, main
 from strucspars.models.catalogue import torchvision_names
+from strucspars.train.observer import RunFailed
 from strucspars.train.recipe_reading import option_groups
 from strucspars.train.run_folder import RunFolderBusy
 
@@ -96,7 +96,7 @@ def test_the_version_is_the_packages(call: Any) -> None:
         (("summary", "nowhere"), "nowhere"),
         (("summary", "weights.safetensors"), "--model"),
         (("summary", "resnet18", "--image-shape", "32"), "--image-shape"),
-        (("eval", "nowhere"), "no run folder"),
+        (("eval", "nowhere"), "not a run folder"),
         (("compress", "nowhere.pt", "--model", "resnet18", "--target", "0.5"), "nowhere.pt"),
         (("compress", "x.pt", "--model", "resnet18", "--target", "1.5"), "target"),
         (("reproduce", "table4"), "table4"),
@@ -154,11 +154,26 @@ def test_the_page_about_the_command_line_has_every_exit_status() -> None:
 def test_expected_errors_have_a_status_each(error: Exception, status: int) -> None:
     explanation = explained(error)
     assert explanation is not None
-    assert explanation.exit_status == status
-    assert "\n" not in explanation.text
+    assert explanation[1] == status
+    assert "\n" not in explanation[0]
 
 
-def test_an_error_that_nobody_expects_keeps_its_trace() -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sklearn.datasets", "sklearn is missing: pip install 'strucspars[cli]'"),
+        ("my_package", "No module named 'my_package'"),
+    ],
+)
+def test_only_packages_of_the_extra_are_blamed_on_it(name: str, words: str) -> None:
+    assert explained(ModuleNotFoundError(f"No module named {name!r}", name=name)) == (words, WRONG_USE)
+
+
+def test_a_missing_module_of_our_own_keeps_its_trace() -> None:
+    assert explained(ModuleNotFoundError("No module named 'strucspars.lost'", name="strucspars.lost")) is None
+
+
+def test_an_unexpected_error_keeps_its_trace() -> None:
     assert explained(RuntimeError("odd")) is None
     with pytest.raises(RuntimeError, match="odd"):
         reported(RuntimeError("odd"), [])
@@ -172,7 +187,7 @@ def test_debug_shows_where_an_error_comes_from(call: Any) -> None:
 
 
 @pytest.mark.parametrize(("signal_number", "status"), [(2, 130), (15, 143)])
-def test_a_signal_gives_its_status_and_the_command_to_go_on(
+def test_a_signal_gives_its_status_and_the_command_to_resume(
     signal_number: int, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = Interrupted("stopped; saved", signal_number)
@@ -183,13 +198,13 @@ def test_a_signal_gives_its_status_and_the_command_to_go_on(
 @pytest.mark.parametrize(
     ("world", "local", "command"),
     [
-        ("2", "2", "to go on: torchrun --nproc-per-node 2 -m strucspars run demo\n"),
-        ("2", None, "to go on: torchrun --nproc-per-node 2 -m strucspars run demo\n"),
+        ("2", "2", "to resume: torchrun --nproc-per-node 2 -m strucspars run demo\n"),
+        ("2", None, "to resume: torchrun --nproc-per-node 2 -m strucspars run demo\n"),
         ("8", "4", "as before: torchrun --nnodes 2 --nproc-per-node 4 -m strucspars run demo\n"),
-        ("1", "1", "to go on: python -m strucspars run demo\n"),
+        ("1", "1", "to resume: python -m strucspars run demo\n"),
     ],
 )
-def test_under_torchrun_the_command_to_go_on_is_torchruns(
+def test_under_torchrun_the_command_to_resume_is_torchruns(
     world: str, local: str | None, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/there/strucspars/__main__.py"])
@@ -273,15 +288,15 @@ def test_main_reads_the_arguments_of_the_process(monkeypatch: pytest.MonkeyPatch
     assert main() == 2
 
 
-def test_the_command_to_go_on_is_the_one_that_was_called(
+def test_the_command_to_resume_is_the_one_that_was_called(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/there/bin/strucspars"])
     assert reported(Interrupted("stopped; saved", 2), ["run", "demo"]) == 130
-    assert capsys.readouterr().err == "stopped; saved\nto go on: strucspars run demo\n"
+    assert capsys.readouterr().err == "stopped; saved\nto resume: strucspars run demo\n"
 
 
-def test_of_several_processes_the_first_alone_tells_how_to_go_on(
+def test_of_several_processes_the_first_alone_tells_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -290,6 +305,5 @@ def test_of_several_processes_the_first_alone_tells_how_to_go_on(
 
 
 def test_an_error_of_several_lines_is_one_line_with_all_of_them() -> None:
-    explanation = explained(ValueError("two things:\n  the first\n  the second"))
-    assert explanation is not None
-    assert explanation.text == "two things: the first; the second"
+    words = "two things: the first; the second"
+    assert explained(ValueError("two things:\n  the first\n  the second")) == (words, WRONG_USE)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import strucspars as ss
 from strucspars.bench.networks import PAPER_GROUPS
 from strucspars.bench.results import report_from_json
 from strucspars.bench.suite import Subject
@@ -175,16 +176,21 @@ def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pyte
     ("arguments", "message"),
     [
         (("--runtimes", "onnx"), "did you mean 'onnxruntime'?"),
-        (("--rates", "0.5,much"), "--rates must be values with commas between, such as 0.35,0.65; got '0.5,much'"),
-        (("--rates", "0"), "a rate of 0 is the dense network"),
-        (("--rates", "1.5"), "--rates: a rate is a removed fraction and must lie between 0 and 1, got 1.5"),
-        (("--batch", "0"), "--batch must be a whole number from 1 on, got 0"),
-        (("--threads", "1,0"), "--threads must be a whole number from 1 on, got 0"),
-        (("--threads", "some"), "--threads must be values with commas between, such as 1,all; got 'some'"),
+        (
+            ("--rates", "0.5,much"),
+            "--rates must be fractions between 0 and 1, such as 0.35,0.65",
+        ),
+        (("--rates", "0"), "--rates must be fractions between 0 and 1"),
+        (("--rates", "1.5"), "such as 0.35,0.65, with commas between; got '1.5'"),
+        (("--batch", "0"), "--batch must be whole numbers from 1 on, such as 1,16, with commas between; got '0'"),
+        (
+            ("--threads", "1,0"),
+            "from 1 on or all, such as 1,all, with commas between; got '1,0'",
+        ),
+        (("--threads", "some"), "--threads must be whole numbers from 1 on or all"),
         (("--seconds", "-1"), "seconds must be a positive number"),
         (("resnet-50",), "did you mean 'resnet50'?"),
-        (("empty",), "no run folder"),
-        (("empty", "--rates", "0.5"), "--rates: the run in empty has its own; leave it out"),
+        (("empty",), "not a run folder"),
         (("--out", "nowhere/bench.json"), "there is no folder nowhere"),
         (("--out", "empty"), "empty is a folder; name a file with --out"),
     ],
@@ -199,14 +205,14 @@ def test_wrong_use_is_an_error_before_anything_is_built(call: Any, arguments: tu
 
 def test_by_default_the_papers_resnet50_is_timed_for_one_image_on_one_thread(asked: Any) -> None:
     ((subject,), _) = asked()
-    assert (subject.name, subject.image_shape) == ("resnet50", (3, 224, 224))
-    assert subject.settings.runtimes == ("onnxruntime", "pytorch", "openvino")
-    assert (subject.settings.batches, subject.settings.threads) == ((1,), (1,))
+    assert (subject.network, subject.image_shape) == ("resnet50", (3, 224, 224))
+    assert subject.runtimes == ("onnxruntime", "pytorch", "openvino")
+    assert (subject.batches, subject.threads) == ((1,), (1,))
 
 
 def test_full_has_more_batches_threads_runtimes_and_networks(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    subjects = {subject.name: subject.settings for subject in asked("--full")[0]}
+    subjects = {subject.network: subject for subject in asked("--full")[0]}
     assert set(subjects) == set(PAPER_GROUPS)
     assert (subjects["resnet50"].batches, subjects["resnet50"].threads) == ((1, 16), (1, 4))
     assert "torch-compile" in subjects["resnet50"].runtimes
@@ -217,7 +223,7 @@ def test_full_has_more_batches_threads_runtimes_and_networks(asked: Any, monkeyp
 def test_all_threads_on_one_core_are_one(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     ((subject,), _) = asked("--threads", "1,all")
-    assert subject.settings.threads == (1,)
+    assert subject.threads == (1,)
 
 
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
@@ -247,7 +253,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 def test_every_network_is_built_as_it_is_asked_for(asked: Any, built: list[tuple[Any, ...]]) -> None:
     options = ("--min-channels-per-group", "8", "--classes", "7", "--image-shape", "3x64x32")
     for subject in asked("--rates", "0.3,0.6", *options, "--full")[0]:
-        subject.networks()
+        subject.build()
     expected = {"image_shape": (3, 64, 32), "num_classes": 7, "min_channels_per_group": 8}
     paper = {name: tuple(PAPER_GROUPS[name]) for name in ("resnet101", "densenet201")}
     assert built == [(name, rates, expected) for name, rates in {"resnet50": (0.3, 0.6), **paper}.items()]
@@ -261,7 +267,7 @@ def test_a_network_has_the_rates_and_images_that_it_is_made_for(
     network: str, rates: tuple[float, ...], classes: int, side: int, asked: Any, built: list[tuple[Any, ...]]
 ) -> None:
     ((subject,), _) = asked(network)
-    subject.networks()
+    subject.build()
     ((_, asked_rates, options),) = built
     assert asked_rates == rates
     assert (options["num_classes"], options["image_shape"]) == (classes, (3, side, side))
@@ -269,14 +275,14 @@ def test_a_network_has_the_rates_and_images_that_it_is_made_for(
 
 def test_every_network_has_the_wider_groups_that_were_asked_for(asked: Any) -> None:
     subjects, _ = asked("--widen-groups-below", "4", "--full")
-    assert [subject.settings.widen_groups_below for subject in subjects] == [4, 4, 4]
+    assert [subject.widen_groups_below for subject in subjects] == [4, 4, 4]
 
 
 def test_full_adds_networks_to_the_papers_only_and_in_the_runtimes_asked_for(asked: Any) -> None:
     assert len(asked("resnet18", "--full")[0]) == 1
     assert len(asked("--runtimes", "pytorch", "--full")[0]) == 1
     subjects, _ = asked("--runtimes", "pytorch,openvino", "--full")
-    assert [subject.settings.runtimes for subject in subjects[1:]] == [("openvino",), ("openvino",)]
+    assert [subject.runtimes for subject in subjects[1:]] == [("openvino",), ("openvino",)]
 
 
 ALL_OPTIONS = (
@@ -293,15 +299,27 @@ def test_the_report_names_the_command_with_every_option(asked: Any) -> None:
     ]
 
 
-def test_a_run_is_not_timed_with_options_that_would_be_ignored(call: Any) -> None:
-    Path("empty").mkdir()
-    ignored = ("--rates", "0.5", "--classes", "7", "--image-shape", "3x8x8", "--min-channels-per-group", "2")
-    names = " and ".join(ignored[::2])
-    said = call("bench", "empty", *ignored)
-    assert (said.status, said.err) == (2, f"error: {names}: the run in empty has its own; leave them out\n")
+def test_a_network_with_weights_is_not_timed_with_options_that_would_be_ignored(call: Any) -> None:
+    said = call("bench", str(RECORDED), "--rates", "0.5", "--min-channels-per-group", "2")
+    complaint = f"--rates and --min-channels-per-group: the network in {RECORDED} has its own; leave them out"
+    assert (said.status, said.err) == (2, f"error: {complaint}\n")
+    said = call("bench", str(RECORDED), "--classes", "7")
+    assert (said.status, said.err) == (2, f"error: --classes: the run in {RECORDED} has its own; leave it out\n")
+
+
+def test_a_checkpoint_is_timed_against_its_dense_network(call: Any, networks: Path) -> None:
+    model = build_model(SMALL, num_classes=7)
+    ss.save(ss.convert_(model, ss.one_shot_plan(model, target=0.3)), "small.safetensors")
+    said = call("bench", "small.safetensors", "--model", SMALL, "--image-shape", "3x16x16", *QUICK, "--json")
+    assert said.status == 0
+    rows = json.loads(said.out)["rows"]
+    assert [(row["network"], row["form"]) for row in rows[:2]] == [
+        ("small.safetensors", "dense"),
+        ("small.safetensors", "compressed"),
+    ]
 
 
 def test_all_threads_are_as_many_as_there_are_cores(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     ((subject,), _) = asked("--threads", "2,all")
-    assert subject.settings.threads == (2, 4)
+    assert subject.threads == (2, 4)

@@ -38,9 +38,6 @@ MENDED = "fix it, or name another (on the command line, --debug shows where it f
 A_RUN = "give one that strucspars run or compress --run has made"
 
 
-OF_BENCH = "bench takes the folder of a finished run, or a network by name"
-
-
 SLIPS = {
     # Values that are read off the command line.
     ("run", "demo", "--jobs", "-2"): "greater than or equal to 1, got '-2'; --help tells more",
@@ -52,7 +49,7 @@ SLIPS = {
     ("reproduce", "table1", "--rows", ""): "--rows: table1 has no row ''; --list shows all",
     # Options of other commands.
     ("run", "demo", "--target", "0.5"): f"No such option: --target; {AS_KEYS}",
-    ("eval", "runs/demo", "--model", SMALL): AS_KEYS,
+    ("eval", "runs/demo", "--classes", "3"): AS_KEYS,
     ("summary", "resnet18", "--target", "0.5"): "No such option: --target; --help tells more",
     # Recipes.
     ("run", "nowhere.yaml"): "give the path of a YAML file, or the name of a recipe of the package, such as demo",
@@ -76,11 +73,11 @@ SLIPS = {
     ("compress", "other.pt", *COMPRESS): "belong to another network: the weights lack: 0.weight",
     ("compress", "other.pt", *COMPRESS, "--out", "a.onnx"): "written as a .safetensors file; call it a.safetensors",
     # Folders of runs.
-    ("eval", "nowhere"): f"nowhere is no run folder: there is no such folder; {A_RUN}",
-    ("summary", "folder"): f"folder is no run folder: it has no recipe.yaml; {A_RUN}",
-    ("bench", "text.pt"): f"text.pt is a file; {OF_BENCH}",
-    ("bench", "no/where"): f"there is no folder no/where; {OF_BENCH}",
-    ("bench", SMALL, "--model", "resnet18"): f"--model: it is for runs, and there is no folder '{SMALL}'; leave it out",
+    ("eval", "nowhere"): f"nowhere is not a run folder: there is no such folder; {A_RUN}",
+    ("summary", "folder"): f"folder is not a run folder: it has no recipe.yaml; {A_RUN}",
+    ("bench", "text.pt"): "text.pt has no network, only weights; name it with --model, such as --model resnet50",
+    ("bench", "no/where"): "there is no file or folder no/where; give the folder of a run, a checkpoint with --model",
+    ("bench", SMALL, "--model", "resnet18"): f"weights '{SMALL}': there is no such file, and torchvision's weights of",
 }
 
 

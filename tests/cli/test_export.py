@@ -73,10 +73,9 @@ def test_a_plain_checkpoint_is_exported(call: Any, networks: Path) -> None:
 
 @pytest.mark.parametrize("command", [("export", *ONNX, "--out", "a.onnx"), ("bench",), ("summary",), ("eval",)])
 def test_a_run_of_another_network_than_the_one_named_is_refused(call: Any, command: tuple[str, ...]) -> None:
-    option = ("model.name=resnet50",) if command == ("eval",) else ("--model", "resnet50")
-    said = call(command[0], str(RECORDED), *option, *command[1:])
+    said = call(command[0], str(RECORDED), "--model", "resnet50", *command[1:])
     assert said.status == 2
-    assert f"{' '.join(option)}: the run in {RECORDED} has the network preact-resnet20; leave it out" in said.err
+    assert f"--model resnet50: the run in {RECORDED} has the network preact-resnet20; leave it out" in said.err
 
 
 def test_classes_are_refused_where_the_file_tells(call: Any, compressed: Path) -> None:
@@ -138,7 +137,7 @@ def test_a_link_as_the_target_is_followed(call: Any, compressed: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("small.safetensors", *ONNX), "small.safetensors holds weights only; tell whose with --model"),
+        (("small.safetensors", *ONNX), "small.safetensors has no network, only weights; name it with --model"),
         (("nowhere.safetensors", *ONNX, "--model", SMALL), "there is no saved network at nowhere.safetensors"),
         (("small.safetensors", *ONNX, "--model", SMALL, "--out", "no/such.onnx"), "there is no folder no"),
         (("small.safetensors", *ONNX, "--model", SMALL, "--out", "."), ". is a folder; name a file with --out"),
@@ -149,7 +148,7 @@ def test_a_link_as_the_target_is_followed(call: Any, compressed: Path) -> None:
             ("small.safetensors", *ONNX, "--model", SMALL, "--image-shape", "1x16x16"),
             "choose another shape (--image-shape",
         ),
-        ((".", *ONNX), ". is no run folder"),
+        ((".", *ONNX), ". is not a run folder"),
         (("nosuch", *ONNX), "there is no file or folder nosuch; give the folder of a finished run"),
         (("nosuch.safetensors", *ONNX), "there is no file or folder nosuch.safetensors"),
         (("small.safetensors", "--format", "openvino", "--model", SMALL, "--out", "."), ". is a folder"),

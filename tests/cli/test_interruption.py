@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -20,21 +20,22 @@ LONG = ("stage1.epochs=15", "stage2.epochs=1")
 
 
 def started(networks: Path, arguments: list[str]) -> subprocess.Popen[str]:
+    path = os.pathsep.join((str(networks), os.environ.get("PYTHONPATH", "")))
     return subprocess.Popen(
         [sys.executable, "-m", "strucspars", *arguments],
         cwd=networks,
-        env={**os.environ, "PYTHONPATH": str(networks), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def after_first_epoch(process: subprocess.Popen[str]) -> str:
-    """What the process has said up to the line of its first epoch."""
-    assert process.stdout is not None
+def wait_for_first_epoch(stream: IO[str] | None) -> str:
+    """What the process has printed up to the line of its first epoch."""
+    assert stream is not None
     said = ""
-    for line in process.stdout:
+    for line in stream:
         said += line
         if "epoch 1/" in line:
             break
@@ -46,48 +47,37 @@ def arguments(tiny: tuple[str, ...]) -> list[str]:
     return ["run", "demo", *tiny, *LONG]
 
 
-def test_a_run_that_is_stopped_says_how_to_go_on_and_goes_on(networks: Path, arguments: list[str]) -> None:
+def test_a_run_that_is_stopped_says_how_to_resume_and_resumes(networks: Path, arguments: list[str], call: Any) -> None:
     process = started(networks, arguments)
-    after_first_epoch(process)
+    wait_for_first_epoch(process.stdout)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping" in out
     assert "stopped by SIGINT; everything so far is saved" in err
-    assert f"to go on: python -m strucspars {' '.join(arguments)}\n" in err
+    assert f"to resume: python -m strucspars {' '.join(arguments)}\n" in err
     assert "\x1b" not in out + err
 
-    again = started(networks, arguments)
-    out, err = again.communicate(timeout=120)
-    assert again.returncode == 0
-    assert "going on in runs/demo: sparsify, epoch" in out
-    assert "epoch 1/15" not in out
-    assert "saved network" in out
+    again = call(*arguments)
+    assert again.status == 0
+    assert "resuming in runs/demo: sparsify, epoch" in again.out
+    assert "epoch 1/15" not in again.out
+    assert "saved network" in again.out
 
 
-def test_a_polite_kill_is_heard_by_several_runs(networks: Path, arguments: list[str]) -> None:
-    process = started(networks, [*arguments, "--seeds", "0,1,2", "--jobs", "2", "--json"])
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "epoch 1/" in line:
-            break
+def test_a_polite_kill_is_heard_by_several_runs_and_those_that_failed_before_are_named(
+    networks: Path, arguments: list[str]
+) -> None:
+    (networks / "runs" / "demo-seed1").mkdir(parents=True)
+    (networks / "runs" / "demo-seed1" / "thesis.tex").write_text("mine")
+    process = started(networks, [*arguments, "--seeds", "1,0,2,3", "--jobs", "2", "--json"])
+    wait_for_first_epoch(process.stderr)
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143
     assert out == ""
     assert "runs/demo: stopped in epoch" in err or "runs/demo: stopped after epoch" in err
-    assert "runs/demo-seed2: not begun" in err
-
-
-def test_a_run_that_failed_before_the_signal_is_named_too(networks: Path, arguments: list[str]) -> None:
-    (networks / "runs" / "demo-seed1").mkdir(parents=True)
-    (networks / "runs" / "demo-seed1" / "thesis.tex").write_text("mine")
-    process = started(networks, [*arguments, "--seeds", "1,0", "--jobs", "1"])
-    after_first_epoch(process)
-    process.terminate()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "runs/demo: stopped" in err
+    assert "runs/demo-seed3: not begun" in err
     assert "runs/demo-seed1 failed before: runs/demo-seed1" in err
 
 

@@ -9,14 +9,17 @@ import torchvision
 from torch import nn
 
 import strucspars as ss
-from strucspars.cli.networks import data_image_shape, network_of_file, saved_network, usual_classes
+from strucspars.cli.networks import data_image_shape, find_target, usual_classes
 from strucspars.core.plan import GroupingPlan
 from strucspars.models.catalogue import build_model
 from strucspars.train.recipe import DataRecipe
-from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
 IMAGES = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def read(path: Path, name: str) -> nn.Module:
+    return find_target(str(path), model=name, image_shape=(3, 64, 64)).network()
 
 
 def scores(model: nn.Module) -> torch.Tensor:
@@ -44,7 +47,7 @@ def test_a_file_is_read_as_the_network_that_was_saved(tmp_path: Path, transforms
         num_classes=5, aux_logits=False, init_weights=False, transform_input=transforms
     )
     ss.save(saved, tmp_path / "net.safetensors")
-    assert torch.equal(scores(network_of_file(tmp_path / "net.safetensors", "googlenet")), scores(saved))
+    assert torch.equal(scores(read(tmp_path / "net.safetensors", "googlenet")), scores(saved))
 
 
 def test_a_folder_of_torchvisions_weights_holds_the_network_that_torchvision_builds(
@@ -57,7 +60,7 @@ def test_a_folder_of_torchvisions_weights_holds_the_network_that_torchvision_bui
     folder = RunFolder(Path("runs/first"))
     expected = torchvision.models.googlenet(weights="DEFAULT")
     ss.convert_(expected, GroupingPlan.from_json(folder.plan_path.read_text()))
-    found = saved_network(folder, read_recipe(folder.recipe_path))
+    found = find_target("runs/first", model=None).network()
     torch.testing.assert_close(scores(found), scores(expected))
     expected.transform_input = False
     assert (scores(found) - scores(expected)).abs().max() > 0.01
@@ -108,16 +111,16 @@ def test_the_number_of_classes_is_read_off_whatever_follows_it(networks: Path, h
     layers = ss.select_layers(model).layers
     rules = ss.SparsifyConfig(target=0.0, fixed_levels={layer.name: 2 for layer in layers})
     ss.save(ss.convert_(model, ss.one_shot_plan(model, rules)), "head.safetensors")
-    read = network_of_file(Path("head.safetensors"), f"own_heads:{head}")
-    torch.testing.assert_close(scores(read), scores(model))
-    assert any(isinstance(layer, ss.ShuffledGroupConv2d) for layer in read.modules()) == bool(layers)
+    found = read(Path("head.safetensors"), f"own_heads:{head}")
+    torch.testing.assert_close(scores(found), scores(model))
+    assert any(isinstance(layer, ss.ShuffledGroupConv2d) for layer in found.modules()) == bool(layers)
 
 
 def test_a_file_of_another_head_is_not_taken_for_a_number_of_classes(networks: Path) -> None:
     (networks / "own_heads.py").write_text(HEADS)
     ss.save(build_model("own_heads:always_the_same", num_classes=6), "head.safetensors")
-    with pytest.raises(ValueError, match="holds no network 'own_heads:anchored': its classifier is missing"):
-        network_of_file(Path("head.safetensors"), "own_heads:anchored")
+    with pytest.raises(ValueError, match="does not hold a network 'own_heads:anchored': its classifier is missing"):
+        read(Path("head.safetensors"), "own_heads:anchored")
 
 
 def test_a_damaged_network_of_a_run_can_be_had_again(call: Any, tiny: tuple[str, ...], finished: Path) -> None:

@@ -169,7 +169,7 @@ def test_missing_data_do_not_bind_the_next_attempt(call: Any, tiny: tuple[str, .
     assert call("run", "cifar10-resnet20-dense", *tiny).status == 2
     said = call("run", "cifar10-resnet20-dense", *tiny, "data.name=digits")
     assert said.status == 0
-    assert "going on" not in said.out
+    assert "resuming" not in said.out
 
 
 def test_a_row_of_the_paper_has_the_papers_numbers_beside(call: Any, tiny: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import fx, nn
 
 import strucspars as ss
-from strucspars.cli.networks import network_of_file, saved_network
+from strucspars.cli.networks import find_target
 from strucspars.models.catalogue import build_model
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml
 from strucspars.train.run_folder import RunFolder
@@ -45,7 +45,7 @@ def test_a_folder_without_a_run_is_an_error(call: Any) -> None:
     Path("empty").mkdir()
     said = call("summary", "empty")
     assert said.status == 2
-    assert "no run folder" in said.err
+    assert "not a run folder" in said.err
 
 
 def test_the_summary_of_a_name_counts_for_the_given_images(call: Any) -> None:
@@ -127,17 +127,16 @@ def test_every_kind_of_saved_network_is_read_back(call: Any, tiny: tuple[str, ..
     overrides = [each for each in tiny if not each.startswith("model.")] + ["model.name=cifar-resnet8"]
     said = call("run", "demo", *overrides, "kind=slimming", "slimming.target=0.2", "--quiet", "--json")
     (run,) = json.loads(said.out)["runs"]
-    folder = RunFolder(run["folder"])
-    recipe = read_recipe(folder.recipe_path)
-    for network in (saved_network(folder, recipe), network_of_file(folder.model_path, "cifar-resnet8")):
-        params = sum(parameter.numel() for parameter in network.parameters())
+    file = f"{run['folder']}/model.safetensors"
+    for target in (find_target(run["folder"], model=None), find_target(file, model="cifar-resnet8")):
+        params = sum(parameter.numel() for parameter in target.network().parameters())
         assert params == run["summary"]["params"]["after"]
 
 
 def test_a_plain_file_is_read_with_its_weights(networks: Path) -> None:
     model = build_model(SMALL, num_classes=7)
     save_file(model.state_dict(), "plain.safetensors")
-    read = network_of_file(Path("plain.safetensors"), SMALL).state_dict()
+    read = find_target("plain.safetensors", model=SMALL).network().state_dict()
     assert all(torch.equal(read[key], value) for key, value in model.state_dict().items())
 
 
@@ -256,32 +255,32 @@ def test_the_classes_of_a_file_are_not_given(call: Any, networks: Path) -> None:
     )
 
 
-def test_a_network_by_name_is_not_named_twice(call: Any, networks: Path) -> None:
-    said = call("summary", "cifar-resnet20", "--model", "cifar-resnet56")
+@pytest.mark.parametrize("target", ["runs/nosuch", "nosuch.pt", "~/nosuch.pth", "cifar-resnet20"])
+def test_weights_that_are_not_there_are_named(call: Any, target: str) -> None:
+    said = call("summary", target, "--model", "cifar-resnet56")
     assert said.status == 2
-    assert said.err == (
-        "error: --model: it is for files and runs, and there is no file or folder 'cifar-resnet20'; leave it out\n"
-    )
+    assert said.err.startswith("error: weights '")
+    assert "there is no such file" in said.err
 
 
 @pytest.mark.parametrize("target", ["runs/nosuch", "nosuch.pt", "~/nosuch.pth"])
-@pytest.mark.parametrize("options", [(), ("--model", SMALL)])
-def test_a_path_to_nothing_is_not_taken_for_the_name_of_a_network(
-    call: Any, target: str, options: tuple[str, ...]
-) -> None:
-    said = call("summary", target, *options)
+def test_a_path_to_nothing_is_not_taken_for_the_name_of_a_network(call: Any, target: str) -> None:
+    said = call("summary", target)
     assert said.status == 2
     assert said.err.startswith(f"error: there is no file or folder {target}; give the folder of a run, ")
 
 
-@pytest.mark.parametrize("name", ["weights.pt", "weights.pth", "model.onnx"])
-def test_a_file_that_is_not_read_here_comes_with_what_does(call: Any, networks: Path, name: str) -> None:
-    Path(name).touch()
-    said = call("summary", name, "--model", SMALL)
-    assert said.status == 2
-    assert said.err.startswith(f"error: {name} is no .safetensors file, and summary reads no other.")
-    assert f"strucspars summary {SMALL}; export and compress read them, with --model {SMALL}\n" in said.err
-    assert call("summary", SMALL, *SHAPE).status == 0
+def test_every_kind_of_checkpoint_is_described(call: Any, networks: Path) -> None:
+    state = build_model(SMALL, num_classes=7).state_dict()
+    torch.save(state, "weights.pt")
+    save_file(state, "weights.safetensors")
+    named = ("--model", SMALL, *SHAPE)
+    documents = [
+        call("summary", *target, "--json").out
+        for target in (("weights.pt", *named, "--classes", "7"), ("weights.safetensors", *named))
+    ]
+    assert documents[0] == documents[1]
+    assert json.loads(documents[0])["params"]["after"] > 0
 
 
 def test_the_name_of_a_network_wins_over_a_file_of_that_name(call: Any, networks: Path) -> None:
@@ -289,9 +288,9 @@ def test_the_name_of_a_network_wins_over_a_file_of_that_name(call: Any, networks
     assert call("summary", "cifar-resnet20").status == 0
 
 
-def test_weights_without_a_name_for_their_network_come_with_what_reads_them(call: Any, networks: Path) -> None:
+def test_weights_without_a_name_for_their_network_come_with_the_option_that_gives_it(call: Any) -> None:
     Path("weights.pt").touch()
-    assert "strucspars summary NAME" in call("summary", "weights.pt").err
+    assert "weights.pt has no network, only weights; name it with --model" in call("summary", "weights.pt").err
 
 
 def test_the_summary_of_a_dense_network_says_nothing_of_folding(call: Any) -> None:

@@ -91,7 +91,7 @@ def arguments(tiny: tuple[str, ...]) -> list[str]:
     return ["run", "demo", *tiny, "engine.solver_workers=0"]
 
 
-def test_processes_that_are_stopped_say_once_how_to_go_on_together(networks: Path, arguments: list[str]) -> None:
+def test_processes_that_are_stopped_say_once_how_to_resume_together(networks: Path, arguments: list[str]) -> None:
     arguments += ["stage1.epochs=200", "--seeds", "0,1"]
     process = started(networks, arguments)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -103,7 +103,7 @@ def test_processes_that_are_stopped_say_once_how_to_go_on_together(networks: Pat
     first, second = ended(networks, process).ranks
     assert first.err.startswith("stopped by SIGTERM; everything so far is saved:\n  runs/demo: stopped ")
     assert "\n  runs/demo-seed1: not begun\n" in first.err
-    assert first.err.endswith(f"to go on: torchrun --nproc-per-node 2 -m strucspars {' '.join(arguments)}\n")
+    assert first.err.endswith(f"to resume: torchrun --nproc-per-node 2 -m strucspars {' '.join(arguments)}\n")
     assert second == Rank("", "")
     assert (networks / "runs" / "demo" / "checkpoints" / "last.pt").is_file()
     assert not (networks / "runs" / "demo-seed1").exists()

@@ -167,7 +167,7 @@ def test_the_summary_of_a_run_is_the_recorded_one(workplace: Any, golden: Record
 @pytest.mark.parametrize("name", ["structured", "dense", "slimming"])
 def test_eval_prints_the_recorded_document(workplace: Any, golden: Record, name: str) -> None:
     workplace.run(name)
-    options = () if name == "slimming" else (f"model.name={NETWORK}",)
+    options = () if name == "slimming" else NAMED
     golden.check(f"eval-{name}", workplace.document("eval", f"runs/{name}", *options))
 
 

@@ -20,11 +20,7 @@ _PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 
 
 def environment() -> dict[str, Any]:
-    """The environment as plain JSON values; None for what is missing. No host, user or path is in it.
-
-    >>> sorted(environment())
-    ['commit', 'cores', 'cpu', 'device', 'system', 'versions']
-    """
+    """The environment as plain JSON values; None for what is missing. No host, user or path is in it."""
     versions = {"strucspars": __version__, "python": platform.python_version()}
     return {
         "versions": versions | {name: _version(name) for name in _PACKAGES} | {"cuda": torch.version.cuda},
@@ -60,14 +56,13 @@ def hardware(known: Mapping[str, Any]) -> dict[str, Any]:
 
 def versions(known: Mapping[str, Any]) -> dict[str, str | None]:
     """Versions of the environment and of the runtimes; None for what is not installed."""
-    return {**known["versions"], **{name: _version(name) for name in _RUNTIMES}}
+    return dict(known["versions"]) | {name: _version(name) for name in _RUNTIMES}
 
 
 def commit_of(package_folder: Path) -> str | None:
     """The commit of the checkout that a package folder belongs to, with '+changes' where the package differs from it.
 
-    None for an installed package: it may lie in an environment inside another repository, whose commit would say
-    nothing about it.
+    None for an installed package: its environment may be inside another repository, whose commit would be wrong.
     """
     if _git(package_folder, "rev-parse", "--show-prefix") != f"src/{package_folder.name}/":
         return None

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from strucspars.convert.compress import recalibrate_
 from strucspars.convert.conversion import convert_
-from strucspars.core.checks import checked_target
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, count_macs
@@ -37,24 +35,22 @@ _IMAGES_FOR_STATISTICS = 2
 # Groups of the 1x1 convolutions and of the wider ones, for each of the four stages.
 StageCounts = tuple[tuple[int, int], ...]
 
-PAPER_GROUPS: Mapping[str, Mapping[float, StageCounts]] = MappingProxyType(
-    {
-        "resnet50": {
-            0.35: ((1, 1), (1, 2), (1, 4), (1, 4)),
-            0.65: ((2, 2), (2, 4), (2, 4), (2, 8)),
-            0.85: ((2, 8), (4, 8), (4, 8), (8, 8)),
-        },
-        "resnet101": {
-            0.40: ((1, 2), (1, 4), (1, 4), (1, 8)),
-            0.65: ((2, 4), (2, 4), (2, 4), (2, 8)),
-            0.80: ((2, 4), (4, 8), (4, 8), (4, 8)),
-        },
-        "densenet201": {
-            0.38: ((1, 1), (1, 4), (1, 4), (4, 4)),
-            0.60: ((2, 2), (2, 2), (2, 2), (4, 8)),
-        },
-    }
-)
+PAPER_GROUPS: Mapping[str, Mapping[float, StageCounts]] = {
+    "resnet50": {
+        0.35: ((1, 1), (1, 2), (1, 4), (1, 4)),
+        0.65: ((2, 2), (2, 4), (2, 4), (2, 8)),
+        0.85: ((2, 8), (4, 8), (4, 8), (8, 8)),
+    },
+    "resnet101": {
+        0.40: ((1, 2), (1, 4), (1, 4), (1, 8)),
+        0.65: ((2, 4), (2, 4), (2, 4), (2, 8)),
+        0.80: ((2, 4), (4, 8), (4, 8), (4, 8)),
+    },
+    "densenet201": {
+        0.38: ((1, 1), (1, 4), (1, 4), (4, 4)),
+        0.60: ((2, 2), (2, 2), (2, 2), (4, 8)),
+    },
+}
 _STAGE = re.compile(r"(?:layer|denseblock|transition)([1-4])\.")
 
 
@@ -68,30 +64,28 @@ def group_levels(
 ) -> dict[str, int]:
     """Group level of every groupable convolution, by name.
 
+    The networks of the paper have tables for its rates; they may miss a rate by a point or two, the rule for all others
+    never removes less than it.
+
     Args:
         model: dense.
         example_inputs: of one image, to count multiply-accumulates with.
-        name: of the network: those of the paper have tables.
-        rate: fraction of the convolutions' weights to remove. A table may miss it by a point or two, the rule never
-            stays below.
+        name: of the network.
+        rate: fraction of the convolutions' weights to remove.
         min_channels_per_group: no group narrower than this. A table's counts are lowered to it, and less is removed.
     """
-    checked_target(rate)
     layers = select_layers(model, LayerRules(min_channels_per_group=min_channels_per_group)).layers
-    counts = PAPER_GROUPS.get(name, {}).get(rate)
-    if counts is not None:
-        return {layer.name: _table_level(layer, counts) for layer in layers}
-    return _halved_levels(model, layers, example_inputs, rate)
-
-
-def _table_level(layer: SelectedLayer, counts: StageCounts) -> int:
-    stage = _STAGE.search(layer.name)
-    if stage is None:
-        return 1
-    # Kernel area is read off the weight: layer names lie.
-    is_wide = math.prod(layer.weight_shape[2:]) > 1
-    wanted = counts[int(stage[1]) - 1][is_wide].bit_length()
-    return min(wanted, layer.largest_level)
+    table = PAPER_GROUPS.get(name, {}).get(rate)
+    if table is None:
+        return _halved_levels(model, layers, example_inputs, rate)
+    levels = {}
+    for layer in layers:
+        stage = _STAGE.search(layer.name)
+        # Kernel area is read off the weight: layer names lie.
+        is_wide = math.prod(layer.weight_shape[2:]) > 1
+        wanted = 1 if stage is None else table[int(stage[1]) - 1][is_wide].bit_length()
+        levels[layer.name] = min(wanted, layer.largest_level)
+    return levels
 
 
 def _halved_levels(
@@ -125,13 +119,11 @@ class BenchNetwork:
         form: `dense`; `compressed`; or `bound`, the compressed one with all channel orders the identity. That is
             another function, not usable as a network: it shows the gain of removing every gather.
         model: in eval mode.
-        removed_conv_fraction: removed fraction of the convolutions' weights.
     """
 
     rate: float | None
     form: BenchForm
     model: nn.Module
-    removed_conv_fraction: float
 
 
 def random_networks(
@@ -143,62 +135,36 @@ def random_networks(
     min_channels_per_group: int = 1,
     seed: int = 0,
 ) -> list[BenchNetwork]:
-    """A network by name with random weights, dense and at every rate.
+    """A network by name with random weights, dense and at every rate; `group_levels` says how they are reached.
 
-    Args:
-        name: as in `build_model`.
-        rates: fractions of the convolutions' weights to remove; `group_levels` says how.
-        image_shape: channels, height and width.
-        num_classes: outputs.
-        min_channels_per_group: no group narrower than this.
-        seed: of weights, statistics and orders.
+    The seed is that of weights, statistics and orders.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
-    example = torch.zeros(1, *image_shape)
     # All plans first, so that a rate out of reach fails before the slow part.
     plans = [
-        _random_plan(
-            dense,
-            group_levels(dense, example, name=name, rate=rate, min_channels_per_group=min_channels_per_group),
-            seed,
-        )
+        _random_plan(dense, name=name, rate=rate, shape=image_shape, width=min_channels_per_group, seed=seed)
         for rate in rates
     ]
     compressed = [with_random_norms(convert_(copied(dense), plan), image_shape, seed=seed) for plan in plans]
-    networks = [_dense_network(with_random_norms(dense, image_shape, seed=seed))]
+    networks = [BenchNetwork(rate=None, form="dense", model=with_random_norms(dense, image_shape, seed=seed))]
     for rate, model in zip(rates, compressed, strict=True):
-        networks += _with_bound(model, conv_params(dense), rate=rate)
+        networks += _with_bound(model, rate)
     return networks
 
 
 def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageShape) -> list[BenchNetwork]:
-    """A trained network beside the dense one that it was made from; alone if it is dense itself.
+    """A trained network beside the dense one that it was made from, whose weights do not matter.
 
-    Args:
-        dense: with any weights.
-        compressed: the same network, converted, slimmed or still dense; its rate is what it has removed.
-        image_shape: channels, height and width.
+    It may be converted, slimmed or still dense: then it is alone. Its rate is what it has removed.
     """
     whole = conv_params(dense)
     if conv_params(compressed) == whole and not any(is_grouped(module) for module in compressed.modules()):
-        return [_dense_network(compressed.eval())]
-    removed = 1 - conv_params(compressed) / whole
-    return [
-        _dense_network(with_random_norms(dense.eval(), image_shape, seed=0)),
-        *_with_bound(compressed.eval(), whole, rate=round(removed, 4)),
-    ]
-
-
-def without_shuffles(model: Model) -> Model:
-    """A copy with the identity for all channel orders: same sizes, no gathers, another function."""
-    twin = copied(model)
-    for module in twin.modules():
-        if is_grouped(module):
-            for order in channel_orders(module).values():
-                order.copy_(torch.arange(len(order)))
-    return twin
+        return [BenchNetwork(rate=None, form="dense", model=compressed.eval())]
+    random_dense = with_random_norms(dense.eval(), image_shape, seed=0)
+    rate = round(1 - conv_params(compressed) / whole, 4)
+    return [BenchNetwork(rate=None, form="dense", model=random_dense), *_with_bound(compressed.eval(), rate)]
 
 
 def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Model:
@@ -212,20 +178,21 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
     with torch.no_grad():
         for norm in norms:
             if norm.weight is not None and norm.bias is not None:
-                norm.weight.copy_(torch.empty_like(norm.weight).uniform_(0.5, 1.5, generator=generator))
-                norm.bias.copy_(torch.empty_like(norm.bias).normal_(0, 0.3, generator=generator))
+                norm.weight.uniform_(0.5, 1.5, generator=generator)
+                norm.bias.normal_(0, 0.3, generator=generator)
         recalibrate_(model, [torch.randn(_IMAGES_FOR_STATISTICS, *image_shape, generator=generator)])
-        for norm in norms:
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            norm.running_mean.add_(torch.empty_like(norm.running_mean).normal_(0, 0.1, generator=generator))
-            norm.running_var.mul_(torch.empty_like(norm.running_var).uniform_(0.8, 1.25, generator=generator))
+        for mean, variance in ((norm.running_mean, norm.running_var) for norm in norms):
+            assert mean is not None
+            assert variance is not None
+            mean.add_(torch.empty_like(mean).normal_(0, 0.1, generator=generator))
+            variance.mul_(torch.empty_like(variance).uniform_(0.8, 1.25, generator=generator))
             # A channel that is always zero would be divided by almost zero.
-            norm.running_var.clamp_(min=1e-2)
+            variance.clamp_(min=1e-2)
     return model
 
 
-def _random_plan(model: nn.Module, levels: dict[str, int], seed: int) -> GroupingPlan:
+def _random_plan(model: nn.Module, *, name: str, rate: float, shape: ImageShape, width: int, seed: int) -> GroupingPlan:
+    levels = group_levels(model, torch.zeros(1, *shape), name=name, rate=rate, min_channels_per_group=width)
     random = np.random.default_rng(seed)
     layers = {}
     for layer in select_layers(model).layers:
@@ -240,14 +207,13 @@ def _random_plan(model: nn.Module, levels: dict[str, int], seed: int) -> Groupin
     return GroupingPlan(layers)
 
 
-def _dense_network(model: nn.Module) -> BenchNetwork:
-    return BenchNetwork(rate=None, form="dense", model=model, removed_conv_fraction=0.0)
-
-
-def _with_bound(model: nn.Module, dense_conv_params: int, *, rate: float) -> list[BenchNetwork]:
-    """A compressed network, and its bound where it has shuffles at all."""
-    removed = 1 - conv_params(model) / dense_conv_params
-    forms: list[tuple[BenchForm, nn.Module]] = [("compressed", model)]
+def _with_bound(model: nn.Module, rate: float) -> list[BenchNetwork]:
+    """A compressed network; if it has shuffles, also a copy with the identity for all channel orders."""
+    networks = [BenchNetwork(rate=rate, form="compressed", model=model)]
     if any(is_grouped(module) for module in model.modules()):
-        forms.append(("bound", without_shuffles(model)))
-    return [BenchNetwork(rate=rate, form=form, model=each, removed_conv_fraction=removed) for form, each in forms]
+        bound = copied(model)
+        for module in filter(is_grouped, bound.modules()):
+            for order in channel_orders(module).values():
+                order.copy_(torch.arange(len(order)))
+        networks.append(BenchNetwork(rate=rate, form="bound", model=bound))
+    return networks

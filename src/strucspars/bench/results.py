@@ -170,24 +170,13 @@ class PublishedTimes:
     Attributes:
         source: what the rows are called.
         conditions: where it was published, and the hardware.
-        network: its name.
-        image_shape: channels, height and width.
-        rows: the times.
     """
 
     source: str
     conditions: str
     network: str
-    image_shape: tuple[int, int, int]
+    image_shape: ImageShape
     rows: tuple[PublishedTime, ...]
-
-    def speedup(self, row: PublishedTime) -> float:
-        """Against the dense network."""
-        return self.rows[0].ms / row.ms
-
-    def operation_ratio(self, row: PublishedTime) -> float:
-        """How many times fewer operations than the dense network."""
-        return self.rows[0].gflops / row.gflops
 
 
 def report_from_json(text: str, where: str = "the report") -> BenchReport:
@@ -195,10 +184,10 @@ def report_from_json(text: str, where: str = "the report") -> BenchReport:
     return as_record(BenchReport, check_header(parse_json(text, where), where, **HEADER), where)
 
 
-def sitting_words(network: str, image_shape: ImageShape, *, batch: int, threads: int) -> str:
-    """What is timed together, in words.
+def table_title(network: str, image_shape: ImageShape, *, batch: int, threads: int) -> str:
+    """What is timed together, and shown in one table.
 
-    >>> sitting_words("resnet50", (3, 224, 224), batch=16, threads=1)
+    >>> table_title("resnet50", (3, 224, 224), batch=16, threads=1)
     'resnet50, 224 x 224, batch 16, 1 thread'
     """
     height, width = image_shape[1:]
@@ -208,17 +197,15 @@ def sitting_words(network: str, image_shape: ImageShape, *, batch: int, threads:
 def report_text(report: BenchReport, published: PublishedTimes | None = None) -> str:
     """The report for people: a table for every network, batch size and number of threads, then notes.
 
-    Args:
-        report: what was measured.
-        published: times to show beside those of the same network under the same conditions.
+    Published times are shown beside those of the same network under the same conditions.
     """
-    errors = dict.fromkeys(row.error for row in report.rows if row.error)
-    numbers = {error: f"[{number}]" for number, error in enumerate(errors, start=1)}
-    sittings: dict[str, list[BenchRow]] = {}
+    numbers: dict[str, str] = {}
+    tables: dict[str, list[BenchRow]] = {}
     for row in report.rows:
-        title = sitting_words(row.network, row.image_shape, batch=row.batch, threads=row.threads)
-        sittings.setdefault(title, []).append(row)
-    tables = [_table(title, rows, numbers, published) for title, rows in sittings.items()]
+        if row.error:
+            numbers.setdefault(row.error, f"[{len(numbers) + 1}]")
+        title = table_title(row.network, row.image_shape, batch=row.batch, threads=row.threads)
+        tables.setdefault(title, []).append(row)
     notes = [*NOTES] if report.rows else ["nothing was timed: none of the runtimes is installed"]
     compared = {row.network for row in report.rows if row.form != "dense"}
     dense_alone = dict.fromkeys(row.network for row in report.rows if row.network not in compared)
@@ -236,26 +223,26 @@ def report_text(report: BenchReport, published: PublishedTimes | None = None) ->
         "\n".join(textwrap.fill(line, TEXT_WIDTH, subsequent_indent="    ") for line in part)
         for part in (notes, origin)
     ]
-    return "\n\n".join((*tables, *paragraphs))
+    return "\n\n".join((*(_table(title, rows, numbers, published) for title, rows in tables.items()), *paragraphs))
 
 
 def _table(title: str, rows: Sequence[BenchRow], numbers: Mapping[str, str], published: PublishedTimes | None) -> str:
     bounds = {(row.rate, row.runtime, row.images_per_call): row for row in rows if row.form == "bound"}
-    dense_params = max((row.size.params for row in rows if row.form == "dense"), default=0)
+    dense_params = next((row.size.params for row in rows if row.form == "dense"), None)
     lines = [
         _line(row, bounds.get((row.rate, row.runtime, row.images_per_call)), dense_params, numbers)
         for row in rows
         if row.form != "bound"
     ]
     if published is not None and _is_comparable(rows[0], published):
-        lines += [_published_line(each, published) for each in published.rows]
+        lines += [_published_line(each, published.rows[0], published.source) for each in published.rows]
     columns = [
         Column(name, [line.get(name, "") for line in lines], is_text=name in TEXTS) for name in (*TEXTS, *NUMBERS)
     ]
     return f"{title}\n{text_table(columns, TEXT_WIDTH)}"
 
 
-def _line(row: BenchRow, bound: BenchRow | None, dense_params: int, numbers: Mapping[str, str]) -> Line:
+def _line(row: BenchRow, bound: BenchRow | None, dense_params: int | None, numbers: Mapping[str, str]) -> Line:
     line = {
         "runtime": known_runtime(row.runtime).title,
         "network": _rate(row.rate),
@@ -284,16 +271,16 @@ def _is_comparable(row: BenchRow, published: PublishedTimes) -> bool:
     return is_same_network and row.batch == row.threads == 1
 
 
-def _published_line(row: PublishedTime, published: PublishedTimes) -> Line:
-    speedup = f"{published.speedup(row):.2f}"
+def _published_line(row: PublishedTime, dense: PublishedTime, source: str) -> Line:
+    speedup = f"{dense.ms / row.ms:.2f}"
     return {
-        "runtime": published.source,
+        "runtime": source,
         "network": _rate(row.rate),
         "ms": f"{row.ms:.1f}",
         "fps": f"{row.frames_per_second:.1f}",
         "speed-up": speedup,
         "of best": speedup,
-        "MACs": f"{published.operation_ratio(row):.2f}",
+        "MACs": f"{dense.gflops / row.gflops:.2f}",
     }
 
 

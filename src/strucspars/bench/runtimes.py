@@ -2,13 +2,11 @@
 
 import difflib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +21,11 @@ Images = npt.NDArray[np.float32]
 Program = Callable[[Images], Images]
 
 
-@final
+@dataclass(frozen=True, eq=False)
 class InferenceForms:
     """A network's folded graph, and its files for other runtimes, as a user would export them.
 
-    Args:
+    Attributes:
         model: in eval mode.
         example: one image.
         folder: of the files; it must exist, and belong to this network alone.
@@ -35,27 +33,26 @@ class InferenceForms:
             export does by default.
     """
 
-    def __init__(
-        self, model: nn.Module, example: torch.Tensor, folder: Path, *, widen_groups_below: int | None = None
-    ) -> None:
-        self.model, self.example = model, example
-        self._folder, self._widen_groups_below = folder, widen_groups_below
-        self._reports: dict[str, ExportReport] = {}
+    model: nn.Module
+    example: torch.Tensor
+    folder: Path
+    widen_groups_below: int | None = None
+    _reports: dict[str, ExportReport] = field(default_factory=dict, init=False)
 
     @cached_property
     def folded(self) -> fx.GraphModule:
         """The inference graph."""
-        return fold(self.model, self.example, widen_groups_below=self._widen_groups_below or 1)
+        return fold(self.model, self.example, widen_groups_below=self.widen_groups_below or 1)
 
     def exported(self, format: str) -> ExportReport:
         """The network as a file for any batch size, written on the first call."""
         if format not in self._reports:
             self._reports[format] = export(
                 self.model,
-                self._folder / f"network{EXPORTERS.find(format).suffix}",
+                self.folder / f"network{EXPORTERS.find(format).suffix}",
                 example_inputs=self.example,
                 format=format,
-                widen_groups_below=self._widen_groups_below,
+                widen_groups_below=self.widen_groups_below,
             )
         return self._reports[format]
 
@@ -70,8 +67,7 @@ class Runtime:
         package: what it imports.
         install: the command that installs it.
         prepare: makes a program of a network, for so many images per call and so many threads.
-        gathers: number of channel shuffles in the graph that the program runs, and the bytes they copy for one image;
-            runtimes do not all get the same graph.
+        format: of the exported file that it runs; None if it runs the folded graph.
     """
 
     name: str
@@ -79,20 +75,24 @@ class Runtime:
     package: str
     install: str
     prepare: Callable[[InferenceForms, int, int], Program]
-    gathers: Callable[[InferenceForms], tuple[int, int]]
+    format: str | None = None
 
     @property
     def is_installed(self) -> bool:
         """Whether it can be imported."""
         return importlib.util.find_spec(self.package) is not None
 
+    def gathers(self, forms: InferenceForms) -> tuple[int, int]:
+        """The number of channel shuffles in the graph that the program runs, and the bytes they copy for one image."""
+        if self.format is None:
+            folded = fold_report(forms.folded)
+            return len(folded.gathers), folded.gathered_bytes
+        exported = forms.exported(self.format)
+        return exported.num_gathers, exported.gathered_bytes
+
 
 def known_runtime(name: str) -> Runtime:
-    """The runtime of this name, or a `ValueError` that suggests one.
-
-    >>> known_runtime("onnxruntime").title
-    'ONNX Runtime'
-    """
+    """The runtime of this name, or a `ValueError` that suggests one."""
     if name not in RUNTIMES:
         near = difflib.get_close_matches(name, RUNTIMES, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -112,31 +112,24 @@ def torch_threads(threads: int) -> Iterator[None]:
 
 
 def _eager_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
-    folded = forms.folded
-
-    def program(images: Images) -> Images:
-        with torch.inference_mode():
-            outputs: Images = folded(torch.from_numpy(images)).numpy()
-            return outputs
-
-    return program
+    return partial(_numpy_outputs, forms.folded)
 
 
 def _compiled_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
     from torch._inductor import config
 
-    compiled = torch.compile(forms.folded, dynamic=False)
+    program = partial(_numpy_outputs, torch.compile(forms.folded, dynamic=False))
     # Freezing makes constants of the weights, which are laid out once as the kernels want them. Given to torch.compile
     # as an option it has no effect: it must hold while the first call compiles.
-    with torch.no_grad(), config.patch(freezing=True):
-        compiled(torch.zeros(images_per_call, *forms.example.shape[1:]))
-
-    def program(images: Images) -> Images:
-        with torch.no_grad():
-            outputs: Images = compiled(torch.from_numpy(images)).numpy()
-            return outputs
-
+    with config.patch(freezing=True):
+        program(np.zeros((images_per_call, *forms.example.shape[1:]), np.float32))
     return program
+
+
+@torch.inference_mode()
+def _numpy_outputs(module: Callable[[torch.Tensor], torch.Tensor], images: Images) -> Images:
+    outputs: Images = module(torch.from_numpy(images)).numpy()
+    return outputs
 
 
 def _onnxruntime_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
@@ -147,11 +140,7 @@ def _onnxruntime_program(forms: InferenceForms, images_per_call: int, threads: i
     session = onnxruntime.InferenceSession(forms.exported("onnx").path, options, providers=["CPUExecutionProvider"])
     (name,) = (node.name for node in session.get_inputs())
 
-    def program(images: Images) -> Images:
-        outputs: Images = session.run(None, {name: images})[0]
-        return outputs
-
-    return program
+    return lambda images: session.run(None, {name: images})[0]
 
 
 def _openvino_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
@@ -168,21 +157,7 @@ def _openvino_program(forms: InferenceForms, images_per_call: int, threads: int)
     }
     compiled = core.compile_model(model, "CPU", settings)
 
-    def program(images: Images) -> Images:
-        outputs: Images = compiled(images)[0]
-        return outputs
-
-    return program
-
-
-def _gathers_of_fold(forms: InferenceForms) -> tuple[int, int]:
-    report = fold_report(forms.folded)
-    return len(report.gathers), report.gathered_bytes
-
-
-def _gathers_of_file(format: str, forms: InferenceForms) -> tuple[int, int]:
-    report = forms.exported(format)
-    return report.num_gathers, report.gathered_bytes
+    return lambda images: compiled(images)[0]
 
 
 _RUNTIMES = (
@@ -192,7 +167,7 @@ _RUNTIMES = (
         package="onnxruntime",
         install="pip install 'strucspars[onnx]'",
         prepare=_onnxruntime_program,
-        gathers=partial(_gathers_of_file, "onnx"),
+        format="onnx",
     ),
     Runtime(
         name="pytorch",
@@ -200,7 +175,6 @@ _RUNTIMES = (
         package="torch",
         install="pip install torch",
         prepare=_eager_program,
-        gathers=_gathers_of_fold,
     ),
     Runtime(
         name="torch-compile",
@@ -208,7 +182,6 @@ _RUNTIMES = (
         package="torch",
         install="pip install torch",
         prepare=_compiled_program,
-        gathers=_gathers_of_fold,
     ),
     Runtime(
         name="openvino",
@@ -216,7 +189,7 @@ _RUNTIMES = (
         package="openvino",
         install="pip install 'strucspars[openvino]'",
         prepare=_openvino_program,
-        gathers=partial(_gathers_of_file, "openvino"),
+        format="openvino",
     ),
 )
-RUNTIMES: Mapping[str, Runtime] = MappingProxyType({runtime.name: runtime for runtime in _RUNTIMES})
+RUNTIMES = {runtime.name: runtime for runtime in _RUNTIMES}

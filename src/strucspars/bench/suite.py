@@ -1,77 +1,88 @@
-"""A whole bench: networks in all runtimes, by batch size and number of threads, checked against PyTorch and timed."""
+"""A whole bench: networks in all runtimes, by batch size and number of threads, checked against PyTorch and timed.
 
+Times can be compared because all programs run in turn, round after round: noise affects all alike.
+"""
+
+import gc
+import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from strucspars.bench.machine import environment, hardware, versions
-from strucspars.bench.networks import BenchNetwork, ImageShape
-from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, RowSize, RowTiming, sitting_words
+from strucspars.bench.networks import BenchNetwork, ImageShape, conv_params
+from strucspars.bench.results import BenchReport, BenchRow, MissingRuntime, Ratio, RowSize, RowTiming, table_title
 from strucspars.bench.runtimes import Images, InferenceForms, Program, Runtime, known_runtime, torch_threads
-from strucspars.bench.timing import Clock, Samples, TimingRules, interleaved_times, row_timing
 from strucspars.convert.comparison import compare_outputs, random_image
-from strucspars.core.checks import checked_at_least
 from strucspars.cost.counting import count_macs
 from strucspars.export.program import first_line
 
 DEFAULT_RUNTIMES = ("onnxruntime", "pytorch", "openvino")
 
+Key = TypeVar("Key", bound=Hashable)
+Clock = Callable[[], float]
 # Called with what is being done, and how much of it is done, from 0 to 1.
 OnProgress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchSettings:
-    """What to measure of a network.
+class TimingRules:
+    """How long and how often to measure.
 
     Attributes:
+        seconds: for everything together, warm-up included; exceeded where fewer than `min_rounds` would fit.
+        visit_seconds: how long to stay with a program in a round; at least one call.
+        max_calls: most timed calls of one visit.
+        warmup_calls: untimed calls of every program before the first round.
+        min_rounds: fewest rounds, for a spread.
+        max_rounds: most rounds.
+    """
+
+    seconds: float = 90.0
+    visit_seconds: float = 0.25
+    max_calls: int = 20
+    warmup_calls: int = 3
+    min_rounds: int = 3
+    max_rounds: int = 50
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"seconds must be a positive number of seconds, got {self.seconds!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A network, and what to measure of it.
+
+    Attributes:
+        network: its name in the report.
+        image_shape: channels, height and width of its images.
+        build: builds its forms when their turn comes, the dense one first: several large networks do not fit into
+            memory together.
         runtimes: names; those that are not installed are left out, and named in the report.
-        batches: numbers of images.
+        batches: numbers of images. More than one are timed in one call and one by one.
         threads: numbers of threads. Every batch is timed with each of them.
         widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
             export for the runtime does by default.
     """
 
+    network: str
+    image_shape: ImageShape
+    build: Callable[[], Sequence[BenchNetwork]]
     runtimes: tuple[str, ...] = DEFAULT_RUNTIMES
     batches: tuple[int, ...] = (1,)
     threads: tuple[int, ...] = (1,)
     widen_groups_below: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.runtimes:
-            known_runtime(name)
-        for option in ("runtimes", "batches", "threads"):
-            values = getattr(self, option)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{option} must have one value or more, each once; got {values!r}")
-        for option in ("batches", "threads"):
-            for value in getattr(self, option):
-                checked_at_least(f"each of {option}", value, 1)
-        if self.widen_groups_below is not None:
-            checked_at_least("widen_groups_below", self.widen_groups_below, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject:
-    """A network to be measured.
-
-    Attributes:
-        name: in the report.
-        image_shape: channels, height and width of its images.
-        networks: builds its forms when their turn comes: several large ones do not fit into memory together.
-        settings: what to measure.
-    """
-
-    name: str
-    image_shape: ImageShape
-    networks: Callable[[], Sequence[BenchNetwork]]
-    settings: BenchSettings = BenchSettings()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,23 +94,15 @@ class Contestant:
     size: RowSize
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sitting:
-    """What is timed together: all forms of a network in all runtimes.
+@dataclass(frozen=True)
+class Samples:
+    """Seconds of every timed call of one program, by round."""
 
-    Attributes:
-        network: name.
-        image_shape: channels, height and width.
-        batch: images to be computed. More than one are timed in one call and one by one.
-        threads: of every runtime.
-        runtimes: installed ones.
-    """
+    rounds: tuple[tuple[float, ...], ...]
 
-    network: str
-    image_shape: ImageShape
-    batch: int
-    threads: int
-    runtimes: tuple[Runtime, ...]
+    def quartiles(self) -> tuple[float, float, float]:
+        """First quartile, median and third quartile over all calls."""
+        return _quartiles(np.concatenate(self.rounds))
 
 
 def bench(
@@ -108,7 +111,6 @@ def bench(
     command: str = "strucspars bench",
     rules: TimingRules | None = None,
     on_progress: OnProgress = lambda words, done: None,
-    clock: Clock = time.perf_counter,
 ) -> BenchReport:
     """Measure networks dense and compressed.
 
@@ -116,25 +118,25 @@ def bench(
         subjects: the networks.
         command: what to type to measure the same again.
         rules: how long, for every batch size and number of threads of a network.
-        on_progress: told what is being done.
-        clock: seconds.
+        on_progress: called with what is being done.
     """
     rules = rules or TimingRules()
     rows: list[BenchRow] = []
     missing: dict[str, MissingRuntime] = {}
     for subject in subjects:
-        runtimes = [known_runtime(name) for name in subject.settings.runtimes]
-        present = tuple(runtime for runtime in runtimes if runtime.is_installed)
+        runtimes = [known_runtime(name) for name in subject.runtimes]
         for each in runtimes:
-            if each not in present:
+            if not each.is_installed:
                 missing[each.name] = MissingRuntime(name=each.name, title=each.title, install=each.install)
+        present = [runtime for runtime in runtimes if runtime.is_installed]
         if present:
-            rows += _subject_rows(subject, present, rules, on_progress, clock)
-    settings = [
-        {"network": subject.name, "image_shape": list(subject.image_shape), **asdict(subject.settings)}
-        for subject in subjects
-    ]
+            on_progress(f"{subject.network}: building", 0.0)
+            with tempfile.TemporaryDirectory(prefix="strucspars-bench-") as folder:
+                contestants = _contestants(subject, Path(folder))
+                for threads, batch in product(subject.threads, subject.batches):
+                    rows += timed_rows(subject, contestants, present, batch, threads, rules, on_progress)
     here = environment()
+    settings = [{key: value for key, value in vars(subject).items() if key != "build"} for subject in subjects]
     return BenchReport(
         command=command,
         commit=here["commit"],
@@ -146,30 +148,10 @@ def bench(
     )
 
 
-def _subject_rows(
-    subject: Subject, runtimes: tuple[Runtime, ...], rules: TimingRules, on_progress: OnProgress, clock: Clock
-) -> list[BenchRow]:
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="strucspars-bench-") as folder:
-        on_progress(f"{subject.name}: building", 0.0)
-        contestants = _contestants(subject, Path(folder))
-        for threads in subject.settings.threads:
-            for batch in subject.settings.batches:
-                sitting = Sitting(
-                    network=subject.name,
-                    image_shape=subject.image_shape,
-                    batch=batch,
-                    threads=threads,
-                    runtimes=runtimes,
-                )
-                rows += sitting_rows(sitting, contestants, rules, on_progress=on_progress, clock=clock)
-    return rows
-
-
 def _contestants(subject: Subject, folder: Path) -> list[Contestant]:
-    networks, example = subject.networks(), random_image(subject.image_shape)
+    networks, example = subject.build(), random_image(subject.image_shape)
     counts = [count_macs(network.model, example) for network in networks]
-    (dense_macs,) = {count.macs for network, count in zip(networks, counts, strict=True) if network.form == "dense"}
+    dense_macs, dense_conv_params = counts[0].macs, conv_params(networks[0].model)
     contestants = []
     for place, (network, count) in enumerate(zip(networks, counts, strict=True)):
         own = folder / str(place)
@@ -177,103 +159,61 @@ def _contestants(subject: Subject, folder: Path) -> list[Contestant]:
         size = RowSize(
             params=count.params,
             macs=count.macs,
-            removed_conv_fraction=network.removed_conv_fraction,
+            removed_conv_fraction=1 - conv_params(network.model) / dense_conv_params,
             operation_ratio=dense_macs / max(count.macs, 1),
         )
-        forms = InferenceForms(network.model, example, own, widen_groups_below=subject.settings.widen_groups_below)
+        forms = InferenceForms(network.model, example, own, widen_groups_below=subject.widen_groups_below)
         contestants.append(Contestant(network=network, forms=forms, size=size))
     return contestants
 
 
-def sitting_rows(
-    sitting: Sitting, contestants: Sequence[Contestant], rules: TimingRules, *, on_progress: OnProgress, clock: Clock
+def timed_rows(
+    subject: Subject,
+    contestants: Sequence[Contestant],
+    runtimes: Sequence[Runtime],
+    batch: int,
+    threads: int,
+    rules: TimingRules,
+    on_progress: OnProgress = lambda words, done: None,
+    *,
+    clock: Clock = time.perf_counter,
 ) -> list[BenchRow]:
-    """Check every network in every runtime against PyTorch, and time those whose outputs agree.
-
-    Args:
-        sitting: what to time.
-        contestants: the forms of one network, the dense one among them.
-        rules: how long.
-        on_progress: told how far it is.
-        clock: seconds.
-    """
-    words = sitting_words(sitting.network, sitting.image_shape, batch=sitting.batch, threads=sitting.threads)
-    images = np.random.default_rng(0).standard_normal((sitting.batch, *sitting.image_shape), dtype=np.float32)
+    """Check every form of a network in every runtime against PyTorch, and time those whose outputs agree."""
+    title = table_title(subject.network, subject.image_shape, batch=batch, threads=threads)
+    images = np.random.default_rng(0).standard_normal((batch, *subject.image_shape), dtype=np.float32)
+    checked: list[BenchRow] = []
+    programs: dict[BenchRow, Callable[[], object]] = {}
 
     def on_round(number: int, elapsed: float) -> None:
-        done = min(1.0, elapsed / rules.seconds)
-        on_progress(f"{words}: timing {len(programs)} programs, round {number}", done)
+        on_progress(f"{title}: timing {len(programs)} programs, round {number}", min(1.0, elapsed / rules.seconds))
 
-    with torch_threads(sitting.threads):
-        checked = list(_checked_rows(sitting, contestants, images, words, on_progress))
-        programs = {row: timed for row, timed in checked if timed is not None}
+    with torch_threads(threads):
+        on_progress(f"{title}: what PyTorch computes", 0.0)
+        expected = [_expected(contestant, images) for contestant in contestants]
+        for number, runtime in enumerate(runtimes):
+            on_progress(f"{title}: preparing {runtime.title}", number / len(runtimes))
+            for contestant, outputs in zip(contestants, expected, strict=True):
+                for images_per_call in sorted({batch, 1}, reverse=True):
+                    row = BenchRow(
+                        network=subject.network,
+                        image_shape=subject.image_shape,
+                        rate=contestant.network.rate,
+                        form=contestant.network.form,
+                        runtime=runtime.name,
+                        batch=batch,
+                        images_per_call=images_per_call,
+                        threads=threads,
+                        size=contestant.size,
+                        difference=None,
+                        error="",
+                        timing=None,
+                    )
+                    row, program = _checked_row(row, runtime, contestant.forms, images, outputs)
+                    checked.append(row)
+                    if program is not None:
+                        programs[row] = program
         samples = interleaved_times(programs, rules, clock=clock, on_round=on_round)
-    return [replace(row, timing=_timing(row, samples)) if row in samples else row for row, _ in checked]
-
-
-CheckedRow = tuple[BenchRow, Callable[[], object] | None]
-
-
-def _checked_rows(
-    sitting: Sitting, contestants: Sequence[Contestant], images: Images, words: str, on_progress: OnProgress
-) -> Iterator[CheckedRow]:
-    """A row without times for every program, and the program if it may be timed."""
-    on_progress(f"{words}: what PyTorch computes", 0.0)
-    expected = [_expected(contestant, images) for contestant in contestants]
-    work = [
-        (runtime, contestant, outputs, images_per_call)
-        for runtime in sitting.runtimes
-        for contestant, outputs in zip(contestants, expected, strict=True)
-        for images_per_call in sorted({sitting.batch, 1}, reverse=True)
-    ]
-    for done, (runtime, contestant, outputs, images_per_call) in enumerate(work):
-        rate, form = contestant.network.rate, contestant.network.form
-        name = form if rate is None else f"{form} {100 * rate:.3g}%"
-        on_progress(f"{words}: preparing {name} for {runtime.title}", done / len(work))
-        row = BenchRow(
-            network=sitting.network,
-            image_shape=sitting.image_shape,
-            rate=rate,
-            form=form,
-            runtime=runtime.name,
-            batch=sitting.batch,
-            images_per_call=images_per_call,
-            threads=sitting.threads,
-            size=contestant.size,
-            difference=None,
-            error="",
-            timing=None,
-        )
-        yield _checked_row(row, runtime, contestant.forms, images, outputs)
-
-
-def _checked_row(
-    row: BenchRow, runtime: Runtime, forms: InferenceForms, images: Images, expected: Images
-) -> CheckedRow:
-    try:
-        program = runtime.prepare(forms, row.images_per_call, row.threads)
-        num_gathers, gathered_bytes = runtime.gathers(forms)
-        row = replace(row, num_gathers=num_gathers, gathered_bytes=gathered_bytes)
-        outputs = _in_parts(program, images, row.images_per_call)
-    # Converters and runtimes raise errors of any kind; the others are timed all the same.
-    except Exception as error:
-        return replace(row, error=f"not timed: {type(error).__name__}: {first_line(error)}"), None
-    # Copies: outputs of runtimes may lie in their own memory, which is read-only.
-    compared = compare_outputs(torch.tensor(outputs), torch.tensor(expected))
-    row = replace(row, difference=compared.relative_error)
-    if compared.complaint:
-        return replace(row, error=f"not timed: {compared.complaint}"), None
-    return row, partial(_in_parts, program, images, row.images_per_call)
-
-
-def _in_parts(program: Program, images: Images, images_per_call: int) -> Images:
-    if images_per_call == len(images):
-        return program(images)
-    # Outputs may lie in memory that the next call overwrites.
-    parts = [
-        program(images[start : start + images_per_call]).copy() for start in range(0, len(images), images_per_call)
-    ]
-    return np.concatenate(parts)
+    return [replace(row, timing=_timing(row, samples)) if row in samples else row for row in checked]
 
 
 def _expected(contestant: Contestant, images: Images) -> Images:
@@ -289,12 +229,119 @@ def _expected(contestant: Contestant, images: Images) -> Images:
     return expected
 
 
+def _checked_row(
+    row: BenchRow, runtime: Runtime, forms: InferenceForms, images: Images, expected: Images
+) -> tuple[BenchRow, Callable[[], object] | None]:
+    """The row with its gathers and its error, and the program if it may be timed."""
+    try:
+        program = partial(_in_parts, runtime.prepare(forms, row.images_per_call, row.threads), images, row)
+        num_gathers, gathered_bytes = runtime.gathers(forms)
+        row = replace(row, num_gathers=num_gathers, gathered_bytes=gathered_bytes)
+        outputs = program()
+    # Converters and runtimes raise errors of any kind; the others are timed all the same.
+    except Exception as error:
+        return replace(row, error=f"not timed: {type(error).__name__}: {first_line(error)}"), None
+    # Copies: outputs of runtimes may lie in their own memory, which is read-only.
+    compared = compare_outputs(torch.tensor(outputs), torch.tensor(expected))
+    complaint = f"not timed: {compared.complaint}" if compared.complaint else ""
+    return replace(row, difference=compared.relative_error, error=complaint), None if complaint else program
+
+
+def _in_parts(program: Program, images: Images, row: BenchRow) -> Images:
+    size = row.images_per_call
+    if size == len(images):
+        return program(images)
+    # Outputs may lie in memory that the next call overwrites.
+    return np.concatenate([program(images[start : start + size]).copy() for start in range(0, len(images), size)])
+
+
+def interleaved_times(
+    programs: Mapping[Key, Callable[[], object]],
+    rules: TimingRules,
+    *,
+    clock: Clock = time.perf_counter,
+    on_round: Callable[[int, float], None] = lambda rounds, elapsed: None,
+) -> dict[Key, Samples]:
+    """Time programs in turn; every second round goes backwards, so that none always follows the same neighbour.
+
+    After every round, `on_round` is called with its number and the seconds since the start.
+    """
+    started = clock()
+    with _without_garbage_collection():
+        calls = {key: _calls_per_visit(program, rules, clock) for key, program in programs.items()}
+        rounds: dict[Key, list[tuple[float, ...]]] = {key: [] for key in programs}
+        longest = 0.0
+        for number in range(rules.max_rounds):
+            round_started = clock()
+            if number >= rules.min_rounds and round_started - started + longest > rules.seconds:
+                break
+            for key in list(programs) if number % 2 == 0 else reversed(list(programs)):
+                rounds[key].append(_visit(programs[key], calls[key], clock))
+            longest = max(longest, clock() - round_started)
+            on_round(number + 1, clock() - started)
+    return {key: Samples(tuple(times)) for key, times in rounds.items()}
+
+
+def _calls_per_visit(program: Callable[[], object], rules: TimingRules, clock: Clock) -> int:
+    """Warm a program up; the number of its calls that fill a visit."""
+    for _ in range(rules.warmup_calls):
+        started = clock()
+        program()
+        seconds = clock() - started
+    wanted = math.ceil(rules.visit_seconds / seconds) if seconds > 0 else rules.max_calls
+    return max(1, min(wanted, rules.max_calls))
+
+
+def _visit(program: Callable[[], object], calls: int, clock: Clock) -> tuple[float, ...]:
+    if calls > 1:
+        # The previous program left its data in the caches. Where one call fills a visit, that hardly matters.
+        program()
+    times = []
+    for _ in range(calls):
+        started = clock()
+        program()
+        times.append(clock() - started)
+    return tuple(times)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _timing(row: BenchRow, samples: Mapping[BenchRow, Samples]) -> RowTiming:
     """The times of a row, against the dense network run in the same way and against the fastest dense one."""
     dense = {(other.runtime, other.images_per_call): times for other, times in samples.items() if other.form == "dense"}
-    return row_timing(
-        samples[row],
-        batch=row.batch,
-        dense=dense.get((row.runtime, row.images_per_call)),
-        best_dense=min(dense.values(), key=lambda times: times.median, default=None),
+    same = dense.get((row.runtime, row.images_per_call))
+    best = min(dense.values(), key=lambda times: times.quartiles()[1], default=None)
+    own = samples[row]
+    low, median, high = own.quartiles()
+    return RowTiming(
+        ms=1000 * median,
+        ms_low=1000 * low,
+        ms_high=1000 * high,
+        frames_per_second=row.batch / median,
+        rounds=len(own.rounds),
+        calls=sum(map(len, own.rounds)),
+        speedup=None if same is None else paired_ratio(same, own),
+        speedup_over_best=None if best is None else paired_ratio(best, own),
     )
+
+
+def paired_ratio(numerator: Samples, denominator: Samples) -> Ratio:
+    """How many times longer one took than the other, within every round: slow rounds cancel."""
+    rounds = zip(numerator.rounds, denominator.rounds, strict=True)
+    low, median, high = _quartiles([float(np.median(above) / np.median(below)) for above, below in rounds])
+    return Ratio(median=median, low=low, high=high)
+
+
+def _quartiles(values: npt.NDArray[np.float64] | list[float]) -> tuple[float, float, float]:
+    low, median, high = np.percentile(values, (25, 50, 75))
+    return float(low), float(median), float(high)

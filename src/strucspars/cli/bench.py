@@ -7,37 +7,21 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from strucspars.cli.console import (
-    Classes,
-    Debug,
-    Force,
-    ImageShapeOption,
-    Json,
-    MinChannelsPerGroup,
-    Output,
-    Quiet,
-    WidenGroupsBelow,
-    check_can_be_written,
-    complete_model,
-    examples,
-    from_home,
-    parse_image_shape,
-)
-from strucspars.cli.errors import RunFailed
+from strucspars.cli import console
+from strucspars.train.observer import RunFailed
 
 if TYPE_CHECKING:
-    from strucspars.bench.suite import BenchSettings, OnProgress, Subject
+    from strucspars.bench.suite import OnProgress, Subject
 
 OTHER_RATES = (0.5,)
-FULL_BATCHES = (1, 16)
 # Besides ResNet-50: the paper's other networks, in the runtimes of deployment.
 FULL_NETWORKS = ("resnet101", "densenet201")
 FULL_NETWORKS_RUNTIMES = ("onnxruntime", "openvino")
-EXAMPLES = examples(
+EXAMPLES = console.examples(
     "strucspars bench",
     "strucspars bench --full --out bench.json",
     "strucspars bench runs/demo --batch 1,16 --threads 1,all",
@@ -52,7 +36,9 @@ def bench(
     network: Annotated[
         str,
         typer.Argument(
-            metavar="NETWORK", help="A network by name, or the folder of a finished run.", autocompletion=complete_model
+            metavar="NETWORK",
+            help="A network by name, the folder of a finished run, or a checkpoint with --model.",
+            autocompletion=console.complete_model,
         ),
     ] = "resnet50",
     rates: Annotated[
@@ -77,62 +63,56 @@ def bench(
     threads: Annotated[
         str | None, typer.Option(metavar="1,all", help="Threads of a runtime.", show_default="1; with --full 1,all")
     ] = None,
-    min_channels_per_group: MinChannelsPerGroup = 1,
-    widen_groups_below: WidenGroupsBelow = None,
+    min_channels_per_group: console.MinChannelsPerGroup = 1,
+    widen_groups_below: console.WidenGroupsBelow = None,
     seconds: Annotated[float, typer.Option(help="Timing of each network at each batch and number of threads.")] = 90.0,
-    model: Annotated[str | None, typer.Option(help="For a run whose network is a function: its name again.")] = None,
-    classes: Classes = None,
-    image_shape: ImageShapeOption = None,
+    model: console.Model = None,
+    classes: console.Classes = None,
+    image_shape: console.ImageShapeOption = None,
     full: Annotated[
         bool,
         typer.Option("--full", help="More batches, threads and runtimes; resnet101 and densenet201 too. Takes long."),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="A JSON file to write as well.", callback=from_home)] = None,
-    force: Force = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    out: Annotated[Path | None, typer.Option(help="A JSON file to write as well.", callback=console.from_home)] = None,
+    force: console.Force = False,
+    quiet: console.Quiet = False,
+    as_json: console.Json = False,
+    debug: console.Debug = False,
 ) -> None:
     """Time a network dense and compressed, on this machine's processor, and print the paper's Table 4 beside it.
 
     A network by name gets random weights and channel orders: its speed does not depend on training. Nothing is timed
     before its outputs are those of PyTorch. Do not use the machine for anything else meanwhile.
     """
-    from functools import partial
+    from dataclasses import replace
 
-    from strucspars.bench.networks import PAPER_GROUPS
     from strucspars.bench.results import report_text
-    from strucspars.bench.suite import BenchSettings
+    from strucspars.bench.runtimes import RUNTIMES
+    from strucspars.bench.suite import DEFAULT_RUNTIMES, TimingRules
     from strucspars.bench.suite import bench as run_bench
-    from strucspars.bench.timing import TimingRules
-    from strucspars.cli.networks import refuse_ignored
     from strucspars.io.files import followed, write_text
     from strucspars.paper.published import PAPER_TIMES
 
-    output = Output(as_json=as_json, quiet=quiet)
-    settings = _settings(runtimes, batch, threads, widen_groups_below, full=full)
-    if Path(network).expanduser().is_dir():
-        ignored = {
-            "--rates": rates,
-            "--classes": classes,
-            "--image-shape": image_shape,
-            "--min-channels-per-group": None if min_channels_per_group == 1 else min_channels_per_group,
-        }
-        refuse_ignored(f"the run in {network} has its own", ignored)
-        subjects = [_subject_of_run(network, model, settings)]
-    else:
-        _refuse_path(network, model)
-        subject = partial(
-            _subject_of_name, classes=classes, shape=parse_image_shape(image_shape), width=min_channels_per_group
-        )
-        subjects = [subject(network, _rates(network, rates), settings)]
-        kept = tuple(name for name in FULL_NETWORKS_RUNTIMES if name in settings.runtimes)
-        if full and kept and network == PAPER_TIMES.network:
-            others = BenchSettings(runtimes=kept, widen_groups_below=widen_groups_below)
-            subjects += [subject(name, tuple(PAPER_GROUPS[name]), others) for name in FULL_NETWORKS]
+    output = console.Output(as_json=as_json, quiet=quiet)
+    if full:
+        runtimes, batch, threads = runtimes or ",".join(RUNTIMES), batch or "1,16", threads or "1,all"
+    wanted_rates = _listed("--rates", rates, _rate, "fractions between 0 and 1, such as 0.35,0.65")
+    subject = replace(
+        _subject(network, wanted_rates, min_channels_per_group, model, classes, image_shape),
+        runtimes=_listed("--runtimes", runtimes, str, "names") or DEFAULT_RUNTIMES,
+        batches=_listed("--batch", batch, _count, "whole numbers from 1 on, such as 1,16") or (1,),
+        threads=_listed("--threads", threads, _threads, "whole numbers from 1 on or all, such as 1,all") or (1,),
+        widen_groups_below=widen_groups_below,
+    )
+    subjects = [subject]
+    kept = tuple(name for name in FULL_NETWORKS_RUNTIMES if name in subject.runtimes)
+    if full and kept and network == PAPER_TIMES.network:
+        for name in FULL_NETWORKS:
+            other = _subject(name, (), min_channels_per_group, None, classes, image_shape)
+            subjects.append(replace(other, runtimes=kept, widen_groups_below=widen_groups_below))
     rules = TimingRules(seconds=seconds)
     if out is not None:
-        check_can_be_written(out, force=force)
+        console.check_can_be_written(out, force=force)
     with _shown_progress(output) as on_progress:
         report = run_bench(subjects, command=_command(context), rules=rules, on_progress=on_progress)
     if out is not None:
@@ -143,98 +123,67 @@ def bench(
         raise RunFailed(f"{len(errors)} of {len(report.rows)} programs were not timed; the first: {errors[0]}")
 
 
-def _refuse_path(network: str, model: str | None) -> None:
-    """Refuse what is no folder and cannot be the name of a network."""
-    from strucspars.cli.networks import refuse_ignored
-
-    is_file = Path(network).expanduser().is_file()
-    if is_file or ("/" in network and ":" not in network):
-        what = f"{network} is a file" if is_file else f"there is no folder {network}"
-        raise ValueError(f"{what}; bench takes the folder of a finished run, or a network by name")
-    refuse_ignored(f"it is for runs, and there is no folder {network!r}", {"--model": model})
-
-
-def _subject_of_name(
-    name: str,
+def _subject(
+    network: str,
     rates: tuple[float, ...],
-    settings: BenchSettings,
-    *,
+    min_channels_per_group: int,
+    model: str | None,
     classes: int | None,
-    shape: tuple[int, int, int] | None,
-    width: int,
+    image_shape: str | None,
 ) -> Subject:
+    """The network to time, in its default runtimes; one with weights of its own is timed beside its dense form."""
     from functools import partial
 
-    from strucspars.bench.networks import random_networks
+    from strucspars.bench.networks import PAPER_GROUPS, networks_of_run, random_networks
     from strucspars.bench.suite import Subject
-    from strucspars.cli.networks import usual_classes, usual_image_shape
+    from strucspars.cli.networks import find_target, refuse_ignored
 
-    shape = shape or usual_image_shape(name)
-    options: dict[str, Any] = {"num_classes": classes or usual_classes(name), "min_channels_per_group": width}
-    networks = partial(random_networks, name, rates, image_shape=shape, **options)
-    return Subject(name=name, image_shape=shape, networks=networks, settings=settings)
-
-
-def _subject_of_run(network: str, model: str | None, settings: BenchSettings) -> Subject:
-    from strucspars.bench.networks import networks_of_run
-    from strucspars.bench.suite import Subject
-    from strucspars.cli.networks import dense_network, run_with_network, saved_image_shape, saved_network
-
-    folder, recipe = run_with_network(Path(network).expanduser(), named=model)
-    shape = saved_image_shape(folder, recipe)
-    return Subject(
-        name=folder.path.resolve().name,
-        image_shape=shape,
-        networks=lambda: networks_of_run(dense_network(folder, recipe), saved_network(folder, recipe).eval(), shape),
-        settings=settings,
-    )
-
-
-def _settings(
-    runtimes: str | None, batches: str | None, threads: str | None, widen_groups_below: int | None, *, full: bool
-) -> BenchSettings:
-    from strucspars.bench.runtimes import RUNTIMES
-    from strucspars.bench.suite import DEFAULT_RUNTIMES, BenchSettings
-    from strucspars.core.checks import checked_at_least
-
-    cores = os.cpu_count() or 1
-
-    def counts(option: str, text: str | None, example: str) -> tuple[int, ...]:
-        listed = _listed(
-            option, text, lambda part: cores if (option, part) == ("--threads", "all") else int(part), example
+    shape = console.parse_image_shape(image_shape)
+    found = find_target(network, model=model, classes=classes, image_shape=shape)
+    if found.weights is None:
+        build = partial(
+            random_networks,
+            found.name,
+            rates or tuple(PAPER_GROUPS.get(found.name, OTHER_RATES)),
+            image_shape=found.image_shape,
+            num_classes=found.num_classes or 1,
+            min_channels_per_group=min_channels_per_group,
         )
-        return tuple(checked_at_least(option, value, 1) for value in listed)
-
-    all_threads = tuple(dict.fromkeys((1, cores)))
-    return BenchSettings(
-        runtimes=_listed("--runtimes", runtimes, str, "onnxruntime,pytorch")
-        or (tuple(RUNTIMES) if full else DEFAULT_RUNTIMES),
-        batches=counts("--batch", batches, "1,16") or (FULL_BATCHES if full else (1,)),
-        threads=counts("--threads", threads, "1,all") or (all_threads if full else (1,)),
-        widen_groups_below=widen_groups_below,
+        return Subject(network=network, image_shape=found.image_shape, build=build)
+    width = None if min_channels_per_group == 1 else min_channels_per_group
+    ignored = {"--rates": rates or None, "--min-channels-per-group": width}
+    refuse_ignored(f"the network in {network} has its own", ignored)
+    return Subject(
+        network=Path(network).expanduser().resolve().name,
+        image_shape=found.image_shape,
+        build=lambda: networks_of_run(found.dense(), found.network().eval(), found.image_shape),
     )
 
 
-def _rates(network: str, text: str | None) -> tuple[float, ...]:
-    from strucspars.bench.networks import PAPER_GROUPS
-
-    rates = _listed("--rates", text, float, "0.35,0.65") or tuple(PAPER_GROUPS.get(network, OTHER_RATES))
-    for rate in rates:
-        if rate == 0:
-            raise ValueError("--rates: a rate of 0 is the dense network, which is always there; leave it out")
-        if not 0 < rate < 1:
-            raise ValueError(f"--rates: a rate is a removed fraction and must lie between 0 and 1, got {rate:g}")
-    return rates
+def _rate(text: str) -> float:
+    if not 0 < float(text) < 1:
+        raise ValueError(f"{text} is not a fraction to remove")
+    return float(text)
 
 
-def _listed(option: str, text: str | None, parse: Callable[[str], Value], example: str) -> tuple[Value, ...]:
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(f"{text} is not a number of images or threads")
+    return int(text)
+
+
+def _threads(text: str) -> int:
+    return os.cpu_count() or 1 if text == "all" else _count(text)
+
+
+def _listed(option: str, text: str | None, parse: Callable[[str], Value], kind: str) -> tuple[Value, ...]:
     """The values of a list with commas, each once."""
     if text is None:
         return ()
     try:
         return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
     except ValueError as error:
-        raise ValueError(f"{option} must be values with commas between, such as {example}; got {text!r}") from error
+        raise ValueError(f"{option} must be {kind}, with commas between; got {text!r}") from error
 
 
 def _command(context: typer.Context) -> str:
@@ -255,7 +204,7 @@ def _command(context: typer.Context) -> str:
 
 
 @contextmanager
-def _shown_progress(output: Output) -> Iterator[OnProgress]:
+def _shown_progress(output: console.Output) -> Iterator[OnProgress]:
     """A bar that moves, on a terminal only."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

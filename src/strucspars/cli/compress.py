@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strucspars.cli.console import (
-    Classes,
-    Debug,
-    Force,
-    ImageShapeOption,
-    Json,
-    MinChannelsPerGroup,
-    Output,
-    check_can_be_written,
-    complete_model,
-    examples,
-    from_home,
-    parse_image_shape,
-)
+from strucspars.cli import console
 
 if TYPE_CHECKING:
     from torch import nn
 
     from strucspars.core.checks import FloatArray
     from strucspars.core.plan import GroupingPlan
-    from strucspars.train.recipe import Recipe, SparsifyRecipe
+    from strucspars.train.recipe import Recipe
 
 SUFFIX = ".safetensors"
 HEADING = "# One-shot: the weights were grouped as they are. None of the stages below has run.\n"
 SMALLEST_IMAGE = 8
-EXAMPLES = examples(
+EXAMPLES = console.examples(
     "strucspars compress resnet50.pth --model resnet50 --target 0.35",
     "strucspars compress DEFAULT --model resnet18 --target 0.3 --budget macs --out small.safetensors",
     "strucspars compress resnet50.pth --model resnet50 --target 0.6 --min-channels-per-group 16",
@@ -60,7 +44,7 @@ def compress(
         str,
         typer.Option(
             help="The network: preact-resnet20, resnet50, timm:NAME, package.module:function.",
-            autocompletion=complete_model,
+            autocompletion=console.complete_model,
         ),
     ],
     target: Annotated[
@@ -75,7 +59,7 @@ def compress(
     orders: Annotated[
         str, typer.Option(help="Which channel orders are learned: free, or package.module:function.")
     ] = "free",
-    min_channels_per_group: MinChannelsPerGroup = 1,
+    min_channels_per_group: console.MinChannelsPerGroup = 1,
     include: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only layers of such names; may be repeated.", show_default="'*'"),
@@ -91,19 +75,23 @@ def compress(
             show_default="Conv2d",
         ),
     ] = None,
-    classes: Classes = None,
-    image_shape: ImageShapeOption = None,
+    classes: console.Classes = None,
+    image_shape: console.ImageShapeOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write.", show_default="MODEL-compressed.safetensors", callback=from_home),
+        typer.Option(
+            help="The file to write.", show_default="MODEL-compressed.safetensors", callback=console.from_home
+        ),
     ] = None,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Also make a run folder, for strucspars report.", callback=from_home),
+        typer.Option(
+            metavar="FOLDER", help="Also make a run folder, for strucspars report.", callback=console.from_home
+        ),
     ] = None,
-    force: Force = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    force: console.Force = False,
+    as_json: console.Json = False,
+    debug: console.Debug = False,
 ) -> None:
     """Group the convolutions of a trained network by its current weights: one-shot, without training.
 
@@ -124,6 +112,7 @@ def compress(
     from strucspars.nn.importance import importance_matrix
     from strucspars.sparsify.planning import kept_fraction, one_shot_plan
     from strucspars.train.recipe import DataRecipe, ModelRecipe, Recipe, SparsifyRecipe
+    from strucspars.train.run_folder import RunFolder
 
     asked: dict[str, Any] = {
         "target": target,
@@ -137,96 +126,61 @@ def compress(
     }
     sparsify = SparsifyRecipe(**asked)
     num_classes = usual_classes(model) if classes is None else classes
-    shape = parse_image_shape(image_shape) or usual_image_shape(model)
+    shape = console.parse_image_shape(image_shape) or usual_image_shape(model)
     out = out or Path(f"{file_stem(model)}-compressed{SUFFIX}")
-    _check_places(out, run, force=force)
+    console.check_can_be_written(out, force=force)
+    if out.suffix != SUFFIX:
+        raise ValueError(f"--out {out}: the network is written as a {SUFFIX} file; call it {out.with_suffix(SUFFIX)}")
+    if run is not None:
+        if os.path.lexists(run) or run.name == "..":
+            raise FileExistsError(f"{run} exists already; name a new folder with --run, such as runs/one-shot")
+        RunFolder(run).check_usable()
     network = build_model(model, num_classes=num_classes, image_shape=shape, must_classify=False)
     load_weights_(network, checkpoint, model, with_classifier=True)
     example = torch.zeros(1, *shape)
-    with _silent("strucspars.sparsify.planning"):
-        plan = one_shot_plan(network, sparsify.config(), example_inputs=example)
+    plan = one_shot_plan(network, sparsify.config(), example_inputs=example)
     layers = select_layers(network, sparsify).layers
     lost_norm = 1 - kept_fraction(layers, plan)
     # Before the conversion: the summary shows the kept norm of each layer, the folder its whole importance.
     sizes = summary(network, example, plan=plan, rules=sparsify)
     matrices = {layer.name: importance_matrix(layer.weight) for layer in layers} if run is not None else {}
     save(convert_(network, plan), out, plan=plan)
+    recipe = Recipe(
+        name=out.stem if run is None else run.absolute().name,
+        # The data stand for the images that MACs are counted with.
+        data=DataRecipe(name="folder", image_size=max(*shape[1:], SMALLEST_IMAGE)),
+        model=ModelRecipe(name=model, weights=checkpoint),
+        sparsify=sparsify,
+    )
+    written = f"{out}  the compressed network; strucspars.load({str(out)!r}, model) reads it"
     if run is not None:
-        recipe = Recipe(
-            name=run.absolute().name,
-            # The data stand for the images that MACs are counted with.
-            data=DataRecipe(name="folder", image_size=max(*shape[1:], SMALLEST_IMAGE)),
-            model=ModelRecipe(name=model, weights=checkpoint),
-            sparsify=sparsify,
-        )
         one_shot = {"classes": num_classes, "image_shape": list(shape), "lost_norm": lost_norm}
         _write_run_folder(run, recipe, plan, network, matrices, one_shot)
-    written = {"path": str(out), "run": None if run is None else str(run)}
-    text = f"{sizes}\n\n{_outcome_text(out, run, lost_norm, sparsify)}"
-    Output(as_json=as_json).outcome(text, {**written, **asked, "lost_norm": lost_norm, **asdict(sizes)})
+        written += f"\n{run}  the run folder; strucspars report {run} shows it"
+    text = (
+        f"{sizes}\n\n{written}\n\n"
+        "Group the dense weights again and finetune, with your own data.root; some epochs of stage1 lose less:\n"
+        f"  {_next_command(recipe)}"
+    )
+    places = {"path": str(out), "run": None if run is None else str(run)}
+    console.Output(as_json=as_json).outcome(text, {**places, **asked, "lost_norm": lost_norm, **asdict(sizes)})
 
 
-def _check_places(out: Path, run: Path | None, *, force: bool) -> None:
-    """Raise an error that says what to do if the file or the folder cannot be written: before the work."""
-    check_can_be_written(out, force=force)
-    if out.suffix != SUFFIX:
-        raise ValueError(f"--out {out}: the network is written as a {SUFFIX} file; call it {out.with_suffix(SUFFIX)}")
-    if run is not None:
-        _check_new_folder(run)
-        if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(run)):
-            raise ValueError(f"--out {out} lies in the folder that --run makes, {run}; write it elsewhere")
-
-
-def sparsify_overrides(sparsify: SparsifyRecipe) -> list[str]:
-    """The overrides of a recipe that ask for this and not for the defaults; the target is always among them."""
+def _next_command(recipe: Recipe) -> str:
+    """The command that groups and finetunes the network, by the recipe of the package that its images suggest."""
     from dataclasses import asdict
 
+    from strucspars.cli.networks import CIFAR_SHAPE, usual_image_shape
     from strucspars.train.recipe import SparsifyRecipe
     from strucspars.train.recipe_reading import as_override
 
+    name = "cifar10-resnet20-40" if usual_image_shape(recipe.model.name) == CIFAR_SHAPE else "imagenet-resnet50-35"
+    words = [f"name={recipe.name}", f"model.name={recipe.model.name}", f"model.weights={recipe.model.weights}"]
+    # The recipe has a target of its own.
     usual = asdict(SparsifyRecipe()) | {"target": None}
-    return [as_override(f"sparsify.{key}", value) for key, value in asdict(sparsify).items() if value != usual[key]]
-
-
-def _outcome_text(out: Path, run: Path | None, lost_norm: float, sparsify: SparsifyRecipe) -> str:
-    folder = "" if run is None else f"\n{run}  the run folder; strucspars report {run} shows it"
-    return (
-        f"{lost_norm:.1%} of the norm of the layers that can be grouped is lost: without training that is the "
-        "price.\nFinetune the network before you judge it:\n\n"
-        "strucspars run RECIPE model.weights=CHECKPOINT stage1.epochs=0 "
-        f"{shlex.join(sparsify_overrides(sparsify))}\n\n"
-        "groups and finetunes, and loses less with some epochs of stage1.\n\n"
-        f"{out}  the compressed network; strucspars.load({str(out)!r}, model) reads it{folder}"
-    )
-
-
-@contextmanager
-def _silent(logger_name: str) -> Iterator[None]:
-    """Disable a logger meanwhile: its message is part of the text at the end."""
-    logger = logging.getLogger(logger_name)
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = False
-
-
-def _check_new_folder(path: Path) -> None:
-    # The new folder replaces an empty one: not the working directory, and not by a link.
-    if path.name == ".." or path.is_symlink() or Path.cwd().is_relative_to(os.path.realpath(path)):
-        raise FileExistsError(f"{path} is there already; name a new folder with --run, such as runs/one-shot")
-    if path.is_dir():
-        if any(path.iterdir()):
-            raise FileExistsError(f"{path} is there already and not empty; name a new folder with --run")
-    elif os.path.lexists(path):
-        raise FileExistsError(f"{path} is a file; name a new folder with --run")
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not parent.is_dir():
-        raise NotADirectoryError(f"{path} cannot be made: {parent} is a file; name another folder with --run")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"{path} cannot be made: the folder {parent} is not writable for you; change that, or --run"
-        )
+    wanted = asdict(recipe.sparsify)
+    words += [as_override(f"sparsify.{key}", value) for key, value in wanted.items() if value != usual[key]]
+    return shlex.join(["strucspars", "run", name, *words, "stage1.epochs=0"]) + " data.root=~/data"
 
 
 def _write_run_folder(
@@ -243,7 +197,7 @@ def _write_run_folder(
     from strucspars.bench.machine import environment
     from strucspars.export.storage import save
     from strucspars.io.arrays import save_arrays
-    from strucspars.io.files import reworded, unfinished_folder
+    from strucspars.io.files import disk_error, unfinished_folder
     from strucspars.train.recipe_reading import recipe_yaml
     from strucspars.train.run_folder import ONE_SHOT, RunFolder
 
@@ -260,6 +214,4 @@ def _write_run_folder(
             folder.remember(ONE_SHOT, dict(one_shot))
             os.rename(folder.path, path)
     except OSError as error:
-        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-        remedy = "name a new folder with --run" if taken else "solve that, or name another folder with --run"
-        raise reworded(error, f"cannot make the run folder {path}: {error.strerror or error}; {remedy}") from error
+        raise disk_error("make the run folder", path, error) from error

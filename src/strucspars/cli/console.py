@@ -5,9 +5,9 @@ import os
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import timedelta
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.text import Text
+from typing_extensions import override
 
 from strucspars.io.files import followed
 from strucspars.train.observer import RunObserver
@@ -101,6 +103,13 @@ Overrides = Annotated[
         autocompletion=complete_key,
     ),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="The network whose weights a checkpoint holds; or again that of a run, if it is a function of your own.",
+        autocompletion=complete_model,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, for scripts.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
 Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.")]
@@ -129,6 +138,7 @@ WidenGroupsBelow = Annotated[
         show_default="16 for ONNX Runtime and OpenVINO, else 1",
     ),
 ]
+OutFolder = Annotated[Path, typer.Option(help="The folder to put the run folders in.", callback=from_home)]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
 # `main` looks for it in the arguments before they are parsed: what fails may be the parsing.
 Debug = Annotated[bool, typer.Option("--debug", help="Show where in the code an error comes from.")]
@@ -201,41 +211,26 @@ class Output:
             print(text, file=sys.stdout, flush=True)
 
 
-# Steps report more often on a CPU than the eye can follow.
-SECONDS_BETWEEN_UPDATES = 0.1
-BAR_WIDTH = 10
-# On narrower terminals the numbers need the space of the bar.
-WIDTH_FOR_BARS = 110
-
-
 @dataclass
 class _Line:
-    """The progress of one run.
+    """The progress of one run."""
 
-    Attributes:
-        task: its line on the display; None without a display.
-        start: time and step from which the pace is measured; None before the first step.
-        row: metrics of the last epoch.
-    """
-
-    run: str
-    task: TaskID | None
+    task: TaskID
     stage: str = ""
     epochs: int = 1
     steps: int = 1
-    start: tuple[float, int] | None = None
-    updated: float = 0.0
-    row: Mapping[str, Any] = field(default_factory=dict)
+    numbers: str = ""
 
-    def pace(self, position: int) -> tuple[float, float] | None:
-        """Steps per second, and seconds to the end of the stage; None if it cannot be known yet."""
-        now = time.perf_counter()
-        if self.start is None:
-            self.start = (now, position)
-        elapsed, done = now - self.start[0], position - self.start[1]
-        if done <= 0 or elapsed <= 0:
-            return None
-        return done / elapsed, (self.epochs * self.steps - position) * elapsed / done
+
+class _Words(ProgressColumn):
+    """The run and its pace, then as many numbers as the terminal has space for."""
+
+    @override
+    def render(self, task: Task) -> Text:
+        words = [task.description]
+        if task.speed is not None and task.time_remaining is not None:
+            words += [f"{task.speed:.0f} steps/s", f"{timedelta(seconds=task.time_remaining)} left"]
+        return Text("  ".join([*words, task.fields["numbers"]]), no_wrap=True, overflow="ellipsis")
 
 
 class RunProgress(RunObserver):
@@ -248,111 +243,73 @@ class RunProgress(RunObserver):
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console, self._quiet = console, quiet
-        # Reentrant: a signal handler of the main thread may report while that thread reports.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
         self._is_stopping = False
-        self._has_bars = console.width >= WIDTH_FOR_BARS
-        self._display: Progress | None = None
-        if console.is_interactive and not quiet:
-            bar = [BarColumn(bar_width=BAR_WIDTH)] if self._has_bars else []
-            self._display = Progress(*bar, TextColumn("{task.description}"), console=console, transient=True)
+        self._has_display = console.is_interactive and not quiet
+        columns = (BarColumn(bar_width=10), _Words())
+        self._display = Progress(*columns, console=console, transient=True, disable=not self._has_display)
 
     def __enter__(self) -> "RunProgress":
-        if self._display is not None:
-            self._display.start()
+        self._display.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._display is not None:
-            self._display.stop()
+        self._display.stop()
 
+    @override
     def run_started(self, run: str) -> None:
-        """A run prepares its data and network."""
-        with self._lock:
-            task = None
-            if self._display is not None:
-                task = self._display.add_task(f"{run}  preparing", total=None)
-            self._lines[run] = _Line(run, task)
+        self._lines[run] = _Line(self._display.add_task(f"{run}  preparing", total=None, numbers=""))
 
+    @override
     def run_ended(self, run: str, words: str) -> None:
-        """A run is over; its line is replaced by these words, if any."""
-        with self._lock:
-            line = self._lines.pop(run)
-            if self._display is not None and line.task is not None:
-                self._display.remove_task(line.task)
-            if words:
-                self._say(f"{run}: {words}")
+        self._display.remove_task(self._lines.pop(run).task)
+        if words:
+            self._say(f"{run}: {words}")
 
     def stopping(self) -> None:
         """Say once that a request to stop has been received."""
         with self._lock:
-            if not self._is_stopping:
-                self._is_stopping = True
-                self._say("stopping: the state is being saved; once more aborts at once")
+            is_known, self._is_stopping = self._is_stopping, True
+        if not is_known:
+            self._say("stopping: the state is being saved; once more aborts at once")
 
+    @override
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
-        """A stage begins, or continues."""
-        with self._lock:
-            line = self._lines[run]
-            line.stage, line.epochs, line.steps, line.start, line.row = stage, epochs, steps, None, {}
-            if done_epochs:
-                self._say(f"{run}: {stage} goes on after epoch {done_epochs} of {epochs}")
-            self._show(line, done_epochs * steps, done_epochs, None)
+        line = self._lines[run] = _Line(self._lines[run].task, stage, epochs, steps)
+        if done_epochs:
+            self._say(f"{run}: {stage} continues after epoch {done_epochs} of {epochs}")
+        # The speed is measured from here.
+        self._display.reset(line.task, total=epochs * steps, completed=done_epochs * steps, numbers="")
 
+    @override
     def steps_done(self, run: str, *, epoch: int, step: int) -> None:
-        """Update the line of the run, if the last update is old enough."""
-        with self._lock:
-            line = self._lines[run]
-            now = time.perf_counter()
-            if line.start is None or now - line.updated >= SECONDS_BETWEEN_UPDATES:
-                line.updated = now
-                position = (epoch - 1) * line.steps + step
-                self._show(line, position, epoch, line.pace(position))
+        line = self._lines[run]
+        words, position = f"{run}  {line.stage}  epoch {epoch}/{line.epochs}", (epoch - 1) * line.steps + step
+        self._display.update(line.task, completed=position, description=words, numbers=line.numbers)
 
+    @override
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
-        """Show the metrics of an epoch, or of the compression."""
-        with self._lock:
-            line = self._lines[run]
-            if row["stage"] != line.stage:
-                self._say(f"{run}: {_compression_words(row)}")
-                return
-            line.row = row
-            position = row["epoch"] * line.steps
-            self._show(line, position, row["epoch"], line.pace(position))
-            if self._display is None:
-                speed = line.steps / row["train_seconds"] if row["train_seconds"] > 0 else 0.0
-                numbers = "  ".join([f"epoch {row['epoch']}/{line.epochs}", *_numbers(row), f"{speed:.0f} steps/s"])
-                self._say(f"{run}  {line.stage}  {numbers}")
+        line = self._lines[run]
+        if row["stage"] != line.stage:
+            self._say(f"{run}: {_compression_words(row)}")
+            return
+        formats = {
+            "train_loss": "loss {:.3f}",
+            "test_top1": "acc {:.2%}",
+            "removed_fraction": "removed {:.1%}",
+            "lambda": "lambda {:.1e}",
+        }
+        line.numbers = "  ".join(text.format(row[key]) for key, text in formats.items() if key in row)
+        self.steps_done(run, epoch=row["epoch"], step=line.steps)
+        if not self._has_display:
+            speed = line.steps / row["train_seconds"] if row["train_seconds"] > 0 else 0.0
+            words = f"{run}  {line.stage}  epoch {row['epoch']}/{line.epochs}  {line.numbers}  {speed:.0f} steps/s"
+            self._say(words)
 
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
-
-    def _show(self, line: _Line, position: int, epoch: int, pace: tuple[float, float] | None) -> None:
-        if self._display is None or line.task is None:
-            return
-        words = [line.run, line.stage, f"epoch {epoch}/{line.epochs}"]
-        if pace is not None:
-            words += [f"{pace[0]:.0f} steps/s", f"{_clock(pace[1])} left"]
-        words += _numbers(line.row)
-        room = self._console.width - (BAR_WIDTH + 1 if self._has_bars else 0)
-        while len("  ".join(words)) > room and len(words) > 1:
-            words.pop()
-        self._display.update(
-            line.task, total=line.epochs * line.steps, completed=position, description="  ".join(words)
-        )
-
-
-def _numbers(row: Mapping[str, Any]) -> list[str]:
-    """The metrics that a row has."""
-    formats = {
-        "train_loss": "loss {:.3f}",
-        "test_top1": "acc {:.2%}",
-        "removed_fraction": "removed {:.1%}",
-        "lambda": "lambda {:.1e}",
-    }
-    return [text.format(row[key]) for key, text in formats.items() if key in row]
 
 
 def _compression_words(row: Mapping[str, Any]) -> str:
@@ -360,8 +317,3 @@ def _compression_words(row: Mapping[str, Any]) -> str:
     fraction = row.get("removed_channel_fraction", row.get("removed_param_fraction"))
     what = "compressed" if fraction is None else f"compressed, {fraction:.1%} of the {removed} removed"
     return f"{what}: accuracy {row['before_top1']:.2%} before, {row['test_top1']:.2%} after"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"

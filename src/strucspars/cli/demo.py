@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from strucspars.cli.console import Debug, Json, Output, Overrides, Quiet, Seeds, examples, from_home, parse_seeds
-from strucspars.cli.errors import RunFailed
+from strucspars.cli import console
 from strucspars.cli.export import export_document, export_network
 from strucspars.cli.run import finished_runs, raise_failures, run_all, run_name, seeded_recipes
+from strucspars.train.observer import RunFailed
 
 if TYPE_CHECKING:
     from strucspars.export.checked import ExportReport
@@ -22,23 +20,23 @@ LEAST_REMOVED = 0.5
 MOST_LOST_ACCURACY = 0.01
 # Accuracies such as 449/450 - 1/100 have no exact binary form.
 ROUNDING = 1e-9
-EXAMPLES = examples("strucspars demo", "strucspars demo --seeds 0,1,2 --out demo-runs")
+EXAMPLES = console.examples("strucspars demo", "strucspars demo --seeds 0,1,2 --out demo-runs")
 
 
 def demo(
-    overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="The folder to put the run folders in.", callback=from_home)] = Path("runs"),
-    seeds: Seeds = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    overrides: console.Overrides = None,
+    out: console.OutFolder = Path("runs"),
+    seeds: console.Seeds = None,
+    quiet: console.Quiet = False,
+    as_json: console.Json = False,
+    debug: console.Debug = False,
 ) -> None:
     """Train a small network on the embedded digits, compress it by half, and compare. Takes minutes on a laptop."""
     from strucspars.report.page import write_report
     from strucspars.report.reading import read_run
 
-    output = Output(as_json=as_json, quiet=quiet)
-    pairs = _recipes(overrides or [], parse_seeds(seeds), out)
+    output = console.Output(as_json=as_json, quiet=quiet)
+    pairs = _recipes(overrides or [], console.parse_seeds(seeds), out)
     dense = {dense_path: dense_recipe for dense_path, dense_recipe, _, _ in pairs}
     compressed = {path: recipe for _, _, path, recipe in pairs}
     outcomes = run_all(dense | compressed, jobs=1, output=output)

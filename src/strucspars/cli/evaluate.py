@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strucspars.cli.console import Debug, Json, Output, complete_key, examples
+from strucspars.cli import console
 
 if TYPE_CHECKING:
     from strucspars.train.epochs import Accuracy
 
 CHANGEABLE = ("data.", "engine.")
-NAMING = "model.name="
-EXAMPLES = examples(
+EXAMPLES = console.examples(
     "strucspars eval runs/demo",
     "strucspars eval runs/cifar10-resnet56-60 data.root=/elsewhere/cifar10 engine.device=cpu",
 )
@@ -22,7 +21,7 @@ EXAMPLES = examples(
 
 def complete_changeable_key(incomplete: str) -> list[str]:
     """Keys of a recipe that eval can change."""
-    return [key for key in complete_key(incomplete) if key.startswith(CHANGEABLE)]
+    return [key for key in console.complete_key(incomplete) if key.startswith(CHANGEABLE)]
 
 
 def evaluate(
@@ -35,38 +34,31 @@ def evaluate(
             autocompletion=complete_changeable_key,
         ),
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    model: console.Model = None,
+    as_json: console.Json = False,
+    debug: console.Debug = False,
 ) -> None:
-    """Evaluate the saved network of a finished run again. Only data.* and engine.* can be changed.
-
-    Where the network is a function of your own, name it again: model.name=package.module:function.
-    """
+    """Evaluate the saved network of a finished run again. Only data.* and engine.* can be changed."""
     from dataclasses import asdict, replace
 
-    from strucspars.cli.networks import READERS, check_named, finished_summary
+    from strucspars.cli.networks import finished_summary, read_weights, run_with_network
     from strucspars.train.engine import lost_processes_explained
     from strucspars.train.epochs import Evaluation
-    from strucspars.train.recipe_reading import read_recipe
     from strucspars.train.run import Run
-    from strucspars.train.run_folder import RunFolder
 
-    names = [override.removeprefix(NAMING) for override in overrides or [] if override.startswith(NAMING)]
-    changes = [override for override in overrides or [] if not override.startswith(NAMING)]
-    for change in changes:
+    for change in overrides or []:
         if not change.startswith(CHANGEABLE):
-            raise ValueError(f"{change!r}: eval takes a finished network as it is; only data.* and engine.* can change")
-    run_folder = RunFolder(folder)
+            raise ValueError(f"{change!r}: eval does not change the network; only data.* and engine.* can change")
+    run_folder, _ = run_with_network(folder, named=model)
+    recipe = run_folder.load_recipe(overrides or [])
     recorded_top1 = None if run_folder.is_one_shot else finished_summary(run_folder).converted_top1
-    recipe = read_recipe(run_folder.recipe_path, changes)
-    check_named(run_folder, recipe.model.name, named=names[-1] if names else None, option=NAMING)
     # For a single pass, capturing a CUDA graph costs more than it saves.
     run = Run(replace(recipe, engine=replace(recipe.engine, cuda_graph=False)), run_folder)
     run.check_classes_of(run_folder)
-    model = run.engine.placed(READERS[recipe.kind](run_folder.model_path, run.fresh_model()))
+    network = run.engine.placed(read_weights(run.fresh_model(), str(run_folder.model_path), recipe.model.name))
     with lost_processes_explained():
-        accuracy = Evaluation(run.engine, model, run.test).accuracy()
-    Output(as_json=as_json).outcome(
+        accuracy = Evaluation(run.engine, network, run.test).accuracy()
+    console.Output(as_json=as_json).outcome(
         accuracy_text(run_folder.model_path, recipe.data.name, accuracy, recorded_top1),
         {"folder": str(folder), "data": recipe.data.name, **asdict(accuracy), "recorded_top1": recorded_top1},
     )

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from strucspars._version import __version__
-from strucspars.cli import bench, compress, demo, evaluate, export, report, reproduce, run, summary
+from strucspars.cli import bench, compress, demo, evaluate, export, reproduce, run, summary
 from strucspars.cli.console import examples, is_first_process
 from strucspars.cli.errors import reported
 
@@ -47,10 +47,10 @@ for name, command, epilogue in (
     ("run", run.run, run.EXAMPLES),
     ("compress", compress.compress, compress.EXAMPLES),
     ("eval", evaluate.evaluate, evaluate.EXAMPLES),
-    ("summary", summary.summary, summary.EXAMPLES),
+    ("summary", summary.summary, summary.SUMMARY_EXAMPLES),
     ("export", export.export, export.EXAMPLES),
     ("bench", bench.bench, bench.EXAMPLES),
-    ("report", report.report, report.EXAMPLES),
+    ("report", summary.report, summary.REPORT_EXAMPLES),
     ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
 ):
     app.command(name, epilog=epilogue)(command)

@@ -1,8 +1,11 @@
-"""Networks and images that the commands work on: by name, from a file, from a run folder."""
+"""The networks that the commands work on: in a run folder, in a file, or by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import nn
@@ -11,21 +14,136 @@ from strucspars.cli.console import ImageShape
 from strucspars.data.catalogue import digits
 from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
 from strucspars.io.files import check_readable
-from strucspars.models.catalogue import OWN_NETWORKS, build_model, names_a_function
-from strucspars.models.weights import load_weights_
+from strucspars.models.catalogue import OWN_NETWORKS, build_model, check_takes_images, names_a_function
+from strucspars.models.weights import CHECKPOINT_SUFFIXES, load_weights_
 from strucspars.prune.slimming import load_slimmed
 from strucspars.train.outcome import RunSummary, read_summary
-from strucspars.train.recipe import DataRecipe, Kind, Recipe
+from strucspars.train.recipe import DataRecipe, Recipe
 from strucspars.train.run_folder import ONE_SHOT, RunFolder
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
+SAFETENSORS = ".safetensors"
 # To build a network just for its shapes. Not two classes: many networks have a single output for those.
 FEW_CLASSES = 3
-READERS: dict[Kind, Callable[[Path, nn.Module], nn.Module]] = {
-    "strucspars": load,
-    "dense": load,
-    "slimming": load_slimmed,
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A network that a command works on; it is built when it is needed.
+
+    Attributes:
+        name: of the network, as in `build_model`.
+        image_shape: channels, height and width of its images.
+        num_classes: None to read it off the file.
+        weights: a file or a name of torchvision's weights; None for random weights.
+        folder, recipe: of the run; None if it is not in a run folder.
+    """
+
+    name: str
+    image_shape: ImageShape
+    num_classes: int | None
+    weights: str | None
+    folder: RunFolder | None = None
+    recipe: Recipe | None = None
+
+    def dense(self) -> nn.Module:
+        """The network before it was made smaller, with random weights."""
+        num_classes = self.num_classes
+        if num_classes is None:
+            num_classes = _classes_of_file(Path(self.weights or ""), self.name, self.folder)
+        return build_model(self.name, num_classes=num_classes)
+
+    def network(self) -> nn.Module:
+        """The network with its weights."""
+        model = self.dense()
+        if self.weights is not None:
+            model = read_weights(model, self.weights, self.name)
+        check_takes_images(self.name, model, self.image_shape)
+        return model
+
+
+def find_target(
+    target: str, *, model: str | None, classes: int | None = None, image_shape: ImageShape | None = None
+) -> Target:
+    """The network in a run folder; with `model`, of a checkpoint; or by name, with random weights.
+
+    Args:
+        target: the folder, the file or name of torchvision's weights, or the name of the network.
+        model: the name of the network; needed for a folder only if it is a function.
+        classes: what the user gave, if anything.
+        image_shape: what the user gave, if anything.
+    """
+    path = Path(target).expanduser()
+    if path.is_dir():
+        refuse_ignored(f"the run in {target} has its own", {"--classes": classes})
+        folder, recipe = run_with_network(path, named=model)
+        return Target(
+            name=recipe.model.name,
+            image_shape=image_shape or _saved_image_shape(folder, recipe),
+            num_classes=None,
+            weights=str(folder.model_path),
+            folder=folder,
+            recipe=recipe,
+        )
+    # Names of timm's networks may have a slash too, as in timm:hf-hub:owner/name.
+    if model is None and (path.suffix in CHECKPOINT_SUFFIXES or ("/" in target and ":" not in target)):
+        if path.is_file():
+            raise ValueError(f"{target} has no network, only weights; name it with --model, such as --model resnet50")
+        raise FileNotFoundError(
+            f"there is no file or folder {target}; give the folder of a run, a checkpoint with --model, or the name "
+            "of a network"
+        )
+    has_classes = path.suffix == SAFETENSORS
+    if has_classes:
+        refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
+    name = model or target
+    return Target(
+        name=name,
+        image_shape=image_shape or usual_image_shape(name),
+        num_classes=None if has_classes else classes or usual_classes(name),
+        weights=None if model is None else str(path),
+    )
+
+
+def run_with_network(path: Path, *, named: str | None) -> tuple[RunFolder, Recipe]:
+    """The folder of a finished run or of one-shot compression, with its recipe.
+
+    The code of a network that is a function is run only if the user has named the function too.
+    """
+    folder = RunFolder(path)
+    if not folder.is_one_shot:
+        finished_summary(folder)
+    recipe = folder.load_recipe()
+    name = recipe.model.name
+    if named is not None and named != name:
+        raise ValueError(f"--model {named}: the run in {path} has the network {name}; leave it out")
+    if named is None and names_a_function(name):
+        raise ValueError(
+            f"the run in {path} takes its network from the function {name}; code that a folder names is run only if "
+            f"you name it too: --model {name}"
+        )
+    return folder, recipe
+
+
+def finished_summary(folder: RunFolder) -> RunSummary:
+    """The summary of a run, or a `FileNotFoundError` if it is not finished."""
+    check_is_run_folder(folder)
+    summary = read_summary(folder)
+    if summary is None:
+        raise FileNotFoundError(
+            f"the run in {folder.path} is not finished; resume it by strucspars run with its recipe, or see how far it "
+            f"is: strucspars summary {folder.path}"
+        )
+    return summary
+
+
+def check_is_run_folder(folder: RunFolder) -> None:
+    """Raise a `FileNotFoundError` for a folder without a recipe, which says what is missing."""
+    if not folder.recipe_path.is_file():
+        missing = f"it has no {folder.recipe_path.name}" if folder.path.is_dir() else "there is no such folder"
+        raise FileNotFoundError(
+            f"{folder.path} is not a run folder: {missing}; give one that strucspars run or compress --run has made"
+        )
 
 
 def usual_image_shape(model: str) -> ImageShape:
@@ -49,8 +167,7 @@ def data_image_shape(data: DataRecipe) -> ImageShape:
     return CIFAR_SHAPE if data.name.startswith("cifar") else (3, data.image_size, data.image_size)
 
 
-def saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
-    """The shape of the images that the network in a run folder is made for."""
+def _saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
     if not folder.is_one_shot:
         return data_image_shape(recipe.data)
     channels, height, width = folder.remembered(ONE_SHOT)["image_shape"]
@@ -63,106 +180,56 @@ def file_stem(model: str) -> str:
 
 
 def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
-    """Raise a `ValueError` for options that were given and would have no effect.
-
-    Args:
-        reason: why not.
-        options: their values by name; None where not given.
-    """
+    """Raise a `ValueError` for options that were given, are not None, and would have no effect for this reason."""
     given = [option for option, value in options.items() if value is not None]
     if given:
         raise ValueError(f"{' and '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out")
 
 
-def checkpoint_model(target: str, model: str | None) -> str:
-    """The name of the network whose weights a file holds, which the user must give."""
-    if model is None:
-        raise ValueError(f"{target} holds weights only; tell whose with --model, such as --model resnet50")
+def read_weights(model: nn.Module, weights: str, name: str) -> nn.Module:
+    """Load weights into a dense model, which becomes the grouped or slimmed network of the file, if it is one."""
+    path = Path(weights)
+    if path.suffix == SAFETENSORS:
+        with _opened(path) as file:
+            metadata = file.metadata() or {}
+        if PLAN_KEY in metadata:
+            return load(path, model)
+        if SELECTION_KEY in metadata:
+            return load_slimmed(path, model)
+    load_weights_(model, weights, name, with_classifier=True)
     return model
 
 
-def check_named(folder: RunFolder, name: str, *, named: str | None, option: str) -> None:
-    """Refuse to run code that a folder names, unless the user names it too.
-
-    Args:
-        folder: of the run.
-        name: of its network.
-        named: the name that the user gave, if any.
-        option: how to give it.
-    """
-    if names_a_function(name) and name != named:
-        raise ValueError(
-            f"the run in {folder.path} takes its network from the function {name}; code that a folder names is run "
-            f"only if you name it too: {option}{name}"
-        )
-    if named is not None and named != name:
-        raise ValueError(f"{option}{named}: the run in {folder.path} has the network {name}; leave it out")
+@contextmanager
+def _opened(path: Path, remedy: str = "restore it from a copy") -> Iterator[Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
+    check_readable(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
 
 
-def check_is_run_folder(folder: RunFolder) -> None:
-    """Raise a `FileNotFoundError` for a folder without a recipe, which says what is missing."""
-    if not folder.recipe_path.is_file():
-        missing = f"it has no {folder.recipe_path.name}" if folder.path.is_dir() else "there is no such folder"
-        raise FileNotFoundError(
-            f"{folder.path} is no run folder: {missing}; give one that strucspars run or compress --run has made"
-        )
-
-
-def finished_summary(folder: RunFolder) -> RunSummary:
-    """The summary of a run, or a `FileNotFoundError` if it is not finished."""
-    check_is_run_folder(folder)
-    summary = read_summary(folder)
-    if summary is None:
-        raise FileNotFoundError(
-            f"the run in {folder.path} is not finished; strucspars run with its recipe goes on, "
-            f"strucspars summary {folder.path} tells how far it is"
-        )
-    return summary
-
-
-def run_with_network(path: Path, *, named: str | None) -> tuple[RunFolder, Recipe]:
-    """The folder of a finished run or of one-shot compression, with its recipe.
-
-    Args:
-        path: of the folder.
-        named: the name of its network, as the user gives it.
-    """
-    folder = RunFolder(path)
-    if not folder.is_one_shot:
-        finished_summary(folder)
-    recipe = folder.load_recipe()
-    check_named(folder, recipe.model.name, named=named, option="--model ")
-    return folder, recipe
-
-
-def saved_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
-    """The network in a run folder; its number of classes is read off the file."""
-    return READERS[recipe.kind](folder.model_path, dense_network(folder, recipe))
-
-
-def dense_network(folder: RunFolder, recipe: Recipe) -> nn.Module:
-    """The network that was made smaller, with fresh weights."""
-    again = "" if folder.is_one_shot else ", or delete it and summary.json and run again: the last checkpoint has both"
-    classes = _classes_of_file(folder.model_path, recipe.model.name, remedy=f"restore it from a copy{again}")
-    return build_model(recipe.model.name, num_classes=classes)
-
-
-def network_of_file(path: Path, name: str) -> nn.Module:
-    """The network of a safetensors file: grouped, slimmed, or a plain state dict.
-
-    Args:
-        path: the file.
-        name: of the network, as in `build_model`.
-    """
-    model = build_model(name, num_classes=_classes_of_file(path, name, remedy="restore it from a copy"))
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-    if PLAN_KEY in metadata:
-        return load(path, model)
-    if SELECTION_KEY in metadata:
-        return load_slimmed(path, model)
-    load_weights_(model, str(path), name)
-    return model
+def _classes_of_file(path: Path, name: str, folder: RunFolder | None) -> int:
+    axes = _class_axes(name)
+    remedy = "restore it from a copy"
+    if folder is not None and not folder.is_one_shot:
+        remedy += ", or delete it and summary.json and run again: the last checkpoint has both"
+    with _opened(path, remedy) as file:
+        stored = set(file.keys())
+        shapes = {key: file.get_slice(key).get_shape() for key, _ in axes if key in stored}
+    if not axes:
+        return FEW_CLASSES
+    classes = {
+        FEW_CLASSES + Fraction(shapes[key][axis] - length, growth)
+        for (key, axis), (length, growth) in axes.items()
+        if len(shapes.get(key, ())) > axis
+    }
+    if len(classes) != 1 or min(classes).denominator != 1 or min(classes) < 1:
+        raise ValueError(f"{path} does not hold a network {name!r}: its classifier is missing; give the right --model")
+    return int(classes.pop())
 
 
 def _class_axes(name: str) -> dict[tuple[str, int], tuple[int, int]]:
@@ -179,26 +246,3 @@ def _class_axes(name: str) -> dict[tuple[str, int], tuple[int, int]]:
     }
     # Axis 0 where there is one: grouping shortens the input axis of a weight, never the output axis.
     return {place: lengths for place, lengths in axes.items() if place[1] == 0} or axes
-
-
-def _classes_of_file(path: Path, name: str, *, remedy: str) -> int:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
-    check_readable(path)
-    axes = _class_axes(name)
-    try:
-        with safe_open(path, framework="pt") as file:
-            stored = set(file.keys())
-            shapes = {key: file.get_slice(key).get_shape() for key, _ in axes if key in stored}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
-    if not axes:
-        return FEW_CLASSES
-    classes = {
-        FEW_CLASSES + Fraction(shapes[key][axis] - length, growth)
-        for (key, axis), (length, growth) in axes.items()
-        if len(shapes.get(key, ())) > axis
-    }
-    if len(classes) != 1 or min(classes).denominator != 1 or min(classes) < 1:
-        raise ValueError(f"{path} holds no network {name!r}: its classifier is missing; give the right --model")
-    return int(classes.pop())

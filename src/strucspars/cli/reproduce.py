@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strucspars.cli.console import Debug, Jobs, Json, Output, Overrides, Quiet, Seeds, examples, from_home, parse_seeds
+from strucspars.cli import console
 from strucspars.cli.run import (
     FINISHED,
     Outcomes,
@@ -20,6 +20,7 @@ from strucspars.cli.run import (
     run_all,
     run_name,
     run_state,
+    seeded_recipes,
 )
 
 if TYPE_CHECKING:
@@ -54,15 +55,14 @@ def planned_rows(
 ) -> list[PlannedRow]:
     """The runs of the rows that fit the patterns (None: the usual ones), one per seed, by folder in `out`."""
     from strucspars.paper.published import base_row, selected_rows
-    from strucspars.train.recipe_reading import override_keys, read_recipe
+    from strucspars.train.recipe_reading import override_keys
 
     for override in overrides:
         for key in OWN_KEYS.keys() & set(override_keys(override)):
             raise ValueError(f"{override!r}: every row has its own {key}; leave it out, {OWN_KEYS[key]}")
 
     def recipes(name: str) -> dict[Path, Recipe]:
-        seeded = [read_recipe(name, [*overrides, f"seed={seed}"]) for seed in seeds]
-        return {out / run_name(recipe): recipe for recipe in seeded}
+        return {out / run_name(recipe): recipe for recipe in seeded_recipes(name, overrides, seeds)}
 
     planned = []
     for name in selected_rows(table, patterns):
@@ -78,32 +78,24 @@ def planned_rows(
 
 
 def reproduce_rows(
-    table: str, planned: Sequence[PlannedRow], *, jobs: int, output: Output, as_markdown: bool
+    table: str, planned: Sequence[PlannedRow], *, jobs: int, output: console.Output, as_markdown: bool
 ) -> Outcomes:
     """Run what is not finished, sources first, and print the table; returns the outcomes."""
     from strucspars.paper.experiments import FinishedRun, experiments_of
 
-    first: dict[Path, Recipe] = {}
-    then: dict[Path, Recipe] = {}
-    for row in planned:
-        first |= row.sources
-        (then if row.sources else first).update(row.recipes)
-    outcomes = run_all(first | then, jobs=jobs, output=output)
-    recipes = first | then
-    runs = [FinishedRun(path, recipes[path], summary) for path, summary in finished_runs(outcomes).items()]
-    paths = [path for row in planned for path in row.recipes]
-    runs.sort(key=lambda run: paths.index(run.path) if run.path in paths else len(paths))
+    recipes = {path: recipe for row in planned for path, recipe in row.sources.items()}
+    recipes |= {path: recipe for row in planned for path, recipe in row.recipes.items()}
+    outcomes = run_all(recipes, jobs=jobs, output=output)
+    finished = finished_runs(outcomes)
+    ordered = dict.fromkeys([*(path for row in planned for path in row.recipes), *recipes])
+    runs = [FinishedRun(path, recipes[path], finished[path]) for path in ordered if path in finished]
     wanted = {row.name for row in planned}
     output.outcome(*table_outcome(table, wanted, experiments_of(runs), failed_runs(outcomes), {}, as_markdown))
     return outcomes
 
 
 def collect_rows(table: str, patterns: Sequence[str], out: Path, *, as_markdown: bool) -> tuple[str, dict[str, Any]]:
-    """The table of the finished runs in a folder, as a text and as a document; runs nothing.
-
-    Raises:
-        ValueError: nothing of that table is finished there.
-    """
+    """The table of the finished runs in a folder, as a text and as a document; runs nothing."""
     from strucspars.paper.experiments import collected
     from strucspars.paper.published import selected_rows, table_rows
 
@@ -127,10 +119,8 @@ def table_outcome(
 ) -> tuple[str, dict[str, Any]]:
     """A table as a text and as a document.
 
-    Args:
-        wanted: the recipes that are its rows; other experiments are only compared with.
-        failed: run folders that are not finished, and why.
-        not_counted: finished runs that repeat another one, and which.
+    Its rows are the `wanted` recipes; other experiments are only compared with. Run folders that are not finished, or
+    repeat another one, are named with the reason.
     """
     from strucspars.paper.comparison import comparison_document
     from strucspars.report.comparison_tables import TERMINAL_WIDTH, comparison_table
@@ -172,7 +162,7 @@ def list_rows(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:
     return text, {"rows": rows}
 
 
-EXAMPLES = examples(
+EXAMPLES = console.examples(
     "strucspars reproduce table1 --list",
     "strucspars reproduce table1 --rows 'cifar10-resnet56-*' --seeds 0,1,2 --jobs 4 data.root=~/cifar10",
     "strucspars reproduce table3 data.root=~/cifar10",
@@ -193,25 +183,25 @@ def reproduce(
     table: Annotated[
         Table, typer.Argument(help="1: CIFAR-10, 2: ImageNet, 3: other channel shuffles, 5: accuracy at every stage.")
     ],
-    overrides: Overrides = None,
+    overrides: console.Overrides = None,
     rows: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="Rows by name or pattern.", show_default="those on CIFAR-10 if there are any"),
     ] = None,
-    seeds: Seeds = None,
-    jobs: Jobs = 1,
-    out: Annotated[Path, typer.Option(help="The folder of the run folders.", callback=from_home)] = Path("runs"),
+    seeds: console.Seeds = None,
+    jobs: console.Jobs = 1,
+    out: console.OutFolder = Path("runs"),
     only_list: Annotated[bool, typer.Option("--list", help="List the rows and how far they are; run nothing.")] = False,
     collect: Annotated[
         bool, typer.Option("--collect", help="Show the finished runs of all seeds in the folder; run nothing.")
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table for a page instead of a terminal.")] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    quiet: console.Quiet = False,
+    as_json: console.Json = False,
+    debug: console.Debug = False,
 ) -> None:
     """Run the recipes of a table of the paper, or resume them, and print their numbers beside the paper's."""
-    output = Output(as_json=as_json, quiet=quiet)
+    output = console.Output(as_json=as_json, quiet=quiet)
     if collect and (overrides or seeds is not None or only_list):
         raise ValueError("--collect shows what is there: leave out overrides, --seeds and --list")
     if only_list and markdown:
@@ -223,7 +213,7 @@ def reproduce(
         output.outcome(*collect_rows(table.value, patterns or ["*"], out, as_markdown=markdown))
         return
     planned = planned_rows(
-        table.value, patterns=patterns, seeds=parse_seeds(seeds) or [0], overrides=overrides or [], out=out
+        table.value, patterns=patterns, seeds=console.parse_seeds(seeds) or [0], overrides=overrides or [], out=out
     )
     if only_list:
         output.outcome(*list_rows(planned))

@@ -11,23 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from strucspars.cli.console import (
-    Debug,
-    Jobs,
-    Json,
-    Output,
-    Overrides,
-    Quiet,
-    RunProgress,
-    Seeds,
-    complete_recipe,
-    examples,
-    from_home,
-    is_first_process,
-    parse_seeds,
-)
-from strucspars.cli.errors import Interrupted, RunFailed, StopRequest, explained
-from strucspars.cli.export import check_runtime, complete_format, export_document, export_network
+from strucspars.cli import console
+from strucspars.cli.errors import Interrupted, StopRequest, explained
+from strucspars.cli.export import complete_format, export_document, export_network
+from strucspars.train.observer import RunFailed
 
 if TYPE_CHECKING:
     from strucspars.train.outcome import RunSummary
@@ -38,7 +25,8 @@ Outcomes: TypeAlias = "Mapping[Path, RunSummary | Exception]"
 
 WIDTH = 100
 FINISHED = "finished"
-EXAMPLES = examples(
+NOT_BEGUN = "not begun"
+EXAMPLES = console.examples(
     "strucspars run demo",
     "strucspars run cifar10-resnet56-60 data.root=~/cifar10 --seeds 0,1,2 --jobs 3",
     "strucspars run my-recipe.yaml sparsify.target=0.7 --export onnx --out runs/seventy",
@@ -78,20 +66,20 @@ def run(
     recipe: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE", help="A recipe of the package, or a YAML file.", autocompletion=complete_recipe
+            metavar="RECIPE", help="A recipe of the package, or a YAML file.", autocompletion=console.complete_recipe
         ),
     ],
-    overrides: Overrides = None,
+    overrides: console.Overrides = None,
     out: Annotated[
         Path | None,
         typer.Option(
             help="The run folder; for several seeds, the folder to put theirs in.",
             show_default="runs/NAME, with -seedS for a seed that is not 0",
-            callback=from_home,
+            callback=console.from_home,
         ),
     ] = None,
-    seeds: Seeds = None,
-    jobs: Jobs = 1,
+    seeds: console.Seeds = None,
+    jobs: console.Jobs = 1,
     export: Annotated[
         str | None,
         typer.Option(
@@ -106,20 +94,21 @@ def run(
             "--options", callback=_show_options, is_eager=True, help="Show what KEY=VALUE can change and exit."
         ),
     ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    quiet: console.Quiet = False,
+    as_json: console.Json = False,
+    debug: console.Debug = False,
 ) -> None:
     """Train, compress, finetune, evaluate and save, as a recipe says. Resumes a stopped run."""
+    from strucspars.export.checked import find_exporter
     from strucspars.paper.experiments import FinishedRun
     from strucspars.report.comparison_tables import beside_the_paper
     from strucspars.train.outcome import outcome_text, outcomes_text
     from strucspars.train.run_folder import RunFolder
 
-    output = Output(as_json=as_json, quiet=quiet)
+    output = console.Output(as_json=as_json, quiet=quiet)
     if export is not None:
-        check_runtime(export)
-    wanted = seeded_recipes(recipe, overrides or [], parse_seeds(seeds))
+        find_exporter(export).runtime()  # is it installed?
+    wanted = seeded_recipes(recipe, overrides or [], console.parse_seeds(seeds))
     if out is not None and len(wanted) == 1:
         recipes = {out: wanted[0]}
     else:
@@ -133,16 +122,21 @@ def run(
     exported: list[dict[str, Any]] = []
     failure: Exception | None = None
     try:
-        for path in finished if export is not None and is_first_process() else ():
-            assert export is not None
-            # The user has named the function of a network, if it is one, in the recipe of this command.
-            report = export_network(str(path), format=export, model=recipes[path].model.name, force=True)
-            texts.append(str(report))
-            exported.append(export_document(report))
+        if export is not None and console.is_first_process():
+            for path in finished:
+                # The user has named the function of a network, if it is one, in the recipe of this command.
+                report = export_network(str(path), format=export, model=recipes[path].model.name, force=True)
+                texts.append(str(report))
+                exported.append(export_document(report))
     except Exception as error:
         # Print what was trained before the failure of an export.
         failure = error
-    output.outcome("\n\n".join(texts), runs_document(outcomes) | {"exported": exported})
+    document = {
+        "runs": [{"folder": str(path), "summary": summary.to_json()} for path, summary in finished.items()],
+        "failed": [{"folder": str(path), "error": reason} for path, reason in failed_runs(outcomes).items()],
+        "exported": exported,
+    }
+    output.outcome("\n\n".join(texts), document)
     raise_failures(outcomes, of_export=failure)
 
 
@@ -152,22 +146,19 @@ def run_state(folder: RunFolder) -> str:
     from strucspars.train.run_folder import ONE_SHOT_STATE
 
     if not folder.recipe_path.is_file():
-        return "not begun"
+        return NOT_BEGUN
     if folder.summary_json_path.is_file():
         return FINISHED
     if folder.is_one_shot:
         return ONE_SHOT_STATE
     rows = read_metrics(folder)
     if not rows:
-        return "in its first epoch" if folder.is_begun else "not begun"
+        return "in its first epoch" if folder.is_begun else NOT_BEGUN
     return progress_words(folder.load_recipe(), rows)
 
 
 def run_name(recipe: Recipe) -> str:
     """The name of a run, and of its folder by default: that of the recipe, and the seed unless it is 0.
-
-    Raises:
-        ValueError: the name would put the folder elsewhere.
 
     >>> from strucspars.train.recipe import Recipe
     >>> run_name(Recipe(name="demo")), run_name(Recipe(name="demo", seed=2))
@@ -190,28 +181,25 @@ def seeded_recipes(source: str, overrides: Sequence[str], seeds: Sequence[int] |
     return [read_recipe(source, [*overrides, f"seed={seed}"]) for seed in seeds]
 
 
-def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Outcomes:
-    """Run recipes in their folders, or go on there. A failed run stops only those that need it.
+def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output) -> Outcomes:
+    """Run recipes in their folders, or resume them; gives the summary or the error of each.
 
-    Returns:
-        For every folder the summary, or the error.
-
-    Raises:
-        Interrupted: a signal came, and not everything is finished.
+    A failed run stops only those that need it. `Interrupted` is raised if a signal came and not everything is finished.
     """
+    from strucspars.train.run import RunInterrupted
     from strucspars.train.side_by_side import run_side_by_side
     from strucspars.train.solver_pool import solver_pool
 
     if not recipes:
         return {}
     if jobs > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(f"--jobs {jobs} is for one process; under torchrun runs come one after the other")
+        raise ValueError(f"--jobs {jobs} is for one process; under torchrun, runs are started one after the other")
     for path in recipes:
         _say_where(path, output)
     with (
         StopRequest() as stop,
         solver_pool(max(map(_solver_workers, recipes.values()))) as executor,
-        RunProgress(output.console, quiet=output.is_quiet) as progress,
+        console.RunProgress(output.console, quiet=output.is_quiet) as progress,
     ):
 
         def should_stop() -> bool:
@@ -222,24 +210,28 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: Output) -> Out
         outcomes = run_side_by_side(
             recipes, jobs=jobs, observers=[progress], should_stop=should_stop, executor=executor
         )
-    _check_not_interrupted(outcomes, stop)
+    interrupted = {path: error for path, error in outcomes.items() if isinstance(error, RunInterrupted)}
+    if interrupted:
+        # A process that torchrun stops has received no signal of its own.
+        number = signal.SIGTERM if stop.signal_number is None else stop.signal_number
+        lines = [f"stopped by {signal.Signals(number).name}; everything so far is saved:"]
+        lines += [f"  {path}: {error}" for path, error in interrupted.items()]
+        failed = failed_runs(outcomes).items()
+        lines += [f"  {path} failed before: {reason}" for path, reason in failed if path not in interrupted]
+        raise Interrupted("\n".join(lines), number)
     output.remark("")
     return outcomes
 
 
-def _say_where(path: Path, output: Output) -> None:
+def _say_where(path: Path, output: console.Output) -> None:
     from strucspars.train.run_folder import RunFolder
 
     folder = RunFolder(path)
     state = run_state(folder)
     if folder.is_one_shot or (state == FINISHED and not folder.model_path.is_file()):
         return  # the run refuses the folder
-    if state == FINISHED:
-        output.remark(f"{path} is finished already")
-    elif state == "not begun":
-        output.remark(f"starting in {path}")
-    else:
-        output.remark(f"going on in {path}: {state}")
+    words = {FINISHED: f"{path} is finished already", NOT_BEGUN: f"starting in {path}"}
+    output.remark(words.get(state, f"resuming in {path}: {state}"))
 
 
 def _solver_workers(recipe: Recipe) -> int:
@@ -252,20 +244,6 @@ def _solver_workers(recipe: Recipe) -> int:
     return default_workers(on_gpu=recipe.engine.device != "cpu" and torch.cuda.is_available())
 
 
-def _check_not_interrupted(outcomes: Outcomes, stop: StopRequest) -> None:
-    from strucspars.train.run import RunInterrupted
-
-    interrupted = {path: error for path, error in outcomes.items() if isinstance(error, RunInterrupted)}
-    if interrupted:
-        # Without a signal of its own, a process stops with another that torchrun stops by SIGTERM.
-        number = signal.SIGTERM if stop.signal_number is None else stop.signal_number
-        saved = "\n".join(f"  {path}: {error}" for path, error in interrupted.items())
-        failed = {path: reason for path, reason in failed_runs(outcomes).items() if path not in interrupted}
-        others = "".join(f"\n  {path} failed before: {reason}" for path, reason in failed.items())
-        name = signal.Signals(number).name
-        raise Interrupted(f"stopped by {name}; everything so far is saved:\n{saved}{others}", number)
-
-
 def finished_runs(outcomes: Outcomes) -> dict[Path, RunSummary]:
     """The summaries of the finished runs."""
     return {path: outcome for path, outcome in outcomes.items() if not isinstance(outcome, Exception)}
@@ -276,22 +254,10 @@ def failed_runs(outcomes: Outcomes) -> dict[Path, str]:
     return {path: _reason(outcome) for path, outcome in outcomes.items() if isinstance(outcome, Exception)}
 
 
-def runs_document(outcomes: Outcomes) -> dict[str, Any]:
-    """Finished and failed runs for scripts."""
-    return {
-        "runs": [
-            {"folder": str(path), "summary": summary.to_json()} for path, summary in finished_runs(outcomes).items()
-        ],
-        "failed": [{"folder": str(path), "error": reason} for path, reason in failed_runs(outcomes).items()],
-    }
-
-
 def raise_failures(outcomes: Outcomes, *, of_export: Exception | None = None) -> None:
-    """Raise the errors of runs: the error itself if all failed for one reason, else every run with its reason.
+    """Raise the error of the runs if all failed for one reason, else one that names every failed run with its reason.
 
-    Args:
-        outcomes: of all runs.
-        of_export: the error that stopped the exports of the finished runs.
+    `of_export` is the error that stopped the exports of the finished runs.
     """
     from strucspars.train.side_by_side import BaseRunFailed
 
@@ -313,6 +279,5 @@ def raise_failures(outcomes: Outcomes, *, of_export: Exception | None = None) ->
 
 
 def _reason(error: Exception) -> str:
-    """An error in a line."""
     explanation = explained(error)
-    return explanation.text if explanation is not None else f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}" if explanation is None else explanation[0]

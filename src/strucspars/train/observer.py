@@ -7,6 +7,10 @@ from typing import Any, final
 from typing_extensions import override
 
 
+class RunFailed(RuntimeError):
+    """A run did not reach its result; the message says why."""
+
+
 class RunObserver:
     """Receives the events of runs, in order; a subclass ignores those it does not define.
 

@@ -23,7 +23,7 @@ from strucspars.models.catalogue import build_model, names_a_function
 from strucspars.models.weights import load_weights_
 from strucspars.train.engine import Engine
 from strucspars.train.epochs import CAPTURE_LOCK
-from strucspars.train.observer import RunObserver
+from strucspars.train.observer import RunFailed, RunObserver
 from strucspars.train.recipe import Recipe
 from strucspars.train.run_folder import RunFolder, check_same_classes
 from strucspars.train.steps import StageLoss
@@ -40,7 +40,7 @@ class RunInterrupted(Exception):
     """The run was asked to stop; everything is saved, and the same command resumes."""
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(RunFailed):
     """The loss is not finite any more; the last good checkpoint is kept."""
 
 

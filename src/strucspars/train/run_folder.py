@@ -27,6 +27,7 @@ from strucspars.io.files import (
 )
 from strucspars.io.records import RecordError, convert, parse_json, plain, to_json
 from strucspars.train.checkpoint import load_checkpoint, save_checkpoint
+from strucspars.train.observer import RunFailed
 from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import read_recipe
 
@@ -38,7 +39,7 @@ ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"
 _held: set[int] = set()
 
 
-class RunFolderBusy(RuntimeError):
+class RunFolderBusy(RunFailed):
     """Another process, or another part of this one, works in the run folder."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from strucspars.train.engine import is_one_of_several_processes, lost_processes_explained
-from strucspars.train.observer import RunObserver
+from strucspars.train.observer import RunFailed, RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
@@ -22,7 +22,7 @@ from strucspars.train.run_folder import RunFolder
 SECONDS_BETWEEN_CHECKS = 0.5
 
 
-class BaseRunFailed(RuntimeError):
+class BaseRunFailed(RunFailed):
     """A run was not started because one that it builds on has failed; the error of that run is the cause."""
 
 
