@@ -7,24 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
-from matplotlib.colors import to_hex
-from matplotlib.patches import Rectangle
 from PIL import Image
 
 from strucspars.core.checks import FloatArray
-from strucspars.core.hierarchy import connection_mask, group_penalty
+from strucspars.core.hierarchy import group_penalty
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
-from strucspars.report.drawing import BLUE, VERMILLION, NamedFigure
 from strucspars.report.layers import (
     Layer,
     boundaries,
     brightest,
-    importance_figure,
-    importance_figures,
     layers_of,
     matrix_address,
-    permuted_by,
 )
 from strucspars.report.reading import RunData, read_run
 
@@ -59,15 +53,11 @@ def importance_of(run: RunData, name: str) -> FloatArray:
     return run.importance["end"][name].astype(np.float64)
 
 
-def figures(run: RunData, count: int = 3) -> list[NamedFigure]:
-    return list(importance_figures(run, layers_of(run), count))
-
-
 def test_kept_norms_are_those_of_the_matrix_in_the_plans_orders(run: RunData) -> None:
     assert run.plan is not None
     for layer, (name, planned) in zip(layers_of(run), run.plan.layers.items(), strict=True):
         permuted = importance_of(run, name)[planned.out_perm][:, planned.in_perm]
-        np.testing.assert_array_equal(permuted_by(layer, importance_of(run, name)), permuted)
+        np.testing.assert_array_equal(layer.permuted(importance_of(run, name)), permuted)
         assert layer.kept_norm == tuple(kept_norm_by_level(permuted).tolist())
         assert layer.kept_at_level == layer.kept_norm[planned.group_level - 1]
 
@@ -159,7 +149,7 @@ def test_a_layer_has_one_scale_before_and_after_the_permutation_and_another_at_t
     # All alike, so all of the lightest colour of their own scale.
     assert (shown["S before training"] == 31).all()
     before = importance_of(run, "wide")
-    permuted = permuted_by(layer_of(run, "wide"), before)
+    permuted = layer_of(run, "wide").permuted(before)
     light = brightest(permuted)
     np.testing.assert_array_equal(shown["S at compression"], pixels(matrix_address(before, light)))
     np.testing.assert_array_equal(shown["S' in the learned orders"], pixels(matrix_address(permuted, light)))
@@ -186,65 +176,6 @@ def test_the_penalty_and_the_mask_are_those_of_the_level_and_the_decay(run: RunD
     )
     recipe = replace(recipe, sparsify=replace(recipe.sparsify, decay=0.25))
     assert pictures(replace(bare, recipe=recipe), "conv")["R_g, the penalty"][0].tolist() == [0, 8, 31, 31]
-
-
-def test_figures_are_of_grouped_layers_spread_over_the_network(run: RunData) -> None:
-    grouped = [layer.name for layer in layers_of(run) if layer.group_level > 1]
-    titles = [figure.title.removeprefix("Importance of ") for figure in figures(run, count=2)]
-    assert len(titles) == min(2, len(grouped))
-    assert set(titles) <= set(grouped)
-    assert figures(replace(run, importance={})) == []
-
-
-def test_of_many_grouped_layers_those_in_the_middle_of_equal_parts_are_chosen(run: RunData) -> None:
-    order = np.arange(8)
-    layer = LayerPlan(group_level=2, out_perm=order, in_perm=order, weight_shape=(8, 8, 1, 1))
-    plan = GroupingPlan({f"conv{place}": layer for place in range(6)})
-    matrices = {name: np.ones((8, 8), dtype=np.float16) for name in plan.layers}
-    shapes = dict.fromkeys(plan.layers, (8, 8, 1, 1))
-    many = replace(run, plan=plan, weight_shapes=shapes, importance={"end": matrices}, dynamics=())
-    assert [figure.title[-5:] for figure in figures(many, count=2)] == ["conv1", "conv4"]
-    assert [figure.title[-5:] for figure in figures(many, count=3)] == ["conv1", "conv3", "conv5"]
-
-
-def test_every_matrix_of_the_figure_is_that_of_its_title(run: RunData) -> None:
-    # Small, so that every entry has a pixel.
-    layer = next(layer for layer in layers_of(run) if layer.group_level > 1 and max(layer.weight_shape) <= 64)
-    before = importance_of(run, layer.name)
-    figure = importance_figure(layer, before, decay=0.25)
-    axes = figure.figure.axes
-    shown = {axis.get_title(loc="left"): np.asarray(axis.images[0].get_array()) for axis in axes if axis.images}
-    level, groups = layer.group_level, layer.num_groups
-    outputs, inputs = before.shape
-    mask = connection_mask(outputs, inputs, level).astype(bool)
-    is_kept = np.empty_like(mask)
-    is_kept[np.ix_(layer.out_perm, layer.in_perm)] = mask
-    permuted = permuted_by(layer, before)
-    expected = {
-        "S": before,
-        "S' = S[out_perm][:, in_perm]": permuted,
-        "S' inside U_g": np.where(mask, permuted, 0),
-        "the same, order of S": np.where(is_kept, before, 0),
-        f"R_{level}": group_penalty(layer.halvings, decay=0.25),
-        f"U_{level}": np.eye(groups),
-    }
-    assert list(shown) == list(expected)
-    for title, matrix in expected.items():
-        np.testing.assert_array_equal(shown[title], matrix)
-    assert shown["S' inside U_g"].sum() / permuted.sum() == pytest.approx(layer.kept_at_level)
-    assert f"level {level}" in figure.alt
-    # The first output channel is at the top.
-    assert all(tuple(axis.images[0].get_extent()) == (0, 1, 1, 0) for axis in axes if axis.images)
-
-
-def test_the_bars_are_the_kept_norms_and_the_chosen_level_has_the_other_colour(run: RunData) -> None:
-    layer = next(layer for layer in layers_of(run) if layer.group_level > 2)
-    figure = importance_figure(layer, importance_of(run, layer.name), decay=0.5)
-    (axis,) = (axis for axis in figure.figure.axes if not axis.images)
-    assert [bar.get_height() for bar in axis.patches if isinstance(bar, Rectangle)] == list(layer.kept_norm)
-    colours = [to_hex(bar.get_facecolor()) for bar in axis.patches]
-    assert colours.pop(layer.group_level - 1) == VERMILLION
-    assert set(colours) == {BLUE}
 
 
 def test_the_alt_text_has_the_shape_and_what_every_level_keeps(run: RunData) -> None:

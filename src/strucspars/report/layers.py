@@ -1,13 +1,12 @@
-"""The layers of a run: groups (Figs. 5, 6), importance and learned orders, one at a time (Figs. 1, 2)."""
+"""The layers of a run: groups of all (Figs. 5, 6); importance and learned orders of each (Figs. 1, 2)."""
 
 import base64
 import io
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -15,30 +14,17 @@ from matplotlib.ticker import LogLocator, NullLocator
 from PIL import Image
 
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.core.hierarchy import connection_mask, group_penalty, max_group_level, num_groups
+from strucspars.core.hierarchy import group_penalty, max_group_level, num_groups
 from strucspars.core.importance import kept_norm_by_level
-from strucspars.core.permutation import inverse
 from strucspars.cost.text_table import percent
-from strucspars.report.drawing import (
-    BLUE,
-    FAINT,
-    PALETTE,
-    SEQUENTIAL,
-    VERMILLION,
-    NamedFigure,
-    drawable,
-    house_style,
-    shades,
-    slug,
-)
-from strucspars.report.reading import RunData, StoredMatrix
+from strucspars.report.drawing import FAINT, PALETTE, NamedFigure, drawable, house_style, shades
+from strucspars.report.reading import RunData
 
 # The few largest entries of a layer would leave all others dark.
 BRIGHT_QUANTILE = 0.995
 # Lines closer than this would hide what they divide.
 MOST_BOUNDARIES = 64
 LARGEST_SIDE = 128
-CHOSEN_LAYERS = 3
 # More names would overlap on the axis of the cardinality; the layer table has them all.
 MOST_NAMES = 60
 # The longer side of a picture's frame.
@@ -110,6 +96,10 @@ class Layer:
         """Share of the norm that the layer's own groups keep; None where not known."""
         return self.kept_norm[self.group_level - 1] if self.group_level <= len(self.kept_norm) else None
 
+    def permuted(self, importance: FloatArray) -> FloatArray:
+        """S' = `S[out_perm][:, in_perm]`."""
+        return importance[self.out_perm][:, self.in_perm]
+
     @property
     def frame(self) -> tuple[float, float]:
         """Width and height of its pictures, in the shape of the weight."""
@@ -159,32 +149,22 @@ def layers_of(run: RunData) -> tuple[Layer, ...]:
             out_perm=out_perm,
             in_perm=in_perm,
         )
-        stored = importance_of(run).get(name)
-        importance = None if stored is None else stored.astype(np.float64)
-        layer = replace(layer, kept_norm=_kept_norm(run, layer, importance))
-        layers.append(replace(layer, pictures=tuple(_pictures(run, layer, importance))))
+        layers.append(_with_importance(layer, run))
     return tuple(layers)
 
 
-def importance_of(run: RunData) -> Mapping[str, StoredMatrix]:
-    """S by layer at compression, or so far, in the network's channel order; empty where none was stored."""
-    return run.importance.get("end") or run.importance.get("now") or {}
-
-
-def permuted_by(layer: Layer, importance: FloatArray) -> FloatArray:
-    """S' = `S[out_perm][:, in_perm]`."""
-    return importance[layer.out_perm][:, layer.in_perm]
-
-
-def _kept_norm(run: RunData, layer: Layer, importance: FloatArray | None) -> tuple[float, ...]:
-    """From the matrix itself; where that was not stored, from the last epoch."""
-    if importance is not None:
-        return tuple(kept_norm_by_level(permuted_by(layer, importance)).tolist())
+def _with_importance(layer: Layer, run: RunData) -> Layer:
+    """With pictures and kept norms, which are of the last epoch where the matrix was not stored."""
+    stored = (run.importance.get("end") or run.importance.get("now") or {}).get(layer.name)
+    importance = None if stored is None else stored.astype(np.float64)
     kept = run.dynamics[-1].kept_norm[layer.place] if run.dynamics else np.zeros(0)
-    return tuple(kept[np.isfinite(kept)].tolist())
+    if importance is not None:
+        kept = kept_norm_by_level(layer.permuted(importance))
+    layer = replace(layer, kept_norm=tuple(kept[np.isfinite(kept)].tolist()))
+    return replace(layer, pictures=tuple(_pictures(layer, run, importance)))
 
 
-def _pictures(run: RunData, layer: Layer, importance: FloatArray | None) -> Iterator[Picture]:
+def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iterator[Picture]:
     def picture(title: str, alt: str, matrix: FloatArray, light: float = 1.0, blocks: str = "") -> Picture:
         return Picture(title=title, alt=f"{layer.name}. {alt}", address=matrix_address(matrix, light), blocks=blocks)
 
@@ -194,7 +174,7 @@ def _pictures(run: RunData, layer: Layer, importance: FloatArray | None) -> Iter
         words = "Importance before training, in the network's order."
         yield picture("S before training", words, first, brightest(first))
     if importance is not None:
-        permuted, moment = permuted_by(layer, importance), "so far" if run.plan is None else "at compression"
+        permuted, moment = layer.permuted(importance), "so far" if run.plan is None else "at compression"
         light = brightest(permuted)
         yield picture(f"S {moment}", f"Importance {moment}, in the network's channel order.", importance, light)
         yield picture("S' in the learned orders", layer.alt, permuted, light, _block_outlines(layer))
@@ -303,70 +283,3 @@ def cardinality_figure(run: RunData, layers: Sequence[Layer]) -> NamedFigure:
         ),
         figure=figure,
     )
-
-
-def importance_figures(run: RunData, layers: Sequence[Layer], count: int = CHOSEN_LAYERS) -> Iterator[NamedFigure]:
-    """Figures of a few grouped layers with stored matrices, spread evenly over the network."""
-    matrices = importance_of(run)
-    grouped = [layer for layer in layers if layer.group_level > 1 and layer.name in matrices]
-    count = min(count, len(grouped))
-    for place in range(count):
-        layer = grouped[(2 * place + 1) * len(grouped) // (2 * count)]
-        yield importance_figure(layer, matrices[layer.name].astype(np.float64), decay=run.recipe.sparsify.decay)
-
-
-def importance_figure(layer: Layer, importance: FloatArray, *, decay: float) -> NamedFigure:
-    """Draw one layer as the paper's Figs. 1 and 2 do: above its matrices, below R_g, U_g and the kept norms."""
-    permuted, (outputs, inputs) = permuted_by(layer, importance), importance.shape
-    kept = permuted * connection_mask(outputs, inputs, layer.group_level)
-    with house_style():
-        figure = Figure(figsize=(8.0, 4.7), layout=ConstrainedLayoutEngine(h_pad=0.09))
-        axes = figure.subplot_mosaic([["S", "permuted", "kept", "original"], ["R", "U", "norms", "norms"]])
-        light = brightest(permuted)
-        original = kept[inverse(layer.out_perm)][:, inverse(layer.in_perm)]
-        _draw(axes["S"], importance, light, title="S")
-        axes["S"].set_xlabel("input channel", fontsize="small")
-        axes["S"].set_ylabel("output channel", fontsize="small")
-        _draw(axes["permuted"], permuted, light, title="S' = S[out_perm][:, in_perm]", groups=layer.num_groups)
-        _draw(axes["kept"], kept, light, title="S' inside U_g", groups=layer.num_groups)
-        _draw(axes["original"], original, light, title="the same, order of S")
-        _draw(axes["R"], group_penalty(layer.halvings, decay=decay), 1.0, title=f"R_{layer.group_level}")
-        _draw(axes["U"], np.eye(layer.num_groups), 1.0, title=f"U_{layer.group_level}")
-        _draw_kept_norm(axes["norms"], layer)
-    return NamedFigure(
-        name=f"importance-{layer.place:03d}-{slug(layer.name)}",
-        title=f"Importance of {layer.name}",
-        caption=(
-            "S holds the norm of every kernel, dark for none. Above, from left: as the network has its channels; in "
-            "the learned orders; what the groups keep; and that in the network's order again. Below: the penalty R_g, "
-            "the connections U_g that the groups keep, and the share of the norm that every group level would keep."
-        ),
-        alt=layer.alt,
-        figure=figure,
-    )
-
-
-def _draw(axis: Axes, matrix: FloatArray, light: float, *, title: str, groups: int = 1) -> None:
-    # A square for every layer, however wide: the blocks are what counts.
-    axis.imshow(block_means(matrix), cmap=SEQUENTIAL, vmin=0, vmax=light or 1.0, aspect="auto", extent=(0, 1, 1, 0))
-    for place in boundaries(groups):
-        axis.axhline(place, color="#ffffff", linewidth=0.7)
-        axis.axvline(place, color="#ffffff", linewidth=0.7)
-    axis.set_box_aspect(1)
-    axis.set_title(title, fontsize="small")
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.grid(visible=False)
-
-
-def _draw_kept_norm(axis: Axes, layer: Layer) -> None:
-    levels = np.arange(1, len(layer.kept_norm) + 1)
-    colours = [VERMILLION if level == layer.group_level else BLUE for level in levels]
-    bars = axis.bar(levels, layer.kept_norm, color=colours, width=0.7)
-    axis.bar_label(bars, fmt="%.2f", fontsize=7.5, padding=1)
-    axis.set_xticks(levels)
-    axis.set_xlabel("group level (orange: chosen)")
-    axis.set_ylabel("kept norm")
-    axis.set_ylim(0, 1.15)
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.axhline(1, color=FAINT, linewidth=0.6)

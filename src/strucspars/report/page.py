@@ -18,14 +18,12 @@ from strucspars._version import __version__
 from strucspars.io.files import replace_folder
 from strucspars.report.contents import ComparisonContents, RunContents, comparison_contents, run_contents
 from strucspars.report.drawing import NamedFigure
-from strucspars.report.named_table import Cell, NamedTable
+from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
 from strucspars.train.recipe_reading import recipe_yaml
 
 PAGE = "index.html"
 LAYER_TABLE = "layers"
-# Figures of single layers are for print: the page shows every layer.
-ONE_LAYER = "importance-"
 # Figures above the layers themselves.
 BEFORE_LAYERS = ("dynamics", "cardinality")
 SHORT_TITLES = {"dynamics": "Training", "cardinality": "Groups", "confusion": "Mixing", "churn": "Churn"}
@@ -136,7 +134,7 @@ def run_page(contents: RunContents, *, overview: str | None = None) -> str:
     """The page of one run; `overview` is the address of the page that compares it with others."""
     run, recipe, layers = contents.run, contents.run.recipe, contents.layers
     before = [figure for figure in contents.figures if figure.name in BEFORE_LAYERS]
-    after = [figure for figure in contents.figures if not figure.name.startswith((ONE_LAYER, *BEFORE_LAYERS))]
+    after = [figure for figure in contents.figures if figure.name not in BEFORE_LAYERS]
     layer_tables = [table for table in contents.tables if table.name == LAYER_TABLE]
     subtitle = f"{recipe.model.name} on {recipe.data.name}, recipe {recipe.name}, seed {recipe.seed} · {run.state}"
     return _rendered(
@@ -200,22 +198,19 @@ def runs_table(links: Sequence[RunLink]) -> NamedTable:
             "top-1": "percent",
             "state": "text",
         },
-        rows=tuple(_run_row(link) for link in links),
-    )
-
-
-def _run_row(link: RunLink) -> tuple[Cell, ...]:
-    run = link.run
-    removed = None if run.plan is None else run.plan.removed_param_fraction
-    return (
-        link.title,
-        run.recipe.model.name,
-        # One-shot compression reads no images and draws nothing at random.
-        None if run.one_shot is not None else run.recipe.data.name,
-        None if run.one_shot is not None else run.recipe.seed,
-        removed if run.summary is None else run.summary.params.removed_fraction,
-        None if run.summary is None else run.summary.finetuned.last_top1,
-        run.state,
+        rows=tuple(
+            (
+                link.title,
+                link.run.recipe.model.name,
+                # One-shot compression reads no images and draws nothing at random.
+                None if link.run.one_shot is not None else link.run.recipe.data.name,
+                None if link.run.one_shot is not None else link.run.recipe.seed,
+                outcome.removed_param_fraction if (outcome := link.run.summary or link.run.plan) else None,
+                None if link.run.summary is None else link.run.summary.finetuned.last_top1,
+                link.run.state,
+            )
+            for link in links
+        ),
     )
 
 
