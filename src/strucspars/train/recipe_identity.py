@@ -47,14 +47,18 @@ def protocol(recipe: Recipe) -> tuple[str, ...]:
 
 
 def changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
-    """The options in which the protocol of a recipe differs from that of another; names do not count.
+    """The options in which the protocol of a recipe differs from that of another, without those of a section that the
+    other kind of run does not read; names do not count.
 
     >>> from strucspars.train.recipe import EngineRecipe
     >>> changes(Recipe(name="mine", engine=EngineRecipe(precision="bf16")), Recipe(name="other", seed=2))
     ('engine.precision=bf16',)
     """
     others = protocol(other)
-    return tuple(option for option in protocol(recipe) if option not in others and not option.startswith("name="))
+    unread = [f"{section}." for section, kind in READERS.items() if kind != other.kind]
+    return tuple(
+        option for option in protocol(recipe) if option not in others and not option.startswith(("name=", *unread))
+    )
 
 
 def first_stage_changes(recipe: Recipe, other: Recipe) -> tuple[str, ...]:
