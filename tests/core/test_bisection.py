@@ -30,48 +30,50 @@ def best_balanced_split(block: Float32Array) -> float:
 
 def test_orders_are_permutations_inside_every_block() -> None:
     blocks = np.random.default_rng(0).random((5, 8, 24), dtype=np.float32)
-    orders = bisect_blocks(blocks, 3, effort=EFFORT, generator=np.random.default_rng(0))
-    assert_array_equal(np.sort(orders.rows, axis=1), np.tile(np.arange(8), (5, 1)))
-    assert_array_equal(np.sort(orders.columns, axis=1), np.tile(np.arange(24), (5, 1)))
+    row_orders, column_orders = bisect_blocks(blocks, 3, effort=EFFORT, generator=np.random.default_rng(0))
+    assert_array_equal(np.sort(row_orders, axis=1), np.tile(np.arange(8), (5, 1)))
+    assert_array_equal(np.sort(column_orders, axis=1), np.tile(np.arange(24), (5, 1)))
 
 
 def test_one_split_finds_the_optimum_of_small_blocks() -> None:
     blocks = np.random.default_rng(1).random((20, 6, 8), dtype=np.float32)
-    orders = bisect_blocks(blocks, 1, effort=EFFORT, generator=np.random.default_rng(0))
+    row_orders, column_orders = bisect_blocks(blocks, 1, effort=EFFORT, generator=np.random.default_rng(0))
     kept = [
         kept_norm_by_level(block[rows][:, columns])[1] * block.sum()
-        for block, rows, columns in zip(blocks, orders.rows, orders.columns, strict=True)
+        for block, rows, columns in zip(blocks, row_orders, column_orders, strict=True)
     ]
     np.testing.assert_allclose(kept, [best_balanced_split(block) for block in blocks], rtol=1e-5)
 
 
 def test_blocks_without_structure_get_a_valid_order() -> None:
     blocks = np.stack([np.zeros((4, 4)), np.ones((4, 4)), np.eye(4)]).astype(np.float32)
-    orders = bisect_blocks(blocks, 2, effort=EFFORT, generator=np.random.default_rng(0))
-    assert_array_equal(np.sort(orders.rows, axis=1), np.tile(np.arange(4), (3, 1)))
-    np.testing.assert_array_equal(kept_norm_by_level(blocks[2][orders.rows[2]][:, orders.columns[2]]), [1, 1, 1])
+    row_orders, column_orders = bisect_blocks(blocks, 2, effort=EFFORT, generator=np.random.default_rng(0))
+    assert_array_equal(np.sort(row_orders, axis=1), np.tile(np.arange(4), (3, 1)))
+    np.testing.assert_array_equal(kept_norm_by_level(blocks[2][row_orders[2]][:, column_orders[2]]), [1, 1, 1])
 
 
 def test_no_halving_leaves_everything_in_place() -> None:
-    orders = bisect_blocks(np.ones((2, 3, 5), dtype=np.float32), 0, effort=EFFORT, generator=np.random.default_rng(0))
-    assert_array_equal(orders.rows, np.tile(np.arange(3), (2, 1)))
-    assert_array_equal(orders.columns, np.tile(np.arange(5), (2, 1)))
+    row_orders, column_orders = bisect_blocks(
+        np.ones((2, 3, 5), dtype=np.float32), 0, effort=EFFORT, generator=np.random.default_rng(0)
+    )
+    assert_array_equal(row_orders, np.tile(np.arange(3), (2, 1)))
+    assert_array_equal(column_orders, np.tile(np.arange(5), (2, 1)))
 
 
 def test_a_settled_order_stays_without_random_starts() -> None:
     block_of = np.arange(16) // 4
     blocks = np.equal.outer(block_of, block_of).astype(np.float32)[None]
-    orders = bisect_blocks(blocks, 2, effort=PRESENT_ORDER, generator=None)
-    assert_array_equal(orders.rows[0] // 4, block_of)
-    assert_array_equal(orders.columns[0] // 4, block_of)
+    row_orders, column_orders = bisect_blocks(blocks, 2, effort=PRESENT_ORDER, generator=None)
+    assert_array_equal(row_orders[0] // 4, block_of)
+    assert_array_equal(column_orders[0] // 4, block_of)
 
 
 def kept_by_one_split(blocks: Float32Array, effort: BisectionEffort) -> list[float]:
     generator = None if effort is PRESENT_ORDER else np.random.default_rng(0)
-    orders = bisect_blocks(blocks, 1, effort=effort, generator=generator)
+    row_orders, column_orders = bisect_blocks(blocks, 1, effort=effort, generator=generator)
     return [
         float(kept_norm_by_level(block[rows][:, columns])[1] * block.sum())
-        for block, rows, columns in zip(blocks, orders.rows, orders.columns, strict=True)
+        for block, rows, columns in zip(blocks, row_orders, column_orders, strict=True)
     ]
 
 
@@ -106,10 +108,10 @@ def test_channels_of_one_half_stay_in_their_present_order() -> None:
     half_of = np.arange(64) // 32
     half_of[[0, 63]] = half_of[[63, 0]]  # two channels have to move
     blocks = np.equal.outer(half_of, half_of).astype(np.float32)[None]
-    orders = bisect_blocks(blocks, 1, effort=PRESENT_ORDER, generator=None)
+    row_orders, column_orders = bisect_blocks(blocks, 1, effort=PRESENT_ORDER, generator=None)
     expected = [*range(1, 32), 63, 0, *range(32, 63)]
-    assert_array_equal(orders.rows[0], expected)
-    assert_array_equal(orders.columns[0], expected)
+    assert_array_equal(row_orders[0], expected)
+    assert_array_equal(column_orders[0], expected)
 
 
 def test_the_gains_bring_the_scores_of_wide_and_tall_blocks_to_order_one() -> None:

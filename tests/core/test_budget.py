@@ -121,25 +121,6 @@ def test_the_whole_network_is_the_denominator() -> None:
         search_threshold(layers, 0.31)
 
 
-@pytest.mark.parametrize(
-    ("levels", "remedy"),
-    [
-        ({}, "lower the target"),
-        ({"largest_level": 3}, "lower the target"),
-        ({"fixed_level": 3}, "lower the target"),
-        ({"largest_level": 2}, "lower the target or lift fixed and largest levels"),
-        ({"fixed_level": 2}, "lower the target or lift fixed and largest levels"),
-    ],
-)
-def test_levels_are_a_remedy_only_where_they_keep_a_layer_from_its_last_one(
-    levels: dict[str, int], remedy: str
-) -> None:
-    layer = LayerBudget("conv", 600, kept_norm=(1.0, 0.95, 0.9), **levels)  # type: ignore[arg-type]  # one option
-    layers = [layer, LayerBudget("fc", 400)]
-    with pytest.raises(ValueError, match=f"would be removed; {remedy}$"):
-        search_threshold(layers, 0.9)
-
-
 def test_costs_by_level_decide_what_a_level_saves() -> None:
     layers = [
         LayerBudget("slow", 9000, kept_norm=(1.0, 0.9), cost_by_level=(9000, 8999)),

@@ -123,15 +123,6 @@ def test_a_bad_schedule_for_the_default_step_is_named(epochs: int, steps: int, l
         default_lambda_step(epochs, steps_per_epoch=steps, lr=lr)
 
 
-@pytest.mark.parametrize(
-    ("epoch", "value", "fraction"),
-    [(-1, 0.0, 0.0), (0, math.nan, 0.0), (0, math.inf, 0.0), (0, -1.0, 0.0), (0, 0.0, 7)],
-)
-def test_an_impossible_state_is_refused(epoch: int, value: float, fraction: float) -> None:
-    with pytest.raises(ValueError, match="must"):
-        LambdaState(epoch, value, fraction)
-
-
 def test_lambda_holds_where_the_target_is_met_exactly() -> None:
     assert lambdas(SCHEDULE, [0.0, 0.5, 0.5]) == [1.0, 1.0, 1.0]
     assert lambdas(SCHEDULE, [0.0, 0.0, 0.6, 0.5]) == [1.0, 2.0, 1.0, 1.0]  # from above, though that is a loss

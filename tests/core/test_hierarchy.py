@@ -155,8 +155,6 @@ def test_a_bad_width_is_named(width: object) -> None:
 
 def test_an_absurd_level_is_refused_before_it_fills_the_memory() -> None:
     for level in (65, 10**12, 10**30):
-        with pytest.raises(ValueError, match="group_level must be at most 64"):
-            num_groups(level)
         with pytest.raises(ValueError, match=r"group_level must lie in 1\.\.4"):
             connection_mask(8, 8, level)
 

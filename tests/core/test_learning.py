@@ -16,7 +16,7 @@ from strucspars.core.hierarchy import connection_mask, group_penalty, max_group_
 from strucspars.core.importance import kept_norm_by_level, largest_group_level
 from strucspars.core.learning import Method, learn_permutations, refine_at_level
 from strucspars.core.permutation import Connectivity, connection_cost
-from strucspars.core.search import BisectionEffort, BlockOrders, bisect_blocks
+from strucspars.core.search import BisectionEffort, bisect_blocks
 
 METHODS: list[Method] = ["fast", "paper", "paper-pot"]
 
@@ -364,7 +364,7 @@ def test_layers_up_to_64_x_64_channels_are_searched_longer(
 ) -> None:
     efforts = []
 
-    def recorded(*arguments: Any, **options: Any) -> BlockOrders:
+    def recorded(*arguments: Any, **options: Any) -> tuple[IntArray, IntArray]:
         efforts.append(options["effort"])
         return bisect_blocks(*arguments, **options)
 

@@ -158,11 +158,9 @@ def search_threshold(layers: Sequence[LayerBudget], target: float) -> ThresholdS
 
     most = largest_removed_fraction(layers)
     if most < target:
-        limited = any(layer.level_at(min_kept_norm=0.0) < len(layer.kept_norm) for layer in layers)
-        remedy = "lower the target or lift fixed and largest levels" if limited else "lower the target"
         raise ValueError(
-            f"target {target:g} cannot be reached: with every layer at its largest level, {reachable_target(most)} "
-            f"of the whole cost would be removed; {remedy}"
+            f"target {target:g} cannot be reached: with every layer at its largest level, {reachable_target(most)} of "
+            "the whole cost would be removed; lower the target, or lift fixed and largest levels"
         )
     thresholds = sorted({1.0, *(kept for layer in layers for kept in layer.kept_norm)}, reverse=True)
     first = bisect_left(thresholds, True, key=lambda threshold: at(threshold).removed_fraction >= target)

@@ -1,12 +1,8 @@
 """What counts as a whole number, a number and a fraction; and the errors that say so."""
 
-import dataclasses
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 import numpy.typing as npt
 
 
@@ -47,14 +43,6 @@ def checked_seed(name: str, value: int) -> int:
     if seed >= 2**63:
         raise ValueError(f"{name} must be below 2**63, got a number of {seed.bit_length()} bits")
     return seed
-
-
-def make_plain_(options: "DataclassInstance") -> None:
-    """Turn numpy's numbers among the options into Python's, which every file format and every comparison knows."""
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if isinstance(value, np.generic):
-            object.__setattr__(options, field.name, value.item())
 
 
 FloatArray = npt.NDArray[np.float64]

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from strucspars.core.checks import checked_at_least, checked_fraction, checked_target, is_number, make_plain_
+from strucspars.core.checks import checked_at_least, checked_fraction, checked_target, is_number
 
 # The paper's step, for its CIFAR-10 schedule of 100 epochs of 782 steps at learning rate 0.1.
 PAPER_LAMBDA_STEP = 2e-6
@@ -33,7 +33,6 @@ class LambdaSchedule:
     warmup: float = 0.1
 
     def __post_init__(self) -> None:
-        make_plain_(self)
         checked_target(self.target)
         checked_at_least("epochs", self.epochs, 1)
         if not is_number(self.lambda_step) or not 0 < self.lambda_step < math.inf:
@@ -62,13 +61,6 @@ class LambdaState:
     epoch: int = 0
     lambda_value: float = 0.0
     removed_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        make_plain_(self)
-        checked_at_least("epoch", self.epoch, 0)
-        if not is_number(self.lambda_value) or not 0 <= self.lambda_value < math.inf:
-            raise ValueError(f"lambda_value must be finite and not negative, got {self.lambda_value!r}")
-        checked_fraction("removed_fraction", self.removed_fraction)
 
 
 def next_lambda(schedule: LambdaSchedule, state: LambdaState, removed_fraction: float) -> LambdaState:

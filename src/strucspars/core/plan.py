@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -157,7 +157,9 @@ class GroupingPlan:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
         for name, layer in self.layers.items():
             if name not in weight_shapes:
-                raise ValueError(f"layer {name!r} of the plan is not in the network; {_hint(name, weight_shapes)}")
+                raise ValueError(
+                    f"layer {name!r} of the plan is not in the network; {_hint(name, list(weight_shapes))}"
+                )
             shape = tuple(weight_shapes[name])
             if shape != layer.weight_shape:
                 raise ValueError(
@@ -166,11 +168,10 @@ class GroupingPlan:
                 )
 
 
-def _hint(name: str, present: Iterable[str]) -> str:
+def _hint(name: str, present: Collection[str]) -> str:
     """A suggestion for a name that the network lacks: perhaps a typo, or the plan of a part or a wrapper of it."""
-    names = list(present)
-    part = [each for each in names if each and (each.endswith(f".{name}") or name.endswith(f".{each}"))]
-    near = difflib.get_close_matches(name, names, n=1) or part
+    parts = [each for each in present if each and (each.endswith(f".{name}") or name.endswith(f".{each}"))]
+    near = difflib.get_close_matches(name, present, n=1) or parts
     question = f"did you mean {near[0]!r}? If not, " if near else ""
     return f"{question}give the network that the plan was made for, not one around it nor a part of it"
 

@@ -9,12 +9,7 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name. A name like `package.module:attribute` is imported when it is first used.
-
-    >>> budgets = Registry("budget", {"params": len})
-    >>> budgets.find("params") is len, budgets.find("math:prod")([2, 3])
-    (True, 6)
-    """
+    """Entries by name. A name like `package.module:attribute` is imported when it is first used."""
 
     def __init__(self, option: str, built_in: Mapping[str, Entry]) -> None:
         """Start with the built-in entries; errors call them by the name of their option."""

@@ -108,17 +108,9 @@ class BisectionEffort:
 PRESENT_ORDER = BisectionEffort(starts=1, annealing_steps=(0,), rounded_steps=1)
 
 
-@dataclass(frozen=True)
-class BlockOrders:
-    """Orders inside each block, `order[block, new] = old`: rows `(B, n)` and columns `(B, m)`."""
-
-    rows: IntArray
-    columns: IntArray
-
-
 def bisect_blocks(
     blocks: Float32Array, halvings: int, *, effort: BisectionEffort, generator: np.random.Generator | None
-) -> BlockOrders:
+) -> tuple[IntArray, IntArray]:
     """Order rows and columns of every block so that `halvings` nested halvings keep much of its norm.
 
     Args:
@@ -126,6 +118,8 @@ def bisect_blocks(
         halvings: how often to split.
         effort: how long to search.
         generator: the source of the random starts; None starts from the present order, with `PRESENT_ORDER`.
+
+    Returns: `order[block, new] = old` of the rows, `(B, n)`, and of the columns, `(B, m)`.
     """
     count, num_rows, num_columns = blocks.shape
     rows = np.tile(np.arange(num_rows), (count, 1))
@@ -137,7 +131,7 @@ def bisect_blocks(
         rows = np.take_along_axis(rows, row_order, axis=1).reshape(2 * len(rows), -1)
         columns = np.take_along_axis(columns, column_order, axis=1).reshape(2 * len(columns), -1)
         blocks = _halves(blocks, row_order, column_order)
-    return BlockOrders(rows.reshape(count, -1), columns.reshape(count, -1))
+    return rows.reshape(count, -1), columns.reshape(count, -1)
 
 
 def _halves(blocks: Float32Array, row_order: IntArray, column_order: IntArray) -> Float32Array:
@@ -217,18 +211,11 @@ SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 12, 8), rou
 def search_from_scratch(
     importance: FloatArray, penalty: FloatArray, *, generator: np.random.Generator, max_sweeps: int
 ) -> Connectivity:
-    """Cold search for the orders that minimise `sum(S[P][:, Q] * R)`. Never worse than the identity order.
-
-    Args:
-        importance: S, `(C_out, C_in)`.
-        penalty: R between the finest groups, `(G, G)`, as `group_penalty` gives it.
-        generator: the source of the random starts.
-        max_sweeps: limit on the alternation.
-    """
+    """Cold search for the orders that minimise `sum(S[P][:, Q] * R)`. Never worse than the identity order."""
     trunk_halvings = _halvings(len(penalty) // _leaf_groups(penalty))
     effort = SMALL_LAYER_EFFORT if importance.size <= SMALL_LAYER else TRUNK_EFFORT
-    orders = bisect_blocks(_scaled(importance)[None], trunk_halvings, effort=effort, generator=generator)
-    found = _polish(importance, penalty, orders.rows[0], orders.columns[0], max_sweeps)
+    rows, columns = bisect_blocks(_scaled(importance)[None], trunk_halvings, effort=effort, generator=generator)
+    found = _polish(importance, penalty, rows[0], columns[0], max_sweeps)
     out_channels, in_channels = importance.shape
     return cheaper(found, importance, penalty, out_perm=np.arange(out_channels), in_perm=np.arange(in_channels))
 
@@ -268,14 +255,16 @@ def _order_leaves(
 ) -> tuple[IntArray, IntArray]:
     """Bisect inside the trunk's groups, `(B, n)` and `(B, m)`, from the present order; only where that pays."""
     blocks = importance[rows[:, :, None], columns[:, None, :]]
-    orders = bisect_blocks(_scaled(blocks), _halvings(len(penalty)), effort=PRESENT_ORDER, generator=None)
-    reordered = np.take_along_axis(blocks, orders.rows[:, :, None], axis=1)
-    reordered = np.take_along_axis(reordered, orders.columns[:, None, :], axis=2)
+    row_orders, column_orders = bisect_blocks(
+        _scaled(blocks), _halvings(len(penalty)), effort=PRESENT_ORDER, generator=None
+    )
+    reordered = np.take_along_axis(blocks, row_orders[:, :, None], axis=1)
+    reordered = np.take_along_axis(reordered, column_orders[:, None, :], axis=2)
     old_cost = (block_sums(blocks, len(penalty)) * penalty).sum(axis=(1, 2))
     new_cost = (block_sums(reordered, len(penalty)) * penalty).sum(axis=(1, 2))
     better = (new_cost < old_cost)[:, None]
-    rows = np.where(better, np.take_along_axis(rows, orders.rows, axis=1), rows)
-    columns = np.where(better, np.take_along_axis(columns, orders.columns, axis=1), columns)
+    rows = np.where(better, np.take_along_axis(rows, row_orders, axis=1), rows)
+    columns = np.where(better, np.take_along_axis(columns, column_orders, axis=1), columns)
     return rows, columns
 
 

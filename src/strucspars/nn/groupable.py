@@ -3,15 +3,16 @@
 import difflib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from strucspars.core.checks import checked_at_least, make_plain_
+from strucspars.core.checks import checked_at_least
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.nn.layers import (
     GROUPABLE_TYPES,
@@ -69,21 +70,25 @@ class LayerRules:
     min_channels_per_group: int = 1
 
     def __post_init__(self) -> None:
-        for option in ("include", "exclude", "layer_types"):
-            value = getattr(self, option)
+        for option_name in ("include", "exclude", "layer_types"):
+            value = getattr(self, option_name)
             # A text is a sequence too: its letters would be the patterns.
             if isinstance(value, str) or not all(isinstance(entry, str) for entry in value):
-                raise ValueError(f"{option} must be a sequence of texts, got {value!r}")
-            object.__setattr__(self, option, tuple(value))
+                raise ValueError(f"{option_name} must be a sequence of texts, got {value!r}")
+            object.__setattr__(self, option_name, tuple(value))
         for name in self.layer_types:
             if name not in TYPES_BY_NAME:
                 raise ValueError(f"layer_types may hold {', '.join(TYPES_BY_NAME)}; got {name!r}")
-        make_plain_(self)
+        # Numbers of numpy become Python's, which every file format and every comparison knows.
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, option.name, value.item())
         checked_at_least("min_channels_per_group", self.min_channels_per_group, 1)
-        for option in ("fixed_levels", "largest_levels"):
-            levels = getattr(self, option).items()
-            plain = {pattern: checked_at_least(f"{option}[{pattern!r}]", level, 1) for pattern, level in levels}
-            object.__setattr__(self, option, plain)
+        for option_name in ("fixed_levels", "largest_levels"):
+            levels = getattr(self, option_name).items()
+            plain = {pattern: checked_at_least(f"{option_name}[{pattern!r}]", level, 1) for pattern, level in levels}
+            object.__setattr__(self, option_name, plain)
 
     @property
     def types(self) -> tuple[type[nn.Module], ...]:
