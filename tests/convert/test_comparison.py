@@ -105,9 +105,9 @@ def test_truth_values_beside_fractions_are_no_measure_of_them() -> None:
 
 def test_keys_and_shapes_must_be_the_same() -> None:
     expected = {"mask": ONES}
-    assert complaint({"other": ONES}, expected) == "it puts out output other instead of output mask"
+    assert complaint({"other": ONES}, expected) == "it returns output other instead of output mask"
     assert complaint({"mask": ONES, "other": ONES}, expected)
-    assert complaint({}, expected) == "it puts out nothing instead of output mask"
+    assert complaint({}, expected) == "it returns nothing instead of output mask"
     assert complaint({"mask": ONES[:2]}, expected) == "output mask has shape (2,) instead of (3,)"
 
 

@@ -1,7 +1,6 @@
 """Converted networks compute what the masked ones do."""
 
 import copy
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -241,7 +240,7 @@ def test_a_weight_that_its_parent_reads_is_refused(change: Callable[[nn.Module, 
     plan = sentence_plan(model, "head", "encoder.layers.0.linear1", "encoder.layers.1.linear2")
     # A smaller weight would not fit, and a mask would not be seen.
     with pytest.raises(
-        ValueError, match=r"'encoder\.layers\.0\.linear1': TransformerEncoderLayer reads its weight itself"
+        ValueError, match=r"'encoder\.layers\.0\.linear1': TransformerEncoderLayer computes with its weight itself"
     ):
         change(model, plan)
     assert type(model.head) is nn.Linear
@@ -364,18 +363,3 @@ def test_a_network_that_is_converted_inside_of_autocast_computes_with_its_new_we
         model(images)
         scores = convert_(model, plan)(images)
         torch.testing.assert_close(scores, masked(images), rtol=0.05, atol=0.05 * scores.abs().max().item())
-
-
-def test_a_hook_on_a_gradient_that_will_see_fewer_inputs_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    model = random_network()
-    plan = plan_for(model, "expand", "reduce")
-    seen = []
-    for parameter in model.reduce.parameters():
-        parameter.register_hook(lambda gradient: seen.append(gradient.shape))  # type: ignore[no-untyped-call]  # untyped in torch
-    model.stem.weight.register_hook(lambda gradient: gradient)  # type: ignore[no-untyped-call]  # untyped in torch
-    with caplog.at_level(logging.WARNING):
-        convert_(model, plan)
-    (message,) = caplog.messages
-    assert message.startswith("layer 'reduce': from now on the hook on the gradient of its weight sees")
-    model(IMAGES).sum().backward()
-    assert seen == [parameter.shape for parameter in reversed(list(model.reduce.parameters()))]

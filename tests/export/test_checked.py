@@ -92,8 +92,8 @@ def test_small_differences_agree_and_are_told() -> None:
     [
         ((SCORES + 0.01,), r"output 0 is off by 0\.0025 of its largest entry, 0\.0001 is allowed"),
         ((SCORES[:1],), r"output 0 has shape \(1, 3\) instead of \(2, 3\)"),
-        ((SCORES, SCORES), "it puts out output 0, output 1 instead of output 0"),
-        ((), "it puts out nothing instead of output 0"),
+        ((SCORES, SCORES), "it returns output 0, output 1 instead of output 0"),
+        ((), "it returns nothing instead of output 0"),
         ((SCORES * NAN,), "off by inf"),
     ],
 )

@@ -322,7 +322,7 @@ def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
     selection = select_layers(model, LayerRules(layer_types=("Linear",)))
     assert names(selection) == ["decoder.linear1", "decoder.linear2"]
     for layer in ("linear1", "linear2"):
-        told = "TransformerEncoderLayer reads its weight itself, and would go on as before"
+        told = "TransformerEncoderLayer computes with its weight itself"
         assert reason(selection, f"encoder.layers.1.{layer}") == told
         assert reason(selection, f"own.{layer}").startswith("OwnLayer reads its weight")
     assert "is a subclass" in reason(selection, "encoder.layers.0.self_attn.out_proj")

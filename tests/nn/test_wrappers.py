@@ -137,7 +137,7 @@ def test_a_wrapped_layer_whose_weight_its_parent_reads_is_left_alone() -> None:
     model.linear1 = nn.DataParallel(model.linear1)  # type: ignore[assignment]  # what users of it do
     selection = ss.select_layers(model, ss.SparsifyConfig(layer_types=("Linear",)))
     reasons = {layer.name: layer.reason for layer in selection.skipped}
-    assert "TransformerEncoderLayer reads its weight itself" in reasons["linear1"]
+    assert "TransformerEncoderLayer computes with its weight itself" in reasons["linear1"]
 
 
 def set_up(model: nn.Module, precision: Any = "32-true") -> nn.Module:

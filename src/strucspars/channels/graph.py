@@ -24,7 +24,7 @@ class ChannelGraph:
         grouped: by call, the grouped layers, which an order may or may not suit.
         dense: by call, the layouts (inputs, outputs) of layers of one group, which any order suits.
         channelwise: by call, the layout of norms, depthwise convolutions and others with an entry per channel.
-        opaque: calls of our grouped layers that must stay as they are.
+        opaque: calls of our grouped layers that keep their shuffles.
     """
 
     graph_module: fx.GraphModule
@@ -86,8 +86,8 @@ def register_channel_rule(rule: Rule, *operations: object) -> None:
             of layouts for several results, empty for none that hold channels; or None where the inputs have to be in
             natural order.
         operations: module types, functions, and names: of tensor methods, or of functions by their full dotted name.
-            Modules of a registered type are not looked into. Their calls reach the rule only if they have one
-            argument, and no hooks.
+            Modules of a registered type are single calls of the graph. They reach the rule only with one argument and
+            without hooks.
 
     >>> class Swish(nn.Module):
     ...     def forward(self, features):

@@ -41,7 +41,7 @@ class Placement:
 
     Attributes:
         in_order: the channels as the layer reads them, group after group.
-        out_order: the channels as the layer puts them out, in the same sequence of groups.
+        out_order: the channels as the layer returns them, in the same sequence of groups.
         in_gather: positions of the given input order that are copied to make `in_order`; None if it is that order.
         out_gather: positions of `out_order` that are copied to make the wanted output order; None likewise.
     """
@@ -132,7 +132,7 @@ def _best_order(
         """Place of the first that costs least."""
         if len(candidates) == 1:
             return 0
-        # Many at once: along a residual stream every layer has wishes, and every layer has a cost for each of them.
+        # Many at once: along a residual stream every layer has preferences, and a cost for each of them.
         costs = [
             gather_cost(users, classes, {**orders, root: np.stack(candidates[start : start + CANDIDATES_AT_ONCE])})
             for start in range(0, len(candidates), CANDIDATES_AT_ONCE)
@@ -140,18 +140,18 @@ def _best_order(
         copied, copied_after, runs = (np.concatenate(parts) for parts in zip(*costs, strict=True))
         return int(np.lexsort((runs, copied_after, copied))[0])
 
-    wishes = list(_wishes(root, users, classes, orders))
+    preferences = list(_preferred(root, users, classes, orders))
     candidates = [orders[root], np.arange(classes.width(root))]
-    if wishes:
-        first = wishes[cheapest([_sorted_by(wish) for wish in wishes])]
+    if preferences:
+        first = preferences[cheapest([_sorted_by(preference) for preference in preferences])]
         candidates.append(_sorted_by(first))
-        # One partition may lie inside the other: then there is an order that suits both.
-        for second in wishes:
+        # Where one partition refines the other, an order suits both.
+        for second in preferences:
             candidates += [_sorted_by(first, second), _sorted_by(second, first)]
     return candidates[cheapest(candidates)]
 
 
-def _wishes(
+def _preferred(
     root: int, users: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]
 ) -> Iterator[IntArray]:
     """For each side of a layer that meets the class: the place of every channel's group in the sequence it prefers."""

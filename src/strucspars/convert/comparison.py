@@ -59,7 +59,7 @@ def compare_outputs(outputs: object, expected: object, *, whole_numbers: bool = 
         return _mismatch("no output is a tensor to compare by")
     if found.keys() != wanted.keys():
         names, wanted_names = (", ".join(map(_name, leaves)) or "nothing" for leaves in (found, wanted))
-        return _mismatch(f"it puts out {names} instead of {wanted_names}")
+        return _mismatch(f"it returns {names} instead of {wanted_names}")
     compared = {place: _compare_leaves(found[place], leaf, whole_numbers) for place, leaf in wanted.items()}
     complaints = (f"{_name(place)} {complaint}" for place, (_, complaint) in compared.items() if complaint)
     return Comparison(

@@ -63,8 +63,9 @@ def convert_(
             forward gives other outputs, or fails.
 
     Raises:
-        ValueError: the plan does not fit the model; the optimizer holds nothing of it, or was left behind by an earlier
-            call; or the grouped network puts out something else than the masked one, with the layer that is to blame.
+        ValueError: the plan does not fit the model; the optimizer holds nothing of it, or was not given in the call
+            that grouped the layers; or the outputs of the grouped and the masked network differ, with the layer at
+            fault.
 
     >>> import numpy as np
     >>> import strucspars as ss
@@ -77,13 +78,6 @@ def convert_(
     _check_optimizer(optimizer, model, plan)
     if example_inputs is not None:
         _check_by_running(unwrapped(model), changes, example_inputs)
-    for name, (module, _) in changes.items():
-        if module.get_parameter("weight")._backward_hooks:
-            logger.warning(
-                "layer %r: from now on the hook on the gradient of its weight sees, for every output channel, the "
-                "inputs of its group only; register another hook if that matters",
-                name,
-            )
     unmask_(model)
     for module, layer in changes.values():
         with _tensors_like_the_weight(module):
@@ -111,7 +105,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     Args:
         model: any module.
         plan: what to prune.
-        optimizer: the one you go on with; its momenta of pruned weights are cleared, or they would move them.
+        optimizer: the one that trains the masked model; it forgets the momenta of pruned weights.
 
     >>> import numpy as np
     >>> import strucspars as ss

@@ -44,7 +44,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     remains and why. Saved with pickle or `torch.save`, the graph keeps its report.
 
     Args:
-        model: converted, masked or dense, in either mode; it stays as it is. Wrappers around it or parts of it
+        model: converted, masked or dense, in either mode; it does not change. Wrappers around it or parts of it
             (`torch.compile`, `DataParallel`, `DistributedDataParallel`, activation checkpointing, Fabric) are removed,
             from the names too. The graph is always in eval mode, has tensors of its own, and takes any batch size if
             the model's code does. Of a folded graph, a copy comes back.
@@ -133,13 +133,13 @@ def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_wi
 
 
 def _inference_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode with tensors of its own, masked layers as the dense ones they stand for."""
-    twin = copied(model)
-    unmask_(twin)
-    for module in twin.modules():
+    """A copy in eval mode with tensors of its own, with masked layers as dense ones."""
+    inference = copied(model)
+    unmask_(inference)
+    for module in inference.modules():
         module.training = False
     # Autocast keeps casts of trainable weights, which folding changes in place.
-    return twin.requires_grad_(False)
+    return inference.requires_grad_(False)
 
 
 def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
@@ -171,13 +171,13 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
 
 def _unfolded(model: nn.Module, arguments: tuple[Any, ...], reason: str) -> tuple[fx.GraphModule, FoldReport]:
     """The network behind a graph of one call."""
-    twin = _inference_copy(model)
+    inference = _inference_copy(model)
     # Of a copy: a network that keeps something from call to call must come back as it was.
-    gathers = shuffles_in_pass(copied(twin), fresh_arguments(arguments))
-    graph_module = graph_of_one_call(twin, len(arguments))
+    gathers = shuffles_in_pass(copied(inference), fresh_arguments(arguments))
+    graph_module = graph_of_one_call(inference, len(arguments))
     graph_module.eval()
     return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=_num_batch_norms(twin), untraced_reason=reason
+        gathers=gathers, num_kept_batch_norms=_num_batch_norms(inference), untraced_reason=reason
     )
 
 

@@ -27,7 +27,7 @@ from strucspars.nn.layers import (
 def reordered_grouped_weight(
     weight: torch.Tensor, num_groups: int, out_order: IntArray, in_order: IntArray
 ) -> torch.Tensor:
-    """The weight `(C_out, C_in / G, *kernel)` that reads `in_order` and puts out `out_order`.
+    """The weight `(C_out, C_in / G, *kernel)` from channels in `in_order` to channels in `out_order`.
 
     Both orders keep each group together and bring the groups in the same sequence.
     """
@@ -39,7 +39,7 @@ def reordered_grouped_weight(
 
 
 def reorder_dense_(module: nn.Module, out_order: IntArray, in_order: IntArray) -> None:
-    """Let a layer of one group read and put out other orders, in place."""
+    """Let a layer of one group read and return channels in other orders, in place."""
     weight = module.get_parameter("weight").data
     rows = weight.index_select(0, _indices(out_order, weight))
     module.get_parameter("weight").data = like_memory_format(rows.index_select(1, _indices(in_order, weight)), weight)
@@ -123,7 +123,7 @@ def _place_(
 def _gathered(
     graph_module: fx.GraphModule, layer: fx.Node, source: fx.Node, before: fx.Node, axis: int, gather: IntArray
 ) -> fx.Node:
-    """A call of `index_select` (indexing exports as three operations) that stands before a node of the graph."""
+    """A call of `index_select` (indexing exports as three operations) before a node of the graph."""
     name = free_name(graph_module, f"{source.name}_order")
     device = graph_module.get_submodule(str(layer.target)).get_parameter("weight").device
     graph_module.register_buffer(name, torch.from_numpy(gather).to(device))

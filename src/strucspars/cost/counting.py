@@ -106,7 +106,7 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
     Args:
         model: dense, masked or converted.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
-        plan: count the dense or masked layers that it names as the grouped layers they stand for.
+        plan: count the dense or masked layers that it names as the grouped layers they would become.
 
     Raises:
         ValueError: the network cannot be called with the inputs, a layer is lazy, or the plan belongs to another
@@ -247,7 +247,7 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
     """Run modules that `torch.compile` has changed by their own code: compiled code does not call new hooks.
 
     Not `torch.compiler.set_stance`: it holds for all threads, in which other networks may train compiled, and threads
-    that set it at the same time can leave it set for good.
+    that set it at the same time may never restore it.
     """
     before: list[tuple[dict[str, Any], dict[str, Any]]] = []
     try:

@@ -95,7 +95,7 @@ def summary(
     """Describe a network layer by layer: weight, groups, parameters, MACs, gathers, and why a layer is not grouped.
 
     A dense network alone is the same before and after; with a plan, "after" is the converted network. A converted
-    network was dense before. The model stays as it is.
+    network was dense before. The model does not change.
 
     Gathers are channel shuffles: two for every call of a converted layer, or of one that the plan would convert; in a
     graph that `fold` returned, those of its report, with the bytes for the inputs that it was folded with.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 GAP = "  "
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K"))
-# Shorter names say nothing.
+# Shorter names cannot be told apart.
 MIN_SHRUNK_WIDTH = 12
 
 
@@ -53,7 +53,7 @@ def markdown_table(columns: Sequence[Column]) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in at most `width` characters: the middle, which tells least, is left out.
+    """The text in at most `width` characters: the middle is left out.
 
     >>> shortened("features.denseblock4.denselayer16.conv2", 22)
     'features....er16.conv2'

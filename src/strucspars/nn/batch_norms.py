@@ -19,7 +19,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def is_frozen_batch_norm(module: nn.Module) -> bool:
-    """Whether this is a batch norm whose parameters and statistics are buffers: in eval mode for good.
+    """Whether this is a batch norm whose parameters and statistics are buffers, so that it never trains.
 
     >>> is_frozen_batch_norm(nn.BatchNorm2d(4))
     False

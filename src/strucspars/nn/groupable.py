@@ -125,7 +125,7 @@ class SelectedLayer:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A layer that stays as it is, with the reason."""
+    """A layer that is not grouped, with the reason."""
 
     name: str
     module: nn.Module
@@ -155,7 +155,7 @@ def select_layers(model: nn.Module, rules: LayerRules | None = None, *, filter_f
     Args:
         model: anything; no graph is traced.
         rules: names, types and limits.
-        filter_fn: called as `filter_fn(module, name)`; False leaves the layer as it is.
+        filter_fn: called as `filter_fn(module, name)`; False leaves the layer dense.
 
     Raises:
         ValueError: a pattern matches no layer, or asks for a level that the layer does not have.
@@ -230,9 +230,9 @@ def reason_not_to_group(name: str, module: nn.Module, uses: WeightUses) -> str |
     if forms_of(module) is None:
         return _reason_in_the_type(module)
     if "forward" in vars(module):
-        return "its forward is replaced on this very object, and would go on as before"
+        return "its forward is replaced on this object"
     if module in uses.readers:
-        return f"{uses.readers[module]} reads its weight itself, and would go on as before"
+        return f"{uses.readers[module]} computes with its weight itself"
     return _reason_in_the_weight(name, module, uses)
 
 
@@ -273,7 +273,7 @@ def _reason_in_the_weight(name: str, module: nn.Module, uses: WeightUses) -> str
 def _reason_to_skip(
     name: str, module: nn.Module, rules: LayerRules, filter_fn: FilterFn | None, uses: WeightUses
 ) -> str | None:
-    """Why a layer stays as it is: for the rules, or because it cannot be grouped at all."""
+    """Why a layer is not grouped: by the rules, or because it cannot be grouped at all; None if it is."""
     forms = forms_of(module)
     if forms is not None and not is_grouped(module):
         if forms.dense not in rules.types:
@@ -300,7 +300,7 @@ def parameter_key(parameter: torch.Tensor) -> int:
     >>> parameter_key(one.weight) == parameter_key(other.weight)
     True
     """
-    # Lazy, empty, sparse and meta tensors, and those made of other tensors, have no place in memory to ask for.
+    # Lazy, empty, sparse and meta tensors, and those made of other tensors, have no address.
     has_place = is_plain(parameter) and parameter.layout is torch.strided and not parameter.is_meta
     return (parameter.data_ptr() if has_place else 0) or id(parameter)
 

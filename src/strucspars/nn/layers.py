@@ -114,7 +114,7 @@ class _Shuffled(nn.Module):
             elif local_metadata.get("assign_to_params_buffers", False):
                 setattr(self, name, saved.to(torch.int64))
             elif not saved.is_meta:
-                # In place: a captured CUDA graph goes on reading from there.
+                # In place: a captured CUDA graph keeps reading from there.
                 order.copy_(saved)
 
 

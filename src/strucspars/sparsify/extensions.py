@@ -94,7 +94,7 @@ class CountedLayer:
         name, module: the layer.
         weight_params: parameters of its weight.
         macs: its multiply-accumulates; None where no input was given to count them with.
-        num_levels: how many group levels it can have; 1 for a layer that stays as it is.
+        num_levels: how many group levels it can have; 1 for a layer that is not grouped.
     """
 
     name: str

@@ -92,7 +92,7 @@ class _WeightedL1(torch.autograd.Function):
         if gradient is None:
             return (None,) * (1 + len(needed))
         strengths, weights = ctx.saved_tensors[: len(needed)], ctx.saved_tensors[len(needed) :]
-        # Frozen weights are left out. Those that come through got one: without any, autograd does not call this.
+        # Frozen weights get none. Without any other, autograd does not call this.
         directions = torch._foreach_sign(list(compress(weights, needed)))
         torch._foreach_mul_(directions, list(compress(strengths, needed)))
         torch._foreach_mul_(directions, gradient)

@@ -85,7 +85,7 @@ def one_shot_plan(
     filter_fn: FilterFn | None = None,
     example_inputs: ExampleInputs | None = None,
 ) -> GroupingPlan:
-    """Plan from the weights as they are. Logs how much of their norm is lost: without sparse training that is a lot.
+    """Plan from the present weights. Logs how much of their norm is lost: without sparse training that is a lot.
 
     In distributed training all processes call it, and get the same plan.
 

@@ -85,10 +85,10 @@ STATE_VERSION = 1
 class Sparsifier:
     """Holds the training state of structured sparsification for one model.
 
-    The model stays as it is: no module is replaced, no key of its `state_dict` changes. The layers to group must stay
+    The model does not change: no module is replaced, no key of its `state_dict` changes. The layers to group must stay
     in it, though `torch.compile` and the like may wrap them later; the end of an epoch checks that. Their weights may
     be replaced (`load_state_dict(assign=True)`), but then a CUDA graph must be captured again. Other modules, such as
-    the classifier, may be replaced: `target` is a fraction of the network as it is then. In distributed training every
+    the classifier, may be replaced: `target` is a fraction of the network at that time. In distributed training every
     process makes a Sparsifier, and all call `end_epoch` and `plan`: they agree on what is learned.
 
     >>> import strucspars as ss
@@ -193,7 +193,7 @@ class Sparsifier:
         return EpochReport(self._controller.epoch, self.lambda_value, removed, seconds, tuple(layers))
 
     def plan(self) -> GroupingPlan:
-        """The grouping that meets the target from the weights as they are now.
+        """The grouping that meets the target from the present weights.
 
         Raises:
             ValueError: the target cannot be reached; the message names what can.
