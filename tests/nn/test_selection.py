@@ -324,9 +324,9 @@ def test_weights_that_a_transformer_reads_itself_are_left_alone() -> None:
     for layer in ("linear1", "linear2"):
         told = "TransformerEncoderLayer computes with its weight itself"
         assert reason(selection, f"encoder.layers.1.{layer}") == told
-        assert reason(selection, f"own.{layer}").startswith("OwnLayer reads its weight")
+        assert reason(selection, f"own.{layer}").startswith("OwnLayer computes with its weight")
     assert "is a subclass" in reason(selection, "encoder.layers.0.self_attn.out_proj")
-    assert reason(selection, "attention.out_proj").startswith("MultiheadAttention reads its weight")
+    assert reason(selection, "attention.out_proj").startswith("MultiheadAttention computes with its weight")
 
 
 def test_attentions_of_torchvision_and_timm_that_read_their_weights_keep_them() -> None:
