@@ -11,7 +11,6 @@ import pytest
 
 from strucspars.io.files import (
     REMEDIES,
-    check_companion,
     check_readable,
     open_file,
     read_bytes,
@@ -140,15 +139,14 @@ def test_neither_writing_nor_reading_leaves_a_descriptor_open(tmp_path: Path) ->
 
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_companion_without_its_file_belongs_to_something_else(tmp_path: Path, is_link: bool) -> None:
-    path, companion = tmp_path / "a.xml", tmp_path / "a.bin"
     if is_link:
-        companion.symlink_to("nowhere")
+        (tmp_path / "a.bin").symlink_to("nowhere")
     else:
-        companion.write_text("foreign")
+        (tmp_path / "a.bin").write_text("foreign")
     with pytest.raises(FileExistsError, match=r"a\.bin would be replaced .* is there alone.*; move it away"):
-        check_companion(path, companion)
-    path.touch()
-    check_companion(path, companion)
+        write_together(tmp_path / "a.xml", ".bin")
+    assert [file.name for file in tmp_path.iterdir()] == ["a.bin"]
+    assert (tmp_path / "a.bin").is_symlink() == is_link
 
 
 def test_a_former_pair_is_replaced(tmp_path: Path) -> None:

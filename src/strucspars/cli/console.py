@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.resources import files
@@ -149,25 +149,15 @@ def examples(*commands: str) -> str:
     return "\n\n".join(("Examples:", *commands))
 
 
-def check_can_be_written(out: Path, *, force: bool = False, companions: Sequence[Path] = ()) -> None:
+def check_can_be_written(out: Path, *, force: bool = False) -> None:
     """Raise an `OSError` that says what to do if a file cannot be written: before the work, not after it.
 
-    Args:
-        out: the file.
-        force: whether an existing file may be replaced.
-        companions: files that may be written with it. They are replaced together with it, never alone: one that exists
-            without `out` belongs to something else.
+    An existing file may be replaced with `force`.
     """
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; name a file with --out")
     if out.exists() and not force:
         raise FileExistsError(f"{out} is there already; replace it with --force, or write elsewhere with --out")
-    foreign = [file for file in companions if os.path.lexists(file)]
-    if foreign and not out.exists():
-        raise FileExistsError(
-            f"{foreign[0]} is there already, without {out}, so that it belongs to something else; move it away, or "
-            "write elsewhere with --out"
-        )
     folder = followed(out).parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{out} cannot be written: there is no folder {folder}; make it, or change --out")

@@ -88,7 +88,6 @@ def export_network(
     from strucspars.convert.comparison import random_image
     from strucspars.export.checked import export as write_export
     from strucspars.export.checked import find_exporter
-    from strucspars.io.files import followed
 
     found = find_target(target, model=model, classes=classes, image_shape=image_shape)
     if found.weights is None:
@@ -99,8 +98,7 @@ def export_network(
     exporter = find_exporter(format)
     stem = Path(file_stem(found.name)) if found.folder is None else found.folder.path / "model"
     out = out or stem.with_name(stem.name + exporter.suffix)
-    companions = () if out.is_dir() else exporter.companions(followed(out))
-    console.check_can_be_written(out, force=force, companions=companions)
+    console.check_can_be_written(out, force=force)
     example = random_image(found.image_shape)
     return write_export(
         found.network(), out, example_inputs=example, format=format, widen_groups_below=widen_groups_below

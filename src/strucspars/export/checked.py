@@ -24,7 +24,7 @@ from strucspars.export.program import (
     inference_program,
     output_tensors,
 )
-from strucspars.io.files import check_companion, followed, replace_file
+from strucspars.io.files import replace_file
 
 EXPORTERS: Registry[Exporter] = Registry(
     "format", {"onnx": OnnxExporter(), "openvino": OpenVinoExporter(), "torch": TorchExporter()}
@@ -87,7 +87,7 @@ class ExportReport:
         path: the file.
         format: its name.
         runtime: name and version of what checked it.
-        nbytes: its size, with its companions.
+        nbytes: its size, with the files beside it.
         num_gathers: channel shuffles that folding left in it.
         gathered_bytes: what those copy for the example inputs.
         agreement: of the runtime with the network.
@@ -181,8 +181,6 @@ def export(
     if not exporter.has_names and (input_names is not None or output_names is not None):
         raise ValueError(f"a file of the format {name} keeps no input_names and output_names; leave them out")
     runtime = exporter.runtime()
-    for companion in exporter.companions(followed(path)):
-        check_companion(followed(path), companion)
     # The network's code, torch.export and the readers of files must create tensors on the CPU.
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         program = inference_program(

@@ -48,10 +48,6 @@ class OnnxExporter(Exporter):
         versions = [optional_module(name, extra="onnx").__version__ for name in ("onnx", "onnxscript", "onnxruntime")]
         return f"ONNX Runtime {versions[-1]}"
 
-    def companions(self, path: Path) -> tuple[Path, ...]:
-        """The file of weights that do not fit into one message."""
-        return (Path(f"{path}.data"),)
-
     def write(self, program: InferenceProgram, path: Path) -> None:
         """Write the file."""
         write_onnx(onnx_model(program), path)

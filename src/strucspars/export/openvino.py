@@ -39,10 +39,6 @@ class OpenVinoExporter(Exporter):
         openvino = optional_module("openvino", extra="openvino")
         return f"OpenVINO {openvino.__version__.partition('-')[0]}"
 
-    def companions(self, path: Path) -> tuple[Path, ...]:
-        """The file of the weights."""
-        return (path.parent / f"{path.stem}.bin",)
-
     def write(self, program: InferenceProgram, path: Path) -> None:
         """Write both files, by way of ONNX."""
         proto = onnx_model(program)

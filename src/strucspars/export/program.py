@@ -133,15 +133,11 @@ class Exporter(ABC):
 
     @abstractmethod
     def write(self, program: InferenceProgram, path: Path) -> None:
-        """Write the file, and its companions beside it. The path is a temporary one, in a folder of its own."""
+        """Write the file, and others beside it. The path is a temporary one, in a folder of its own."""
 
     @abstractmethod
     def load(self, path: Path) -> Run:
         """Load a file into the runtime: a function from inputs to all outputs in order."""
-
-    def companions(self, path: Path) -> tuple[Path, ...]:
-        """Further files that `write` may create for this path."""
-        return ()
 
 
 @final

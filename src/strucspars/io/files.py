@@ -166,7 +166,8 @@ def replace_file(
 ) -> Iterator[Path]:
     """Yield a path in a temporary folder; the file written there replaces `path` when the block ends without an error.
 
-    Other files that the block writes in that folder are moved with it. On an error the previous files stay.
+    Other files that the block writes in that folder are moved with it, and replace such files only together with it. On
+    an error the previous files stay.
 
     Args:
         path: the file to replace.
@@ -260,15 +261,6 @@ def followed(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def check_companion(path: Path, companion: Path) -> None:
-    """Raise a `FileExistsError` if a companion of `path` exists without it, and so belongs to something else."""
-    if os.path.lexists(companion) and not path.exists():
-        raise FileExistsError(
-            f"{companion} would be replaced together with {path}, but is there alone, so that it belongs to something "
-            "else; move it away, or choose another path"
-        )
-
-
 def sync_folder(path: Path) -> None:
     """Flush the folder's directory to the disk; otherwise a power failure may undo a rename."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -285,7 +277,14 @@ def sync_folder(path: Path) -> None:
 def _publish(folder: Path, path: Path, former: Path | None) -> None:
     """Move all files of the folder beside `path`, the main one last."""
     main = folder / path.name
-    files = [*sorted(file for file in folder.iterdir() if file != main), main]
+    companions = sorted(file for file in folder.iterdir() if file != main)
+    for companion in (path.with_name(file.name) for file in companions):
+        if os.path.lexists(companion) and not path.exists():
+            raise FileExistsError(
+                f"{companion} would be replaced together with {path}, but is there alone, so that it belongs to "
+                "something else; move it away, or choose another path"
+            )
+    files = [*companions, main]
     for file in files:
         with file.open("rb") as written:
             os.fsync(written.fileno())
