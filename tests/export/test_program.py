@@ -77,7 +77,9 @@ def test_names_are_those_of_the_code_or_the_given_ones() -> None:
     assert choose_input_names(Several(), 2, ["a", "b"]) == ("a", "b")
     two = [SCORES, (SCORES,)]
     assert choose_output_names(two, None, input_names=["images"]) == ("output", "output_1")
+    assert choose_output_names(two, None, input_names=["output_1"]) == ("network_output", "network_output_1")
     assert choose_output_names({"a": SCORES}, None, input_names=["images"]) == ("a",)
+    assert choose_output_names({"a": SCORES}, None, input_names=["a"]) == ("output",)
 
 
 def test_only_arguments_by_position_name_inputs() -> None:
@@ -111,9 +113,8 @@ def test_names_that_do_not_do_are_refused(names: list[str], complaint: str) -> N
 
 
 def test_an_output_cannot_have_the_name_of_an_input() -> None:
-    for outputs, names, name in ((SCORES, ["images"], "images"), ({"a": SCORES}, None, "a"), (SCORES, None, "output")):
-        with pytest.raises(ValueError, match=f"'{name}' names an input and an output; give other input_names"):
-            choose_output_names(outputs, names, input_names=[name])
+    with pytest.raises(ValueError, match="'images' names an input and an output"):
+        choose_output_names(SCORES, ["images"], input_names=["images"])
 
 
 def test_outputs_that_are_no_tensors_are_refused() -> None:

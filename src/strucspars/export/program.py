@@ -341,13 +341,13 @@ def choose_output_names(outputs: object, given: Sequence[str] | None, *, input_n
         raise ValueError("the network puts out no tensor; there is nothing to export")
     if given is not None:
         names = _checked_names("output_names", given, len(keys))
-    elif isinstance(outputs, Mapping) and all(keys) and len(set(keys)) == len(keys):
-        names = keys
-    else:
-        names = ("output", *(f"output_{place}" for place in range(1, len(keys))))
-    if both := sorted(set(names) & set(input_names)):
-        raise ValueError(f"{both[0]!r} names an input and an output; give other input_names or output_names")
-    return names
+        if both := sorted(set(names) & set(input_names)):
+            raise ValueError(f"{both[0]!r} names an input and an output; give them different names")
+        return names
+    if isinstance(outputs, Mapping) and all(keys) and len({*keys, *input_names}) == len(keys) + len(input_names):
+        return keys
+    stem = "network_output" if any(name.startswith("output") for name in input_names) else "output"
+    return (stem, *(f"{stem}_{place}" for place in range(1, len(keys))))
 
 
 def _checked_names(argument: str, names: Sequence[str], wanted: int) -> tuple[str, ...]:
