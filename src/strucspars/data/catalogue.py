@@ -10,20 +10,20 @@ from torch.nn import functional
 
 from strucspars.data.batches import Batches, EpochOrder, FolderBatches, ResidentBatches
 from strucspars.data.cifar import CIFAR_LAYOUTS, read_cifar
-from strucspars.data.folder import FolderData, image_folder
+from strucspars.data.folder import FolderData, FolderSplit, image_folder
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
 
 TEST_IMAGES = 450
 SPLIT_SEED = 0
 BRIGHTEST = 16  # scikit-learn's pixels are whole numbers from 0 to 16
 
-DATA_NAMES = ("digits", "cifar10", "cifar100", "imagenet", "folder")
 NEEDED_ROOT = {
     "cifar10": "the folder with cifar-10-batches-py or cifar-10-python.tar.gz",
     "cifar100": "the folder with cifar-100-python or cifar-100-python.tar.gz",
     "imagenet": "the folder with train/ and val/",
     "folder": "the folder with train/ and val/",
 }
+DATA_NAMES = ("digits", *NEEDED_ROOT)
 
 
 def load_data(
@@ -40,9 +40,6 @@ def load_data(
 
     >>> load_data("digits", None).num_classes
     10
-    >>> load_data("digit", None)
-    Traceback (most recent call last):
-    ValueError: unknown data set 'digit'; did you mean 'digits'? There are digits, cifar10, cifar100, imagenet, folder
     """
     if name not in DATA_NAMES:
         nearest = difflib.get_close_matches(name, DATA_NAMES, n=1)
@@ -78,15 +75,15 @@ def batches_of(
 
     `workers` matter to images on disk only.
     """
-    count = len(data.train if training else data.test)
+    images = data.train if training else data.test
     order = EpochOrder(
-        count=count, batch_size=batch_size, shuffled=training, seed=seed, rank=rank, world_size=world_size
+        count=len(images), batch_size=batch_size, shuffled=training, seed=seed, rank=rank, world_size=world_size
     )
-    if isinstance(data, FolderData):
-        images = data.train if training else data.test
+    if isinstance(images, FolderSplit):
         return FolderBatches(images, order, device=device, workers=workers, memory_format=memory_format, dtype=dtype)
+    assert isinstance(data, ResidentData)
     return ResidentBatches(
-        data.train if training else data.test,
+        images,
         order,
         mean=data.mean,
         std=data.std,

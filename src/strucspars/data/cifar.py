@@ -24,7 +24,6 @@ from strucspars.io.files import read_bytes
 # The largest real file has 155 MB; protocol 2 of Python 3 can make twice of it.
 MAX_FILE_BYTES = 512 * 2**20
 IMAGE_SHAPE = (3, 32, 32)
-BYTES_PER_IMAGE = 3072
 # Name within the data set, location for errors, content.
 FoundFile = tuple[str, str, bytes]
 
@@ -178,9 +177,9 @@ def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> I
     fields = {key.decode("latin1") if isinstance(key, bytes) else key: field for key, field in fields.items()}
     expected = layout.images_per_test_file if name == layout.test_file else layout.images_per_train_file
     images = fields.get("data")
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (expected, BYTES_PER_IMAGE):
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape != (expected, 3072):
         found = f"{images.dtype} of {images.shape}" if isinstance(images, np.ndarray) else "no array"
-        raise ValueError(f"{source} has {found}, expected uint8 of {(expected, BYTES_PER_IMAGE)}; download it again")
+        raise ValueError(f"{source} has {found}, expected uint8 of {(expected, 3072)}; download it again")
     labels = fields.get(layout.label_key)
     numbers = labels.ravel().tolist() if isinstance(labels, np.ndarray) else labels
     if not isinstance(numbers, list) or not all(

@@ -159,7 +159,7 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
 
 
 def _without_wrappers(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Names as in the network itself, not in `DistributedDataParallel` around it or `torch.compile` anywhere in it."""
+    """Names without those of `DistributedDataParallel` around the network or `torch.compile` anywhere in it."""
     present = list(model.state_dict())
     if not any(COMPILED in key.split(".") for key in present):
         state = {".".join(part for part in key.split(".") if part != COMPILED): state[key] for key in state}
@@ -196,5 +196,4 @@ def _classifier_name(model: nn.Module) -> str:
 
 
 def _first_of(texts: Sequence[object], limit: int = 5) -> str:
-    more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
-    return ", ".join(map(str, texts[:limit])) + more
+    return ", ".join(map(str, texts[:limit])) + (f" and {len(texts) - limit} more" if len(texts) > limit else "")
