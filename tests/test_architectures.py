@@ -56,8 +56,10 @@ CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
 SEGMENTATION = from_torchvision("deeplabv3_mobilenet_v3_large", weights_backbone=None, num_classes=5)
 DETECTION = from_torchvision("fasterrcnn_mobilenet_v3_large_320_fpn", **SMALL_DETECTOR)
 
-# Inception's strides leave nothing of much smaller images; HRNet and DLA need multiples of 32.
-IMAGES = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+# Inception's strides leave nothing of smaller images; HRNet and DLA need multiples of 32.
+LARGE_IMAGES = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+IMAGES = LARGE_IMAGES[:, :, :64, :64]
+NEED_LARGE_IMAGES = {"inception_v3"}
 
 
 def random_network(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -156,7 +158,6 @@ def assert_all_steps_keep_the_function(build: Callable[[], nn.Module], inputs: o
     converted = assert_conversion_keeps_the_function(model, plan, inputs)
     kept = sum(parameter.numel() for parameter in converted.parameters())
     assert kept == pytest.approx((1 - plan.removed_param_fraction) * params)
-    assert_file_keeps_the_function(converted, build, inputs, folder / "one-shot.safetensors")
 
     converted = assert_conversion_keeps_the_function(model, all_grouped_at_random(plan), inputs)
     assert not ss.select_layers(converted).layers
@@ -168,7 +169,8 @@ def assert_all_steps_keep_the_function(build: Callable[[], nn.Module], inputs: o
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_classifier_computes_the_same_masked_converted_and_loaded(name: str, tmp_path: Path) -> None:
-    assert_all_steps_keep_the_function(CLASSIFIERS[name], IMAGES, tmp_path)
+    images = LARGE_IMAGES if name in NEED_LARGE_IMAGES else IMAGES
+    assert_all_steps_keep_the_function(CLASSIFIERS[name], images, tmp_path)
 
 
 def test_a_segmentation_network_computes_the_same_masked_converted_and_loaded(tmp_path: Path) -> None:
@@ -176,6 +178,6 @@ def test_a_segmentation_network_computes_the_same_masked_converted_and_loaded(tm
 
 
 def test_a_detector_computes_the_same_masked_converted_and_loaded(tmp_path: Path) -> None:
-    images = list(IMAGES)
+    images = list(LARGE_IMAGES)
     assert all(len(found["boxes"]) > 0 for found in random_network(DETECTION)(images))
     assert_all_steps_keep_the_function(DETECTION, images, tmp_path)

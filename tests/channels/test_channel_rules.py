@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
+from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 from torch.nn import functional
 
@@ -342,24 +343,8 @@ def test_the_streams_of_a_network_with_padded_shortcuts_are_free() -> None:
     assert remaining(ss.convert_(model, plan), torch.randn(1, 3, 32, 32)) == 0
 
 
-class NormAndActivation(nn.BatchNorm2d):
-    """A norm that ends in an activation, and checks its input, as timm's does."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, eps=0.1)
-        self.drop, self.act = nn.Identity(), nn.PReLU(channels)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        torch._assert(features.ndim == 4, f"expected 4D input (got {features.ndim}D input)")
-        normed = functional.batch_norm(
-            features, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps
-        )
-        output: torch.Tensor = self.act(self.drop(normed))
-        return output
-
-
 def test_a_norm_with_an_activation_folds_and_lets_shuffles_through() -> None:
-    model = nn.Sequential(dense(), NormAndActivation(CHANNELS), shuffled(), NormAndActivation(CHANNELS), dense())
+    model = nn.Sequential(dense(), BatchNormAct2d(CHANNELS), shuffled(), BatchNormAct2d(CHANNELS), dense())
     assert remaining(model) == 0
     report = ss.fold_report(ss.fold(model, IMAGES))
     assert report.num_kept_batch_norms == 0

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 from torch.nn import functional
 
@@ -98,18 +99,8 @@ def test_a_norm_of_something_that_is_also_used_elsewhere_stays() -> None:
     assert folded_types(Twice(), IMAGES) == [nn.Conv2d, nn.BatchNorm2d]
 
 
-class NormByFunction(nn.BatchNorm2d):
-    """Looks at the shape, then calls the function, as timm's norms do."""
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        torch._assert(features.ndim == 4, "expected images")
-        return functional.batch_norm(
-            features, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps
-        )
-
-
-def test_norms_by_function_become_modules_and_fold() -> None:
-    model = randomised(nn.Sequential(ShuffledGroupConv2d(8, 8, 1, groups=2), NormByFunction(8, eps=0.1)))
+def test_norms_with_an_activation_become_modules_and_fold() -> None:
+    model = randomised(nn.Sequential(ShuffledGroupConv2d(8, 8, 1, groups=2), BatchNormAct2d(8, eps=0.1)))
     graph_module = traced(model, (IMAGES,))
     with torch.no_grad():
         expected = model(IMAGES)
@@ -119,26 +110,17 @@ def test_norms_by_function_become_modules_and_fold() -> None:
         fold_batch_norms_(graph_module)
         graph_module.recompile()
         torch.testing.assert_close(graph_module(IMAGES), expected, rtol=1e-4, atol=1e-5)
-    assert [node.target for node in graph_module.graph.nodes if node.op == "call_module"] == ["0"]
+    called = [node.target for node in graph_module.graph.nodes if node.op == "call_module"]
+    assert called == ["0", "1_drop_1", "1_act_1"]
 
 
-def test_a_norm_by_function_without_scales_is_a_module_in_every_precision() -> None:
+def test_a_norm_without_scales_and_a_layer_is_a_module_in_every_precision() -> None:
     # No layer takes it in: it computes by itself, in double precision too, where graphs are compared.
-    model = randomised(nn.Sequential(nn.ReLU(), NormByFunction(8, affine=False)))
+    model = randomised(nn.Sequential(nn.ReLU(), BatchNormAct2d(8, affine=False)))
     folded = ss.fold(model, IMAGES)
     report = ss.fold_report(folded)
     assert (report.untraced_reason, report.num_kept_batch_norms) == ("", 1)
     torch.testing.assert_close(folded(IMAGES), model(IMAGES))
-
-
-def test_norms_by_function_of_the_batch_stay_functions() -> None:
-    class ByBatch(nn.Module):
-        def forward(self, features: torch.Tensor) -> torch.Tensor:
-            return functional.batch_norm(features, None, None, training=True)
-
-    graph_module = traced(ByBatch(), (IMAGES,))
-    other_norms_as_modules_(graph_module)
-    assert not any(node.op == "call_module" for node in graph_module.graph.nodes)
 
 
 def test_a_function_that_normalises_by_the_batch_stays_in_the_graph() -> None:

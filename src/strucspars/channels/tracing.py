@@ -13,7 +13,7 @@ from torch import fx, nn
 from torch.fx.node import Argument, map_aggregate
 from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
-from strucspars.nn.batch_norms import is_frozen_batch_norm
+from strucspars.nn.batch_norms import modules_after_norm
 from strucspars.nn.layers import is_grouped
 
 # In the meta of calls: the name of the module that the called one is a copy of.
@@ -116,7 +116,7 @@ class _Tracer(fx.Tracer):
         return _InPlaceProxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if is_grouped(m) or is_frozen_batch_norm(m) or type(m) in LEAF_TYPES:
+        if is_grouped(m) or modules_after_norm(m) is not None or type(m) in LEAF_TYPES:
             return True
         return not any(map(is_grouped, m.modules())) and super().is_leaf_module(m, module_qualified_name)
 

@@ -1,37 +1,26 @@
-"""Which modules are batch norms: PyTorch's, and the frozen ones of other libraries, which do not inherit from them."""
+"""Which modules are batch norms: PyTorch's, and those of other libraries, some of which do not inherit from them."""
 
 from torch import nn
 
-# By name, so that these libraries are not imported.
-_OF_TORCHVISION = "torchvision.ops.misc.FrozenBatchNorm2d"
-_WITH_ACTIVATION = "timm.layers.norm_act.FrozenBatchNormAct2d"
+# What they compute after the norm, by the names of their modules. By name, so that these libraries are not imported.
+_OTHER_LIBRARIES = {
+    "torchvision.ops.misc.FrozenBatchNorm2d": (),
+    "timm.layers.norm_act.FrozenBatchNormAct2d": ("drop", "act"),
+    "timm.layers.norm_act.BatchNormAct2d": ("drop", "act"),
+}
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether this is a batch norm, frozen or not, alone or with more: subclasses may add an activation.
-
-    >>> is_batch_norm(nn.BatchNorm2d(4)), is_batch_norm(nn.GroupNorm(2, 4))
-    (True, False)
-    """
+    """Whether this is a batch norm, frozen or not, alone or with more: subclasses may add an activation."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         return True
-    return any(_full_name(base) in (_OF_TORCHVISION, _WITH_ACTIVATION) for base in type(module).__mro__)
+    return any(_full_name(base) in _OTHER_LIBRARIES for base in type(module).__mro__)
 
 
-def is_frozen_batch_norm(module: nn.Module) -> bool:
-    """Whether this is a batch norm whose parameters and statistics are buffers, so that it never trains.
-
-    >>> is_frozen_batch_norm(nn.BatchNorm2d(4))
-    False
-    """
-    return _full_name(type(module)) in (_OF_TORCHVISION, _WITH_ACTIVATION)
-
-
-def after_the_norm(module: nn.Module) -> dict[str, nn.Module]:
-    """What a frozen batch norm computes after the norm itself, in this order, by the names of its modules."""
-    if _full_name(type(module)) != _WITH_ACTIVATION:
-        return {}
-    return {name: module.get_submodule(name) for name in ("drop", "act")}
+def modules_after_norm(module: nn.Module) -> dict[str, nn.Module] | None:
+    """What a batch norm of another library computes after the norm itself, by name; None for any other module."""
+    names = _OTHER_LIBRARIES.get(_full_name(type(module)))
+    return None if names is None else {name: module.get_submodule(name) for name in names}
 
 
 def _full_name(kind: type) -> str:
