@@ -17,7 +17,7 @@ MAX_WIDTH = 48
 def layer(width: int, generator: np.random.Generator) -> nn.Module:
     """A layer for this number of channels, of one of many kinds; some change the number."""
     groups = int(generator.choice([number for number in (1, 2, 3, 4, 8) if width % number == 0]))
-    out_width = int(generator.choice([width, groups * generator.integers(1, 5)]))
+    out_width = int(generator.choice([width, groups * int(generator.integers(1, 5))]))
     grouped = ss.ShuffledGroupConv2d(width, out_width, 1, groups=groups, bias=bool(generator.integers(2)))
     grouped.in_perm.copy_(torch.from_numpy(generator.permutation(width)))
     grouped.out_inverse.copy_(torch.from_numpy(generator.permutation(out_width)))
