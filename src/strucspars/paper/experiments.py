@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from strucspars.data.catalogue import TEST_IMAGES
-from strucspars.paper.noise import Sample, sample_of
+from strucspars.paper.noise import Difference, Sample, difference, sample_of
 from strucspars.paper.published import PaperRow, base_row, published_row
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import Recipe
@@ -81,21 +81,18 @@ def experiments_of(runs: Iterable[FinishedRun]) -> tuple[Experiment, ...]:
 
 
 def changes_from_package(recipe: Recipe) -> tuple[str, ...]:
-    """Where a recipe differs from the packaged one of its name, apart from seed, places and devices.
-
-    >>> from strucspars.train.recipe_reading import read_recipe
-    >>> changes_from_package(read_recipe("cifar10-resnet20-40", ["seed=3", "stage2.lr=0.05"]))
-    ('stage2.lr=0.05',)
-    """
+    """Where a recipe differs from the packaged one of its name, apart from seed, places and devices."""
     return changes(recipe, read_recipe(recipe.name)) if recipe.name in recipe_names() else ()
 
 
-def dense_counterpart(experiment: Experiment, experiments: Sequence[Experiment]) -> Experiment | None:
-    """The dense experiment with the same network and data; None for a dense one."""
-    if experiment.first.kind == "dense":
-        return None
+def difference_to_dense(experiment: Experiment, experiments: Sequence[Experiment]) -> Difference | None:
+    """From the dense experiment with the same network and data; None for a dense one."""
     wanted = (experiment.first.model, experiment.first.data)
-    return next((e for e in experiments if e.first.kind == "dense" and (e.first.model, e.first.data) == wanted), None)
+    dense = next((e for e in experiments if e.first.kind == "dense" and (e.first.model, e.first.data) == wanted), None)
+    if dense is None or experiment.first.kind == "dense":
+        return None
+    samples = (each.sample(lambda run: run.finetuned.last_top1) for each in (experiment, dense))
+    return difference(*samples, test_images=experiment.test_images)
 
 
 def base_experiment(experiment: Experiment, experiments: Sequence[Experiment]) -> Experiment | None:

@@ -39,11 +39,7 @@ class Difference:
 
 
 def sample_of(values: Sequence[float]) -> Sample | None:
-    """Mean and deviation; None without values.
-
-    >>> sample_of([0.90, 0.92])
-    Sample(mean=0.91, deviation=0.014142135623730963, count=2)
-    """
+    """Mean and deviation; None without values."""
     if not values:
         return None
     deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -65,12 +61,7 @@ def is_within_noise(one: Sample, other: Sample, *, test_images: int | None) -> b
 
 
 def noise_limit(one: Sample, other: Sample, *, test_images: int | None) -> float:
-    """The largest difference of two means that counts as noise; see `NOISE`.
-
-    >>> one, other = (Sample(mean=mean, deviation=0.002, count=3) for mean in (0.915, 0.917))
-    >>> round(noise_limit(one, other, test_images=10_000), 4)
-    0.0045
-    """
+    """The largest difference of two means that counts as noise; see `NOISE`."""
     known = [(sample.deviation, sample.count) for sample in (one, other) if sample.deviation is not None]
     limits = []
     if known:

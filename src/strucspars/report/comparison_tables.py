@@ -8,11 +8,11 @@ from strucspars.paper.experiments import (
     Experiment,
     FinishedRun,
     base_experiment,
-    dense_counterpart,
+    difference_to_dense,
     experiments_of,
     gain_over_base,
 )
-from strucspars.paper.noise import NOISE, Difference, difference
+from strucspars.paper.noise import NOISE
 from strucspars.report.named_table import Cell, NamedTable, Unit
 from strucspars.train.outcome import OPTIMISM
 
@@ -81,21 +81,13 @@ def comparison_table(
             title = "to paper" if measure is ACCURACY else f"{measure.title} to paper"
             add(title, "points", [measure.difference(each) for each in experiments])
         if measure is ACCURACY and table in ("table1", "table2"):
-            add("to dense", "points", [_to_dense(each, others) for each in experiments])
+            add("to dense", "points", [difference_to_dense(each, others) for each in experiments])
         if measure is ACCURACY and table == "table3":
             add("to base", "points", [gain_over_base(each, others) for each in experiments])
     name, title = TITLES[table]
     whole = NamedTable(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)))
     shown = whole.without_empty_columns()
     return replace(shown, notes=_notes(experiments, shown.columns.keys()))
-
-
-def _to_dense(experiment: Experiment, others: Sequence[Experiment]) -> Difference | None:
-    dense = dense_counterpart(experiment, others)
-    if dense is None:
-        return None
-    samples = experiment.sample(ACCURACY.ours), dense.sample(ACCURACY.ours)
-    return difference(*samples, test_images=experiment.test_images)
 
 
 def _notes(experiments: Sequence[Experiment], titles: Set[str]) -> tuple[str, ...]:

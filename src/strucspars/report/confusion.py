@@ -114,8 +114,11 @@ def confusion_figure(confusions: Sequence[Confusion]) -> NamedFigure:
         figure = Figure(figsize=(1.6 + 1.75 * max(count, 2), 4.4), layout="constrained")
         axes = figure.subplots(2, count, squeeze=False)
         for column, confusion in enumerate(confusions):
+            # Twice the even share, so that this has the middle colour; more where it is a channel or two.
+            even = float(confusion.learned.mean())
+            lightest = max(2 * even, min(float(confusion.learned.max()), 4 * even), 1.0)
             for row, matrix in enumerate((confusion.learned, confusion.shufflenet)):
-                _draw(axes[row, column], matrix, lightest=_lightest(confusion))
+                _draw(axes[row, column], matrix, lightest=lightest)
             axes[0, column].set_title(_title(confusion), fontsize="small")
             axes[1, column].set_xlabel("group of the second", fontsize="small")
         for row, words in enumerate(("learned", "ShuffleNet")):
@@ -135,12 +138,6 @@ def confusion_figure(confusions: Sequence[Confusion]) -> NamedFigure:
             if max(confusion.learned.shape) <= MOST_TABLE_GROUPS
         ),
     )
-
-
-def _lightest(confusion: Confusion) -> float:
-    """Twice the even share, so that this has the middle colour; more where it is a channel or two."""
-    even = float(confusion.learned.mean())
-    return max(2 * even, min(float(confusion.learned.max()), 4 * even), 1.0)
 
 
 def _draw(axis: Axes, matrix: IntArray, *, lightest: float) -> None:

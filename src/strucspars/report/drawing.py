@@ -5,10 +5,10 @@ import io
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -16,71 +16,25 @@ import matplotlib.style
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
-from matplotlib.rcsetup import cycler
 
 from strucspars.cost.text_table import shortened
 from strucspars.report.named_table import NamedTable
 
-# Okabe and Ito (2008) without black, invisible on dark pages, and yellow, invisible on white ones.
-BLUE = "#0072b2"
-VERMILLION = "#d55e00"
-GREEN = "#009e73"
-PURPLE = "#cc79a7"
-ORANGE = "#e69f00"
-SKY = "#56b4e9"
-PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-
-# Text and axes. Pages replace this colour by their own, so nothing else may have it.
-INK = "#24292e"
-# Grids and background marks: faint on white and on black.
-FAINT = "#8c959f"
-PAPER = "#ffffff"
-
-# From dark to light, also with colour blindness.
-SEQUENTIAL = "cividis"
-
+SHEET = Path(__file__).with_name("figures.mplstyle")
+STYLE: dict[str, Any] = dict(matplotlib.rc_params_from_file(SHEET, use_default_template=False).items())
+PALETTE = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
+BLUE, VERMILLION, GREEN, PURPLE, *_ = PALETTE
+# The page replaces this colour by its own.
+INK = STYLE["text.color"]
+FAINT = STYLE["grid.color"]
+SEQUENTIAL = STYLE["image.cmap"]
 LONGEST_SLUG = 60
-
-STYLE: Mapping[str, Any] = MappingProxyType(
-    {
-        "axes.edgecolor": FAINT,
-        "axes.labelcolor": INK,
-        "axes.titlecolor": INK,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlesize": "medium",
-        "axes.titlelocation": "left",
-        "axes.prop_cycle": cycler(color=PALETTE),
-        "figure.facecolor": PAPER,
-        "font.size": 9.5,
-        "font.family": ["sans-serif"],
-        "font.sans-serif": ["DejaVu Sans", "Verdana"],
-        "grid.color": FAINT,
-        "grid.alpha": 0.25,
-        "grid.linewidth": 0.6,
-        "image.cmap": SEQUENTIAL,
-        "image.interpolation": "nearest",
-        "legend.frameon": False,
-        "legend.fontsize": "small",
-        "lines.linewidth": 1.6,
-        "text.color": INK,
-        # A `$` in the name of a layer is no formula.
-        "text.parse_math": False,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "savefig.dpi": 160,
-        # Text as text: small, searchable, and in the reader's font.
-        "svg.fonttype": "none",
-    }
-)
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draw in one style, whatever the user's settings of matplotlib are."""
-    with matplotlib.style.context(["default", dict(STYLE)]):
+    with matplotlib.style.context(["default", STYLE]):
         yield
 
 

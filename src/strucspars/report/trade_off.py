@@ -14,7 +14,7 @@ from strucspars.bench.results import BenchRow, RowTiming
 from strucspars.cost.text_table import percent, short_count
 from strucspars.paper.experiments import Experiment
 from strucspars.paper.noise import Sample, sample_of
-from strucspars.paper.published import PAPER_BASELINES, PAPER_ROWS
+from strucspars.paper.published import OTHER_METHODS, PAPER_ROWS
 from strucspars.report.drawing import FAINT, INK, PALETTE, NamedFigure, drawable, house_style, slug
 from strucspars.report.reading import RunData
 from strucspars.train.outcome import RunSummary
@@ -106,13 +106,17 @@ def points_of(experiments: Sequence[Experiment], latencies: Mapping[Path, float]
     ours: list[Point] = []
     first_of_size: dict[tuple[str, str, float | None], Experiment] = {}
     for experiment in experiments:
-        size = _network(experiment.first), _method(experiment), experiment.first.target
-        ours.append(_own_point(experiment, first_of_size.setdefault(size, experiment), latencies or {}))
+        ablation = experiment.recipe.finetune.ablation
+        method = experiment.first.kind if ablation == "finetune" else ablation
+        size = _network(experiment.first), method, experiment.first.target
+        ours.append(_own_point(experiment, method, first_of_size.setdefault(size, experiment), latencies or {}))
     networks = dict.fromkeys(point.network for point in ours)
     return (*ours, *(point for network in networks for point in _paper_points(network)))
 
 
-def _own_point(experiment: Experiment, first_of_size: Experiment, latencies: Mapping[Path, float]) -> Point:
+def _own_point(
+    experiment: Experiment, method: str, first_of_size: Experiment, latencies: Mapping[Path, float]
+) -> Point:
     accuracy = experiment.sample(lambda run: run.finetuned.last_top1)
     assert accuracy is not None, "an experiment has runs"
     costs = {
@@ -121,7 +125,7 @@ def _own_point(experiment: Experiment, first_of_size: Experiment, latencies: Map
         "paper_flops": experiment.sample(lambda run: run.paper_flops.after),
         "latency_ms": sample_of([latencies[run.path] for run in experiment.runs if run.path in latencies]),
     }
-    method, label = _method(experiment), ""
+    label = ""
     if experiment is not first_of_size:
         label = experiment.label.removeprefix(first_of_size.label).lstrip("- ") or experiment.label
     elif experiment.first.target is not None and method in get_args(Kind):
@@ -135,11 +139,6 @@ def _own_point(experiment: Experiment, first_of_size: Experiment, latencies: Map
         is_ours=True,
         is_on_line=method in ON_LINE and experiment is first_of_size,
     )
-
-
-def _method(experiment: Experiment) -> str:
-    ablation = experiment.recipe.finetune.ablation
-    return experiment.first.kind if ablation == "finetune" else ablation
 
 
 def _network(run: RunSummary) -> str:
@@ -162,13 +161,12 @@ def _paper_points(network: str) -> Iterator[Point]:
             label="" if rate == "dense" else f"{rate.removeprefix('slimming')}%",
             is_on_line=method in ON_LINE,
         )
-    for other in PAPER_BASELINES.get(network, ()):
-        params = {} if other.params_e6 is None else {"params": other.params_e6 * 1e6}
+    for other in (each for each in OTHER_METHODS if each.network == network):
         yield Point(
             network=network,
             method="other methods",
-            accuracy=Sample(mean=other.accuracy / 100, deviation=None, count=1),
-            costs={**params, "paper_flops": other.flops_e9 * 1e9},
+            accuracy=Sample(mean=other.top1, deviation=None, count=1),
+            costs={"paper_flops": other.flops} | ({} if other.params is None else {"params": other.params}),
             label=other.method,
         )
 
