@@ -93,7 +93,7 @@ def test_a_checkpoint_that_would_execute_something_is_refused(
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"version": 99}, "another version of strucspars (99, not 2)"),
+        ({"version": 99}, "another version of strucspars (99, not 3)"),
         ({"metrics_rows": 50}, "but the checkpoint was made after 50"),
         ({"done_epochs": 40}, "does not belong to this run: it has 40 epochs and 0 steps of finetune"),
         ({"done_steps": 40}, "does not belong to this run: it has 1 epochs and 40 steps of finetune"),

@@ -59,7 +59,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
-    """Write a checkpoint that is kept for good, to `NAME.pt`; otherwise as `save_checkpoint`."""
+    """Write a checkpoint that no later one replaces, to `NAME.pt`."""
     _save(folder / f"{name}.pt", state, None)
 
 
@@ -120,7 +120,7 @@ def _unpacked(payload: bytes | memoryview, where: str) -> dict[str, Any]:
         check_not_packed(file)
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:
-        # Torch's advice goes on with how to switch the protection off.
+        # Only the name or first line: torch advises to switch the protection off.
         reason = _FOREIGN.search(str(error)) or str(error).splitlines()[:1] or [type(error).__name__]
         raise ValueError(f"{where} holds more than data, or none: {reason[0]}") from error
     if type(state) is not dict:

@@ -22,7 +22,7 @@ FABRIC_PRECISION: dict[Precision, Literal["32-true", "bf16-mixed", "16-mixed"]] 
     "bf16": "bf16-mixed",
     "16": "16-mixed",
 }
-# In mixed precision Fabric keeps one flag for all threads that says whether a backward pass is going on.
+# In mixed precision Fabric keeps one flag for all threads that says whether a backward pass is in progress.
 BACKWARD_LOCK = threading.Lock()
 
 DEAD_READER = re.compile(r"DataLoader worker \(pid.*?\) (?:is )?(killed by signal: \w+|exited unexpectedly)")
@@ -51,12 +51,12 @@ def lost_processes_explained() -> Iterator[None]:
         if reader is not None:
             raise ChildProcessError(
                 f"a process that reads images has died ({reader[1]}), perhaps for lack of memory; the same command "
-                "goes on from the last checkpoint, and a smaller data.workers needs less memory"
+                "resumes from the last checkpoint, and a smaller data.workers needs less memory"
             ) from error
         if is_one_of_several_processes() and LOST_CONNECTION.search(str(error)):
             raise ConnectionError(
                 "another process of this run has ended; its own output says why, unless it was killed; start all of "
-                "them again with the same command to go on from the last checkpoint"
+                "them again with the same command to resume from the last checkpoint"
             ) from error
         raise
 

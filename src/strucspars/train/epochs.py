@@ -42,7 +42,7 @@ class PlainEpochs:
         self._step, self._batches = step, batches
 
     def run(self, epoch: int, rates: Sequence[float], *, start_step: int, should_stop: Stop, on_step: OnStep) -> int:
-        """Run from a step to the end, or until told to stop; returns how many steps of the epoch are done."""
+        """Run from a step to the end, or until `should_stop`; returns how many steps of the epoch are done."""
         done = start_step
         for batch in self._batches.epoch(epoch, start_step=start_step):
             for group in self._step.optimizer.param_groups:

@@ -52,8 +52,8 @@ class Method:
         self._run = run
 
     def first_rule(self, model: nn.Module) -> TrainingRule | None:
-        """The rule of the first stage; None where another run has trained it. Refuses an unsuitable network now."""
-        raise NotImplementedError
+        """The rule of the first stage; None if there is none to train. Refuses an unsuitable network or target now."""
+        return None
 
     def note_start(self) -> None:
         """Record the network before the first stage."""

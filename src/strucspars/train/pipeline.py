@@ -91,20 +91,25 @@ def _run(run: Run, stack: ExitStack) -> RunSummary:
     method = METHODS[recipe.kind](run)
     _ = run.train.steps
     last_loss = run.last_loss()
-    model, first_rule = _starting_point(run, method)
-    _check_unchanged(run, method)
+    first_rule, is_last = None, run.has_begun(method.last_stage)
+    model = run.fresh_model() if is_last else run.first_model()
+    if is_last:
+        method.recall()
+        _check_unchanged(run, method)
+    else:
+        first_rule = method.first_rule(model)
     if engine.is_first:
         _begin(run, stack, was_locked)
         log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
         stack.callback(log.close)
         run.observers.append(log)
 
-    if method.first_stage is not None and not run.has_begun(method.last_stage):
+    if method.first_stage is not None and not is_last:
         if first_rule is not None:
             _train_first_stage_(run, method, model, first_rule)
         model = _compress(run, method, model)
     model, rule = method.trainable(model)
-    digests = _digests(run, method) if engine.is_first else {}
+    digests = {path.name: digest for path, digest in _digests(run, method).items()} if engine.is_first else {}
     trained = Stage(run, method.last_stage, model, rule, last_loss, digests=digests).train()
     method.finish_(trained)
     engine.fabric.barrier()
@@ -144,44 +149,22 @@ def _load_checkpoint(run: Run) -> dict[str, Any] | None:
     return checkpoint
 
 
-def _starting_point(run: Run, method: Method) -> tuple[nn.Module, TrainingRule | None]:
-    """The network to train, and the rule of the first stage if that is still to be trained here."""
-    if method.first_stage is None:
-        return run.first_model(), None
-    if run.has_begun(method.last_stage):
-        method.recall()
-        return run.fresh_model(), None
-    model = run.first_model()
-    return model, method.first_rule(model)
-
-
-def _digests(run: Run, method: Method) -> dict[str, str | None]:
-    """SHA-256 of the files that the last stage builds on besides its checkpoints."""
+def _digests(run: Run, method: Method) -> dict[Path, str]:
+    """SHA-256 of the files that the last stage builds on besides its checkpoints: decision and teacher."""
     teacher = run.recipe.finetune.teacher
-    paths = {
-        "teacher": None if teacher is None else RunFolder(Path(teacher).expanduser()).model_path,
-        "decision": method.decision_path,
-    }
-    return {
-        key: None if path is None else hashlib.sha256(read_bytes(path, limit=CHECKPOINT_BYTES)).hexdigest()
-        for key, path in paths.items()
-    }
+    paths = (method.decision_path, None if teacher is None else RunFolder(Path(teacher).expanduser()).model_path)
+    contents = {path: read_bytes(path, limit=CHECKPOINT_BYTES) for path in paths if path is not None}
+    return {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
 
 
 def _check_unchanged(run: Run, method: Method) -> None:
     """Refuse to resume a last stage that began with another teacher or decision."""
-    if run.checkpoint is None or not run.has_begun(method.last_stage):
-        return
-    causes = {
-        "teacher": ("a teacher of other weights than finetune.teacher has", "give that teacher"),
-        "decision": (f"other contents of {method.decision_path}", "restore them"),
-    }
-    for key, digest in _digests(run, method).items():
-        if run.checkpoint.get(key) != digest:
-            thing, remedy = causes[key]
+    assert run.checkpoint is not None, "a stage that has begun has a checkpoint"
+    for path, digest in _digests(run, method).items():
+        if run.checkpoint.get("digests", {}).get(path.name) != digest:
             raise ValueError(
-                f"{run.folder.checkpoints}: {method.last_stage} began with {thing}, so it would become another run; "
-                f"{remedy}, or start another run in another folder"
+                f"{run.folder.checkpoints}: {method.last_stage} began with other contents of {path}, so it would "
+                "become another run; restore them, or start another run in another folder"
             )
 
 

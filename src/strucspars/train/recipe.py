@@ -107,7 +107,7 @@ class SparsifyRecipe(SparsifyOptions):
     """The method's own options, for kind `strucspars`.
 
     Attributes:
-        from_run: folder of a run whose finished first stage is taken over instead of training one.
+        from_run: folder of a run whose finished first stage is reused instead of training one.
     """
 
     from_run: str | None = None
@@ -276,10 +276,6 @@ SLIM = "slim"
 COMPRESS = "compress"
 FINETUNE = "finetune"
 TRAIN = "train"
-STAGES = (SPARSIFY, SLIM, COMPRESS, FINETUNE, TRAIN)
-
-# By kind of run; a dense network has the second stage alone.
-FIRST_STAGES: dict[Kind, str] = {"strucspars": SPARSIFY, "slimming": SLIM}
 
 
 def stage_epochs(recipe: Recipe, stage: str) -> int:

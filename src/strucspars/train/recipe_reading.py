@@ -199,14 +199,11 @@ def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
     known, path = list(flat_options(Recipe(name="any"))), f"{prefix}{key}"
     if path in known:
         return f"keys are nested, not dotted: {path.replace('.', ': {')}: ...}}"
-    # A key may stand in the wrong section; of several sections that have it, the first.
-    sections = {name.rpartition(".")[2]: name for name in reversed(known)}
-    if key in sections:
-        near = [sections[key]]
-    else:
-        near = [f"{prefix}{name}" for name in difflib.get_close_matches(str(key), hints, n=1)]
-        near = near or difflib.get_close_matches(path, known, n=1)
-        near = near or [sections[name] for name in difflib.get_close_matches(str(key), sections, n=1)]
+    # The names in this section, else the last parts of all keys: of several sections that have it, the first.
+    candidates = {name.rpartition(".")[2]: name for name in reversed(known)} | {
+        name: f"{prefix}{name}" for name in hints
+    }
+    near = [candidates[name] for name in difflib.get_close_matches(str(key), candidates, n=1)]
     suggestion = f"did you mean {near[0]!r}? " if near else ""
     return f"{suggestion}Known here: {', '.join(hints)}"
 

@@ -16,7 +16,7 @@ MOST_WORKERS = 8
 
 
 def default_workers(*, on_gpu: bool) -> int:
-    """Some beside a GPU; none on a CPU, where training needs all cores."""
+    """Several for training on a GPU; none on a CPU, where training needs all cores."""
     return min(MOST_WORKERS, max(0, (os.cpu_count() or 1) - 2)) if on_gpu else 0
 
 

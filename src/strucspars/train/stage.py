@@ -14,7 +14,7 @@ from strucspars.train.rules import TrainingRule
 from strucspars.train.run import Run, RunInterrupted, TrainingDiverged, derived_seed
 from strucspars.train.steps import StageLoss, TrainingStep, learning_rates
 
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 
 
 @final
@@ -32,14 +32,14 @@ class Stage:
         rule: TrainingRule,
         loss: StageLoss,
         *,
-        digests: Mapping[str, str | None] | None = None,
+        digests: Mapping[str, str] | None = None,
     ) -> None:
         self._run, self._name, self._model, self._rule = run, name, model, rule
         self._options = run.recipe.stage2 if name in (FINETUNE, TRAIN) else run.recipe.stage1
         # Epochs of data are counted over both stages, also where another run trained the first one: all variants of a
         # seed see the same batches.
         self._data_epochs_before = run.recipe.stage1.epochs if name == FINETUNE else 0
-        self._digests = digests or {}
+        self._digests = dict(digests or {})
         self._step = TrainingStep(run.engine, model, self._options, loss, rule)
         self._done_epochs, self._done_steps = 0, 0
         self._random_states: Sequence[torch.Tensor] = []
@@ -186,7 +186,7 @@ class Stage:
                     "precision": dict(run.engine.fabric.strategy.precision.state_dict()),
                     "random_states": [states for _, states in processes],
                     "images": run.images,
-                    **self._digests,
+                    "digests": self._digests,
                 }
             )
 
