@@ -1,6 +1,7 @@
 import functools
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -18,3 +19,14 @@ def _parse_the_functions_of_onnx_once() -> None:
     registry = getattr(exporter, "ONNXRegistry", None)
     if registry is not None and not hasattr(registry.from_torchlib, "cache_info"):
         registry.from_torchlib = staticmethod(functools.cache(registry.from_torchlib))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Files survive a killed process without `fsync`; only a power failure, which no test causes, needs it.
+
+    A run calls it some 40 times, which takes longer than its training here.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield

@@ -33,7 +33,7 @@ HARD = (
 OPTIONS = {
     "masked": (*HARD, "finetune.form=masked"),
     "grouped": (*HARD, "finetune.form=grouped"),
-    "slimming": (*HARD, "kind=slimming", "model.name=cifar-resnet8", "data.batch_size=250"),
+    "slimming": (*HARD, "kind=slimming", "model.name=small_networks:slimmable"),
 }
 # Positions in a run count steps and ends of epochs.
 FIRST_STAGE_DONE = EPOCHS * (STEPS + 1)
@@ -165,4 +165,6 @@ def main(place: Path) -> None:
 
 
 if __name__ == "__main__":
+    # A killed process loses nothing that it has written; only a power failure does.
+    os.fsync = os.fstat  # type: ignore[assignment]
     main(Path(sys.argv[1]))

@@ -89,7 +89,7 @@ def main(place: Path) -> None:
         summary = run_pipeline(recipe, place / name, observers=[witness]).to_json()
         findings[name] = {"digests": witness.digests, "summary": summary, "stopped": stopped}
         findings[name]["seeds"] = witness.seeds
-    findings["midway"] = {name: stopped_midway(place, name, rank) for name in ("plain", "dropout")}
+    findings["midway"] = stopped_midway(place, "dropout", rank)
     findings["recalibrated"] = recalibrated_statistics(rank)
     (place / f"rank{rank}.json").write_text(json.dumps(findings))
     dist.barrier()
@@ -99,4 +99,6 @@ def main(place: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # As in the tests' own process.
+    os.fsync = os.fstat  # type: ignore[assignment]
     main(Path(sys.argv[1]))

@@ -5,6 +5,8 @@ import time
 import torch
 from torch import nn
 
+from strucspars.models.cifar import CifarResNet
+
 CHANNELS = 16
 PADDING_NUMBERS = 1_000_000
 # Every network that was built in this process, in order.
@@ -51,6 +53,13 @@ def without_norm(num_classes: int) -> nn.Module:
     for in_channels, stride in ((3, 2), (CHANNELS, 1), (CHANNELS, 1)):
         layers += [nn.Conv2d(in_channels, CHANNELS, 3, stride=stride, padding=1), nn.ReLU()]
     return _remembered(nn.Sequential(*layers, *_head(num_classes)))
+
+
+def slimmable(num_classes: int) -> nn.Module:
+    """Of a type whose channels slimming knows; on small feature maps."""
+    model = CifarResNet(8, num_classes)
+    model.conv1.stride = (4, 4)
+    return _remembered(model)
 
 
 def slowly_built(num_classes: int) -> nn.Module:

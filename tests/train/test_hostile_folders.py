@@ -159,7 +159,7 @@ def test_a_plan_that_is_none_is_refused(
 def test_a_selection_that_is_none_is_refused(
     content: bytes | None, complaint: str, small_recipe: Recipes, tmp_path: Path
 ) -> None:
-    options = ("model.name=cifar-resnet8", "kind=slimming", "slimming.target=0.5", *EPOCHS)
+    options = ("model.name=small_networks:slimmable", "kind=slimming", "slimming.target=0.5", *EPOCHS)
     questions = iter(range(100))
     with pytest.raises(RunInterrupted):
         run_pipeline(small_recipe(*options), tmp_path / "run", should_stop=lambda: next(questions) >= 13)
@@ -215,7 +215,7 @@ def test_finetuning_does_not_go_on_with_another_plan_and_leaves_the_folder_as_it
 def test_finetuning_does_not_go_on_with_other_channels_than_slimming_kept(
     small_recipe: Recipes, tmp_path: Path
 ) -> None:
-    recipe = small_recipe("model.name=cifar-resnet8", "kind=slimming", "slimming.target=0.5", *EPOCHS)
+    recipe = small_recipe("model.name=small_networks:slimmable", "kind=slimming", "slimming.target=0.5", *EPOCHS)
     run = stopped_in_finetuning(recipe, tmp_path / "run")
     path = run.path / "selection.json"
     selection = json.loads(path.read_text())
@@ -258,7 +258,7 @@ def test_a_decision_that_is_none_is_refused(small_recipe: Recipes, tmp_path: Pat
         run_pipeline(recipe, tmp_path / "run", should_stop=lambda: next(questions) >= 13)
     run = RunFolder(tmp_path / "run")
     run.decisions_path.write_text(json.dumps({"finetune_form": "os.system"}))
-    assert "finetune_form must be masked or grouped, got 'os.system'" in refusal(
+    assert "finetune_form: must be one of masked, grouped or null, got 'os.system'" in refusal(
         small_recipe, run, "finetune.form=auto"
     )
 

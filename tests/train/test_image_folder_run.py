@@ -166,7 +166,7 @@ def test_a_killed_reader_of_images_ends_the_run_in_a_sentence_and_it_can_go_on(
     small_recipe: Recipes, images: Path, whole: dict[int, Path], tmp_path: Path, assert_same_outcome: Comparison
 ) -> None:
     recipe = folder_recipe(small_recipe, images, workers=2)
-    words = r"^a process that reads images has died \(killed by signal: Killed\).*; the same command goes on from "
+    words = r"^a process that reads images has died \(killed by signal: Killed\).*; the same command resumes from "
     with pytest.raises(ChildProcessError, match=words):
         run_pipeline(recipe, tmp_path / "run", observers=[Killing()])
     run_pipeline(recipe, tmp_path / "run")

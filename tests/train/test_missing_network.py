@@ -14,7 +14,7 @@ Recipes = Callable[..., Recipe]
 KINDS = {
     "strucspars": (),
     "dense": ("kind=dense",),
-    "slimming": ("kind=slimming", "model.name=cifar-resnet8", "slimming.target=0.5"),
+    "slimming": ("kind=slimming", "model.name=small_networks:slimmable", "slimming.target=0.5"),
     "averaged": ("stage2.ema=0.8", "finetune.form=grouped"),
 }
 

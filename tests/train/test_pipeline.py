@@ -278,7 +278,7 @@ def test_slimming_ends_in_narrow_tensors_that_are_saved_and_read_back(small_reci
     ("overrides", "complaint"),
     [
         (["model.name=small_networks:plain"], "slimming knows the channels of"),
-        (["model.name=cifar-resnet8", "slimming.target=0.99"], "target"),
+        (["model.name=small_networks:slimmable", "slimming.target=0.99"], "target"),
     ],
 )
 def test_what_cannot_be_slimmed_is_refused_before_it_is_trained(
@@ -429,7 +429,8 @@ def test_slimming_pulls_as_strongly_as_the_recipe_says(
     monkeypatch.setattr(methods, "SlimmingRule", noted)
     with pytest.raises(ValueError, match=r"strength 0\.0125"):
         run_pipeline(
-            small_recipe("kind=slimming", "model.name=cifar-resnet8", "slimming.strength=0.0125"), tmp_path / "run"
+            small_recipe("kind=slimming", "model.name=small_networks:slimmable", "slimming.strength=0.0125"),
+            tmp_path / "run",
         )
 
 

@@ -30,7 +30,7 @@ REFUSED = {
     "layers": ("sparsify.include=['no-such-layer']",),
     "slimming": ("kind=slimming",),
     "dense": ("kind=dense", "model.weights=/nowhere.pt"),
-    "batch norms": ("kind=slimming", "model.name=cifar-resnet8", "slimming.target=0.99"),
+    "batch norms": ("kind=slimming", "model.name=small_networks:slimmable", "slimming.target=0.99"),
 }
 
 

@@ -1,9 +1,8 @@
 """What the kinds of runs do: structured sparsification, Network Slimming as its baseline, and dense training."""
 
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import numpy as np
 from torch import nn
@@ -15,6 +14,7 @@ from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, save
 from strucspars.io.arrays import save_arrays
 from strucspars.io.files import read_text, write_text
+from strucspars.io.records import convert
 from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import Sparsifier
@@ -25,10 +25,6 @@ from strucspars.train.recipe_identity import first_stage_changes
 from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
 from strucspars.train.run import SPARSIFIED, Run
 from strucspars.train.run_folder import RunFolder
-
-FORMS: tuple[FinetuneForm, ...] = ("masked", "grouped")
-# Of PyTorch's message about two networks that differ, which names every tensor.
-SHOWN_CHARACTERS = 300
 
 
 class Method:
@@ -197,7 +193,8 @@ class StructuredSparsification(Method):
         try:
             model.load_state_dict(saved["model"])
         except (KeyError, TypeError, RuntimeError) as error:
-            reason = textwrap.shorten(str(error), SHOWN_CHARACTERS, placeholder=" ...")
+            # Not all of PyTorch's message, which names every tensor.
+            reason = " ".join(str(error).split())[:300]
             raise ValueError(
                 f"sparsify.from_run: {source} belongs to another network: {reason}; name another, or leave it out"
             ) from error
@@ -220,18 +217,17 @@ def finetuning_form(run: Run) -> FinetuneForm:
 
     The folder stores the choice: rounding differs between the forms, so a run that changed it would be another run.
     """
-    wanted = run.recipe.finetune.form
+    wanted, folder, engine = run.recipe.finetune.form, run.folder, run.engine
     if wanted != "auto":
         return wanted
-    form: FinetuneForm | None = run.engine.fabric.broadcast(
-        run.folder.remembered("finetune_form") if run.engine.is_first else None
-    )
+    stored = folder.remembered("finetune_form") if engine.is_first else None
+    hint = Literal["masked", "grouped"] | None
+    form: FinetuneForm | None = convert(hint, stored, str(folder.decisions_path), "finetune_form")
+    form = engine.fabric.broadcast(form)
     if form is None:
-        form = "masked" if run.engine.device.type == "cuda" else "grouped"
-        if run.engine.is_first:
-            run.folder.remember("finetune_form", form)
-    if form not in FORMS:
-        raise ValueError(f"{run.folder.decisions_path}: finetune_form must be masked or grouped, got {form!r}")
+        form = "masked" if engine.device.type == "cuda" else "grouped"
+        if engine.is_first:
+            folder.remember("finetune_form", form)
     return form
 
 

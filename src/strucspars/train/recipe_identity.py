@@ -1,12 +1,11 @@
 """Whether two recipes describe the same run, or two runs of the same row, wherever these runs take place."""
 
 import re
-import reprlib
 from pathlib import Path
 from typing import Any
 
 from strucspars.train.recipe import Recipe
-from strucspars.train.recipe_reading import flat_options
+from strucspars.train.recipe_reading import SHORT, flat_options
 from strucspars.train.run_folder import RunFolder
 
 # Where the data are and what computes: on another machine it is still the same run.
@@ -23,8 +22,6 @@ FREE = ("seed", "sparsify.from_run", "finetune.form", "engine.channels_last", "e
 
 # Of the options that differ, in an error. By repr: a folder from anywhere may hold characters that move the cursor.
 SHOWN_KEYS = 8
-SHORT = reprlib.Repr()
-SHORT.maxstring = SHORT.maxother = 100
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:

@@ -26,9 +26,9 @@ BASE = "base"
 YAML_SUFFIXES = (".yaml", ".yml")
 PACKAGED = Path(str(files("strucspars"))) / "recipes"
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 120
-_SHORT.maxlevel = 2
+SHORT = reprlib.Repr()
+SHORT.maxstring = SHORT.maxother = 120
+SHORT.maxlevel = 2
 
 
 class _Given(NamedTuple):
@@ -130,7 +130,7 @@ def _documents(source: str | Path, *, is_resolved: bool) -> list[tuple[str, dict
         content = _content(text, label)
         wanted, where = content.pop(BASE, None), f"{label}: {BASE}: "
         if not isinstance(wanted, str | None):
-            raise ValueError(f"{where}must be a name or path, got {_SHORT.repr(wanted)}")
+            raise ValueError(f"{where}must be a name or path, got {SHORT.repr(wanted)}")
         if wanted is not None and is_resolved:
             raise ValueError(f"{where}a run folder's recipe takes no base; write its keys out")
         # A base does not pass on its name: two recipes of one name would resume each other's runs.
@@ -166,7 +166,7 @@ def _content(text: str, label: str) -> dict[Any, Any]:
     if content is None:
         raise ValueError(f"{label}: the file is empty; a recipe has keys such as base, model or sparsify")
     if not isinstance(content, dict):
-        raise ValueError(f"{label}: a recipe must be a mapping of keys to values, got {_SHORT.repr(content)}")
+        raise ValueError(f"{label}: a recipe must be a mapping of keys to values, got {SHORT.repr(content)}")
     return content
 
 
@@ -188,7 +188,7 @@ def _values(content: Mapping[Any, Any], section: Any, prefix: str, origin: str) 
         path = f"{prefix}{key}"
         if key not in hints:
             remedy = _remedy(key, prefix, hints)
-            raise ValueError(f"{origin}: there is no key {path!r} (value {_SHORT.repr(value)}); {remedy}")
+            raise ValueError(f"{origin}: there is no key {path!r} (value {SHORT.repr(value)}); {remedy}")
         if is_dataclass(hints[key]) and isinstance(value, dict):
             yield from _values(value, hints[key], f"{path}.", origin)
         else:
