@@ -211,7 +211,7 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path, changes: dic
 def test_cifar_10_is_not_mistaken_for_cifar_100(tmp_path: Path) -> None:
     files = files_of(SMALL10)
     renamed = {"train": files["data_batch_1"], "test": files["test_batch"]}
-    with pytest.raises(ValueError, match="under 'fine_labels'; it is no cifar100 file"):
+    with pytest.raises(ValueError, match="under 'fine_labels'; it is not a cifar100 file"):
         read(write_folder(tmp_path, renamed), replace(SMALL100, images_per_train_file=4))
 
 

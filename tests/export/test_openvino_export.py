@@ -140,9 +140,8 @@ def test_what_openvino_cannot_read_is_refused_with_the_remedy(tmp_path: Path) ->
 def test_a_foreign_file_of_the_weights_name_is_refused(shuffled: Shuffled, tmp_path: Path) -> None:
     (tmp_path / "network.bin").write_text("foreign")
     (tmp_path / "link.xml").symlink_to("network.xml")
-    for name in ("network.xml", "link.xml"):
-        with pytest.raises(FileExistsError, match=r"network\.bin .* belongs to something else; move it away"):
-            ss.export(shuffled(), tmp_path / name, example_inputs=IMAGES, format="openvino")
+    with pytest.raises(FileExistsError, match=r"network\.bin .* belongs to something else; move it away"):
+        ss.export(shuffled(), tmp_path / "link.xml", example_inputs=IMAGES, format="openvino")
     assert {file.name for file in tmp_path.iterdir()} == {"network.bin", "link.xml"}
     assert (tmp_path / "network.bin").read_text() == "foreign"
 

@@ -118,7 +118,7 @@ def test_an_output_cannot_have_the_name_of_an_input() -> None:
 
 
 def test_outputs_that_are_no_tensors_are_refused() -> None:
-    with pytest.raises(ValueError, match="puts out a NoneType"):
+    with pytest.raises(ValueError, match="returns a NoneType"):
         output_tensors([SCORES, None])
     with pytest.raises(ValueError, match="no tensor"):
         choose_output_names([], None, input_names=[])

@@ -142,7 +142,7 @@ def test_yaml_has_plain_values_aliases_and_merge_keys() -> None:
         ("a: *b", "is not valid YAML"),
         ("a: [", "is not valid YAML"),
         ("PK\x03", "is not valid YAML"),
-        ("[" * 10_000, "is not valid YAML"),
+        ("[" * 2_000, "is not valid YAML"),
         ("? [a]\n: b", "is not valid YAML"),
         ("a: !!python/object/apply:os.abort []", "is not valid YAML"),
         ("a: 2024-99-99", "is not valid YAML"),

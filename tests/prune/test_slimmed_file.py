@@ -142,7 +142,7 @@ def wrong_channels(path: Path) -> None:
         (without_metadata, "was not written by save_slimmed"),
         (newer, "format_version: must be 1, got 7; upgrade strucspars"),
         (a_tensor_less, r"another network: it lacks \['fc.bias'\]"),
-        (a_tensor_more, r"another network: .* has \['more'\] besides"),
+        (a_tensor_more, r"another network: .* has \['more'\] in addition"),
         (wrong_shape, r"'fc.bias' is torch.float32 \(3,\), the model needs torch.float32 \(10,\)"),
         (wrong_kind, "'fc.bias' is torch.int64"),
         (wrong_channels, "'bn.kept' contradicts the file's own plan or selection"),

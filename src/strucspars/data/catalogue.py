@@ -71,7 +71,7 @@ def batches_of(
     memory_format: torch.memory_format = torch.contiguous_format,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """Batches to learn from, shuffled and augmented anew every epoch; or to evaluate on, every image once as it is.
+    """Batches to learn from, shuffled and augmented again every epoch; or to evaluate on, every image once, unchanged.
 
     `workers` matter to images on disk only.
     """

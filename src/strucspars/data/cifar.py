@@ -21,7 +21,7 @@ import torch
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
 from strucspars.io.files import read_bytes
 
-# The largest real file has 155 MB; protocol 2 of Python 3 can make twice of it.
+# The largest real file has 155 MB; protocol 2 of Python 3 can double it.
 MAX_FILE_BYTES = 512 * 2**20
 IMAGE_SHAPE = (3, 32, 32)
 # Name within the data set, location for errors, content.
@@ -172,7 +172,7 @@ def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> I
     """Images and labels of one file, if they are what the layout promises."""
     fields = load_plain_pickle(content, source=source)
     if not isinstance(fields, dict):
-        raise ValueError(f"{source} holds a {type(fields).__name__} instead of a dictionary; it is no CIFAR file")
+        raise ValueError(f"{source} holds a {type(fields).__name__} instead of a dictionary; it is not a CIFAR file")
     # Keys are text or bytes, by the Python that wrote them.
     fields = {key.decode("latin1") if isinstance(key, bytes) else key: field for key, field in fields.items()}
     expected = layout.images_per_test_file if name == layout.test_file else layout.images_per_train_file
@@ -186,8 +186,8 @@ def _image_set(source: str, content: bytes, name: str, layout: CifarLayout) -> I
         type(number) is int and 0 <= number < layout.num_classes for number in numbers
     ):
         raise ValueError(
-            f"{source} has no list of whole numbers 0 .. {layout.num_classes - 1} under {layout.label_key!r}; it is no "
-            f"{layout.name} file"
+            f"{source} has no list of whole numbers 0 .. {layout.num_classes - 1} under {layout.label_key!r}; it is "
+            f"not a {layout.name} file"
         )
     if len(numbers) != expected:
         raise ValueError(f"{source} has {len(numbers)} labels for {expected} images; download it again")

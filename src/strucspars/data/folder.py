@@ -25,7 +25,7 @@ def read_image(path: str) -> Image.Image:
     """The image in a file, in 8-bit RGB. 16-bit grey is scaled by its whole range: 65535 becomes 255.
 
     Raises:
-        ValueError: the pixels have no fixed range, or it is no regular file.
+        ValueError: the pixels have no fixed range, or it is not a regular file.
         Exception: of almost any type, where the file is damaged.
     """
     with open_file(path, limit=IMAGE_BYTES) as file, Image.open(file, formats=FORMATS) as image:
@@ -33,13 +33,13 @@ def read_image(path: str) -> Image.Image:
 
 
 def in_8_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bit, where Pillow would clip it at 255; images of 8 bit as they are.
+    """16-bit grey scaled to 8 bit, where Pillow would clip it at 255; images of 8 bit are not changed.
 
     Raises:
         ValueError: the pixels are 32-bit numbers, which have no known white.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in FORMATS_WITHOUT_32_BIT):
-        # Rounded: 257 is odd, so nothing lies halfway.
+        # Rounded: 257 is odd, so nothing is halfway.
         return Image.fromarray(((np.asarray(image).astype(np.int32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(
@@ -72,7 +72,7 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(self, root: Path, *, image_size: int, resize: int, random: bool, seed: int) -> None:
         if not 1 <= image_size <= resize:
-            raise ValueError(f"image_size must lie in 1 .. resize ({resize}), got {image_size}")
+            raise ValueError(f"image_size must be in 1 .. resize ({resize}), got {image_size}")
         try:
             folder = ImageFolder(str(root))
         except FileNotFoundError as error:  # torchvision's word for "no classes" and for "a class without images"
@@ -91,7 +91,7 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
         return len(self._paths)
 
     def names_digest(self) -> str:
-        """SHA-256 of the images' names and labels in order, independent of where the folder lies and of class names."""
+        """SHA-256 of the images' names and labels in order, whatever the path of the folder and the class names."""
         digest = hashlib.sha256()
         before_class = len(os.fsencode(self._root / "_")) - 1
         for label, path in zip(self._labels.tolist(), self._paths.tolist(), strict=True):

@@ -43,7 +43,7 @@ class ResidentData:
         num_classes: labels are below it.
         mean: per channel, of pixels scaled to 0 .. 1.
         std: per channel, of the same.
-        augmentation: for training images; None leaves them as they are.
+        augmentation: for training images; None: no change.
     """
 
     name: str
@@ -74,7 +74,7 @@ def mixed_seed(stream: Stream, *values: int) -> int:
     words = [int(stream), len(values)]
     for value in values:
         if not 0 <= value < 2**64:
-            raise ValueError(f"a seed, epoch or index must lie in 0 .. 2**64 - 1, got {value}")
+            raise ValueError(f"a seed, epoch or index must be in 0 .. 2**64 - 1, got {value}")
         # Always two words: SeedSequence itself takes 2**32 for (0, 1), and ignores zeros at the end.
         words += [value & 0xFFFFFFFF, value >> 32]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> np.uint64(1))

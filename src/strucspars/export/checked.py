@@ -140,7 +140,7 @@ def export(
 ) -> ExportReport:
     """Write a network as a file for a deployment runtime that provably computes the same.
 
-    The network is folded first, and stays as it is. The file is run in its runtime on random inputs and compared with
+    The network is folded first, as a copy. The file is run in its runtime on random inputs and compared with
     the network before it appears under its name; on any failure nothing is left, and a file that was there before
     stays.
 
@@ -157,7 +157,7 @@ def export(
         dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
             long there.
         widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: 16 for ONNX and OpenVINO,
-            whose runtimes are slow below, else 1; a graph that is folded already stays as it is.
+            whose runtimes are slow below, else 1; a graph that is folded already is not changed.
 
     Raises:
         ImportError: the runtime is not installed.
@@ -214,8 +214,8 @@ def check_agreement(
 ) -> Agreement:
     """Compare a runtime with the network on random inputs like the example, at each batch size.
 
-    The model is on the CPU, is called in eval mode, and stays as it is. The names of the runtime and of the future file
-    are for messages.
+    The model must be on the CPU; it is called in eval mode and not changed. The names of the runtime and of the future
+    file are for messages.
 
     Raises:
         ExportMismatch: the runtime fails, or something differs; the message says what.

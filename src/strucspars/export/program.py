@@ -119,7 +119,7 @@ class Exporter(ABC):
     Attributes:
         suffix: how its files end, such as ".onnx".
         group_width: convolutions with fewer channels per group run as wider ones, because the runtime is slow with
-            narrow groups; 1: as they are.
+            narrow groups; 1: no change.
         has_names: whether files keep the names of inputs and outputs.
     """
 
@@ -199,7 +199,7 @@ def inference_program(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> InferenceProgram:
-    """Fold a network and trace it with torch.export. The network stays as it is.
+    """Fold a copy of a network and trace it with torch.export.
 
     The arguments are those of `export`; `group_width` is that of the format.
     """
@@ -319,7 +319,7 @@ def _named_tensors(outputs: object, name: str = "") -> Iterator[tuple[str, torch
             yield from _named_tensors(part, f"{name}_{key}" if name else str(key))
     else:
         raise ValueError(
-            f"the network puts out a {type(outputs).__name__}; a file puts out tensors only, or lists, tuples and "
+            f"the network returns a {type(outputs).__name__}; a file returns tensors only, or lists, tuples and "
             "dictionaries of them: wrap the network in a module that returns those"
         )
 
@@ -338,7 +338,7 @@ def choose_output_names(outputs: object, given: Sequence[str] | None, *, input_n
     """The given names, or the keys of a dictionary, or "output", "output_1" and so on."""
     keys = tuple(name for name, _ in _named_tensors(outputs))
     if not keys:
-        raise ValueError("the network puts out no tensor; there is nothing to export")
+        raise ValueError("the network returns no tensor, so there is nothing to export")
     if given is not None:
         names = _checked_names("output_names", given, len(keys))
         if both := sorted(set(names) & set(input_names)):
@@ -372,7 +372,7 @@ def without_chatter() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without colours, to stand inside a sentence."""
+    """The first line of an error's message, without colours, for use inside a sentence."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = (line.strip() for line in plain.splitlines())
     return next((line.rstrip(".;: ") for line in lines if line), type(error).__name__)

@@ -94,7 +94,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     """Turn a freshly built, dense model into the saved one, in place; returns the model.
 
     Everything is checked before anything changes: if the file is damaged, foreign, newer, or belongs to another
-    network, the model stays as it is.
+    network, the model is not changed.
 
     Args:
         path: a file that `save` has written.
@@ -113,7 +113,7 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     if metadata.get(FORMAT_KEY) != FORMAT:
         raise ValueError(
             f"{path} holds its weights in storage format {metadata.get(FORMAT_KEY, '1')}, this version reads format "
-            f"{FORMAT}; save the network anew with this version"
+            f"{FORMAT}; save the network again with this version"
         )
     plan = GroupingPlan.from_json(metadata[PLAN_KEY], str(path))
     transforms = read_transforms(metadata, str(path))
@@ -203,7 +203,7 @@ def check_tensors(
     """
     missing, unknown = sorted(set(needed) - set(tensors)), sorted(set(tensors) - set(needed))
     if missing or unknown:
-        raise ValueError(f"{path} belongs to another network: it lacks {missing[:3]} and has {unknown[:3]} besides")
+        raise ValueError(f"{path} belongs to another network: it lacks {missing[:3]} and has {unknown[:3]} in addition")
     for name, own in needed.items():
         found = tensors[name]
         kinds = {(tensor.is_floating_point(), tensor.is_complex()) for tensor in (found, own)}

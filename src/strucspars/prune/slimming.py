@@ -208,9 +208,9 @@ class NormSite:
 
     Attributes:
         norm: its name.
-        width: its channels in the dense network, told from layers that never narrow.
-        producer: the convolution whose outputs go with the channels; None where the norm reads the residual stream.
-        consumer: the layer whose inputs go with the channels.
+        width: its channels in the dense network, read from layers that never narrow.
+        producer: the convolution that loses outputs with the channels; None where the norm reads the residual stream.
+        consumer: the layer that loses inputs with the channels.
     """
 
     norm: str
@@ -364,7 +364,7 @@ def _removal_order(scales: list[FloatArray]) -> tuple[IntArray, IntArray]:
 def _removed_mac_fraction(
     model: nn.Module, weights: dict[str, tuple[int, int]], example_inputs: ExampleInputs | None
 ) -> float | None:
-    """MACs go with the weights that cause them."""
+    """The fraction of MACs that the removed weights cause."""
     if example_inputs is None:
         return None
     counted = count_macs(model, example_inputs)
@@ -381,7 +381,7 @@ def slim_(model: Model, selection: ChannelSelection) -> Model:
 
     The network computes what it computed with scale and shift of the removed channels set to zero. What their shifts
     added before is dropped, as in Liu et al. Parameters stay the same objects, with narrower values and gradients; an
-    optimizer that remembers the old shapes must be made anew. Nothing changes unless everything fits.
+    optimizer that remembers the old shapes must be made again. Nothing changes unless everything fits.
 
     Args:
         model: a dense `PreactivationResNet` or `CifarResNet`.
