@@ -219,21 +219,6 @@ def test_the_scale_of_the_weights_does_not_matter(scale: float, method: Method) 
     assert full_cost(importance, learned) == pytest.approx(learn_permutations(importance, method).cost, rel=5e-3)
 
 
-def test_the_sweep_limit_holds_for_every_search(method: Method) -> None:
-    importance = np.random.default_rng(1).random((64, 64))
-    start = np.random.default_rng(2).permutation(64), np.arange(64)
-    limited = learn_permutations(importance, method, start=start, max_sweeps=1)
-    unlimited = learn_permutations(importance, method, start=start)
-    assert (limited.sweeps, limited.converged) == (1, False)
-    assert unlimited.converged
-    assert unlimited.cost < limited.cost
-    flat = refine_at_level(importance, start, group_level=3, max_sweeps=1)
-    assert (flat.sweeps, flat.converged) == (1, False)
-    assert refine_at_level(importance, start, group_level=3).cost < flat.cost
-    with pytest.raises(ValueError, match="max_sweeps must be a whole number from 1 on"):
-        refine_at_level(importance, start, group_level=3, max_sweeps=0)
-
-
 def test_only_the_method_with_pot_calls_pot(monkeypatch: pytest.MonkeyPatch) -> None:
     ot = pytest.importorskip("ot", reason="POT is not installed")
     solve, sizes = ot.emd, []
@@ -294,7 +279,6 @@ def test_refining_at_a_level_never_lowers_the_kept_norm(shape: tuple[int, int]) 
         ({"start": ([0, 1, 2, 2], range(8))}, "start's out_perm is not a permutation"),
         ({"start": (range(4), range(7))}, "start's in_perm must list 8 channels"),
         ({"seed": -1}, "seed must be a whole number from 0 on, got -1"),
-        ({"max_sweeps": 0}, "max_sweeps must be a whole number from 1 on, got 0"),
     ],
 )
 def test_a_bad_option_is_named_with_its_limits(options: dict[str, object], complaint: str) -> None:
@@ -370,5 +354,5 @@ def test_layers_up_to_64_x_64_channels_are_searched_longer(
 
     monkeypatch.setattr(fast_search, "bisect_blocks", recorded)
     importance, generator = np.random.default_rng(0).random((width, width)), np.random.default_rng(0)
-    fast_search.search_from_scratch(importance, group_penalty(1), generator=generator, max_sweeps=1)
+    fast_search.search_from_scratch(importance, group_penalty(1), generator=generator)
     assert efforts == [effort]

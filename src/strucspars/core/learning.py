@@ -33,7 +33,6 @@ def learn_permutations(
     max_group_level: int | None = None,
     start: Start | None = None,
     seed: int = 0,
-    max_sweeps: int = 100,
 ) -> Connectivity:
     """Minimise `sum(S[P][:, Q] * R)` over row orders P and column orders Q (Sec. 3.2).
 
@@ -50,7 +49,6 @@ def learn_permutations(
         start: a `Connectivity` or a pair `(out_perm, in_perm)` to improve on. With `"fast"` this is a warm refresh
             without random starts, so that channels change their group only where it pays.
         seed: decides the random starts of `"fast"`.
-        max_sweeps: limit on the pairs of half-steps.
 
     Differs from the paper: `"fast"`, the default, searches the same optimum better and faster; see
     `docs/decisions/0006-solver.md`.
@@ -67,24 +65,21 @@ def learn_permutations(
     if max_group_level is not None:
         halvings = hierarchy.checked_group_level(max_group_level, *matrix.shape, name="max_group_level") - 1
     penalty = hierarchy.group_penalty(halvings, decay=decay)
-    max_sweeps = checked_at_least("max_sweeps", max_sweeps, 1)
     generator = np.random.default_rng(checked_at_least("seed", seed, 0))
     out_perm, in_perm = _checked_start(start, matrix.shape)
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     if method != "fast":
         assign = assign_by_positions if method == "paper" else assign_by_network_simplex
-        learned = _improve(matrix, penalty, out_perm, in_perm, assign, max_sweeps)
+        learned = _improve(matrix, penalty, out_perm, in_perm, assign)
     elif start is None:
-        learned = search_from_scratch(matrix, penalty, generator=generator, max_sweeps=max_sweeps)
+        learned = search_from_scratch(matrix, penalty, generator=generator)
     else:
-        learned = refresh(matrix, penalty, out_perm=out_perm, in_perm=in_perm, max_sweeps=max_sweeps)
+        learned = refresh(matrix, penalty, out_perm=out_perm, in_perm=in_perm)
     return replace(learned, cost=math.ldexp(learned.cost, exponent))
 
 
-def refine_at_level(
-    importance: npt.ArrayLike, start: Start, *, group_level: int, max_sweeps: int = 100
-) -> Connectivity:
+def refine_at_level(importance: npt.ArrayLike, start: Start, *, group_level: int) -> Connectivity:
     """Raise the norm kept at one group level and forget all others: minimise `sum(S[P][:, Q] * (1 - U_g))`.
 
     For use once the levels are decided, when the hierarchy that R rewards has done its work. Never lowers the kept norm
@@ -99,9 +94,8 @@ def refine_at_level(
     """
     matrix, exponent = _in_scale(checked_importance(importance))
     groups = hierarchy.num_groups(hierarchy.checked_group_level(group_level, *matrix.shape))
-    max_sweeps = checked_at_least("max_sweeps", max_sweeps, 1)
     out_perm, in_perm = _checked_start(start, matrix.shape)
-    refined = _improve(matrix, 1 - np.eye(groups), out_perm, in_perm, assign_by_group_cycles, max_sweeps)
+    refined = _improve(matrix, 1 - np.eye(groups), out_perm, in_perm, assign_by_group_cycles)
     return replace(refined, cost=math.ldexp(refined.cost, exponent))
 
 
@@ -113,15 +107,10 @@ def _in_scale(importance: FloatArray) -> tuple[FloatArray, int]:
 
 
 def _improve(
-    importance: FloatArray,
-    penalty: FloatArray,
-    out_perm: IntArray,
-    in_perm: IntArray,
-    assign: AssignToGroups,
-    max_sweeps: int,
+    importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_perm: IntArray, assign: AssignToGroups
 ) -> Connectivity:
     """The plain alternation. Never worse than its start."""
-    found = alternate(importance, penalty, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
+    found = alternate(importance, penalty, out_perm=out_perm, in_perm=in_perm, assign=assign)
     return cheaper(found, importance, penalty, out_perm=out_perm, in_perm=in_perm)
 
 

@@ -26,7 +26,7 @@ def alternate(
     out_perm: IntArray,
     in_perm: IntArray,
     assign: AssignToGroups,
-    max_sweeps: int,
+    max_sweeps: int = 100,
 ) -> Connectivity:
     """Lower `sum(S[P][:, Q] * R)` by exact steps over P and Q in turn until neither can gain (Sec. 3.2).
 
@@ -208,34 +208,27 @@ SMALL_LAYER = 64 * 64
 SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 12, 8), rounded_steps=3)
 
 
-def search_from_scratch(
-    importance: FloatArray, penalty: FloatArray, *, generator: np.random.Generator, max_sweeps: int
-) -> Connectivity:
+def search_from_scratch(importance: FloatArray, penalty: FloatArray, *, generator: np.random.Generator) -> Connectivity:
     """Cold search for the orders that minimise `sum(S[P][:, Q] * R)`. Never worse than the identity order."""
     trunk_halvings = _halvings(len(penalty) // _leaf_groups(penalty))
     effort = SMALL_LAYER_EFFORT if importance.size <= SMALL_LAYER else TRUNK_EFFORT
     rows, columns = bisect_blocks(_scaled(importance)[None], trunk_halvings, effort=effort, generator=generator)
-    found = _polish(importance, penalty, rows[0], columns[0], max_sweeps)
+    found = _polish(importance, penalty, rows[0], columns[0])
     out_channels, in_channels = importance.shape
     return cheaper(found, importance, penalty, out_perm=np.arange(out_channels), in_perm=np.arange(in_channels))
 
 
-def refresh(
-    importance: FloatArray, penalty: FloatArray, *, out_perm: IntArray, in_perm: IntArray, max_sweeps: int
-) -> Connectivity:
+def refresh(importance: FloatArray, penalty: FloatArray, *, out_perm: IntArray, in_perm: IntArray) -> Connectivity:
     """Warm search from given orders, without random starts. Never worse than its start."""
-    found = _polish(importance, penalty, out_perm, in_perm, max_sweeps)
+    found = _polish(importance, penalty, out_perm, in_perm)
     return cheaper(found, importance, penalty, out_perm=out_perm, in_perm=in_perm)
 
 
-def _polish(
-    importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_perm: IntArray, max_sweeps: int
-) -> Connectivity:
+def _polish(importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_perm: IntArray) -> Connectivity:
     """Exact alternation over the trunk's groups, then bisection inside each of them."""
     leaf_groups = _leaf_groups(penalty)
     trunk = penalty[::leaf_groups, ::leaf_groups]
-    assign = assign_by_group_cycles
-    end = alternate(importance, trunk, out_perm=out_perm, in_perm=in_perm, assign=assign, max_sweeps=max_sweeps)
+    end = alternate(importance, trunk, out_perm=out_perm, in_perm=in_perm, assign=assign_by_group_cycles)
     if leaf_groups == 1:
         return end
     rows, columns = end.out_perm.reshape(len(trunk), -1), end.in_perm.reshape(len(trunk), -1)
