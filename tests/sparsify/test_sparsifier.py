@@ -212,7 +212,7 @@ def test_a_scripted_model_is_told_to_be_grouped_first() -> None:
         ss.one_shot_plan(scripted, target=0.4)
 
 
-@pytest.mark.parametrize(("use", "operation"), [("penalty", "_foreach_copy_"), ("regularize_", "_foreach_addcmul_")])
+@pytest.mark.parametrize(("use", "operation"), [("penalty", "_foreach_norm"), ("regularize_", "_foreach_addcmul_")])
 def test_an_error_of_torch_is_passed_on(use: str, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")

@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -75,9 +75,10 @@ class LayerPlan:
         }
 
 
-def group_counts(layers_by_groups: Mapping[int, int]) -> str:
+def group_counts(groups_of_layers: Iterable[int]) -> str:
     """How many layers have how many groups, in a line."""
-    counts = [f"{groups} ({count} layer{'s'[: count != 1]})" for groups, count in sorted(layers_by_groups.items())]
+    by_groups = sorted(Counter(groups_of_layers).items())
+    counts = [f"{groups} ({count} layer{'s'[: count != 1]})" for groups, count in by_groups]
     return f"groups per layer: {', '.join(counts) or 'no layers'}"
 
 
@@ -125,12 +126,12 @@ class GroupingPlan:
                 raise ValueError(f"target {self.target:g} of all {self.budget} is not met: the plan removes {removed}")
 
     def __repr__(self) -> str:
-        counts = Counter(layer.num_groups for layer in self.layers.values())
+        counts = group_counts(layer.num_groups for layer in self.layers.values())
         removed = f"removes {self.removed_param_fraction:.1%} of all params"
         if self.removed_mac_fraction is not None:
             removed += f" and {self.removed_mac_fraction:.1%} of all macs"
         asked = "" if self.target is None else f" (asked for: {self.target:.1%} of all {self.budget})"
-        return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}\n{group_counts(counts)}"
+        return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}\n{counts}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON: a read-only mapping cannot be pickled."""

@@ -20,12 +20,7 @@ ImportanceFunction = Callable[[SelectedLayer], FloatArray]
 
 @dataclass(frozen=True)
 class Importance:
-    """How much each connection of a layer matters: S of Sec. 3.2.
-
-    Attributes:
-        function: takes a layer, which has a name, a module and a weight; returns S, `(C_out, C_in)`, not negative.
-        penalty: the norm of the kernels that sparse training shrinks, `"l1"` or `"l2"`.
-    """
+    """How much each connection of a layer matters, S of Sec. 3.2, as `register_importance` describes it."""
 
     function: ImportanceFunction
     penalty: Norm = "l1"
@@ -109,12 +104,7 @@ CostFunction = Callable[[CountedLayer, Sequence[CountedLayer]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a target is a fraction of.
-
-    Attributes:
-        cost_by_level: `cost_by_level(layer, neighbours)` returns the layer's cost at the group levels 1, 2, ...
-        whole: cost of the whole dense network; None adds up all convolutions and linear layers.
-    """
+    """What a target is a fraction of, as `register_budget` describes it."""
 
     cost_by_level: CostFunction
     whole: Callable[[WholeNetwork], float] | None = None

@@ -205,15 +205,12 @@ def orders_of(layers: Sequence[LayerToOrder], config: SparsifyConfig, solve: Sol
     if len(found) != len(layers):
         raise ValueError(f"orders {config.orders!r} returned orders of {len(found)} layers, expected {len(layers)}")
     checked = []
-    for layer, (out_perm, in_perm) in zip(layers, found, strict=True):
-        where = f"layer {layer.name!r}: orders {config.orders!r}: "
-        out_channels, in_channels = layer.importance.shape
-        checked.append(
-            (
-                checked_permutation(out_perm, out_channels, name=f"{where}out_perm"),
-                checked_permutation(in_perm, in_channels, name=f"{where}in_perm"),
-            )
+    for layer, orders in zip(layers, found, strict=True):
+        out_perm, in_perm = (
+            checked_permutation(order, width, name=f"layer {layer.name!r}: orders {config.orders!r}: {side}")
+            for order, width, side in zip(orders, layer.importance.shape, ("out_perm", "in_perm"), strict=True)
         )
+        checked.append((out_perm, in_perm))
     return checked
 
 

@@ -1,7 +1,6 @@
 """Sparse training of any model: the penalty for every step, the decisions after every epoch (Algorithm 1)."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
@@ -72,10 +71,9 @@ class EpochReport:
     layers: tuple[LayerReport, ...]
 
     def __repr__(self) -> str:
-        groups = Counter(num_groups(layer.group_level) for layer in self.layers)
         return (
             f"epoch {self.epoch}: {self.removed_fraction:.1%} removed, lambda {self.lambda_value:.2g}, "
-            f"{self.seconds:.1f} s\n{group_counts(groups)}"
+            f"{self.seconds:.1f} s\n{group_counts(num_groups(layer.group_level) for layer in self.layers)}"
         )
 
 
@@ -140,7 +138,7 @@ class Sparsifier:
             f"{config.target:.1%} of all {config.budget}\n"
             f"epoch {self._controller.epoch} of {config.epochs}: {self._controller.removed_fraction:.1%} removed, "
             f"lambda {self.lambda_value:.2g}\n"
-            f"{group_counts(Counter(num_groups(state.group_level) for state in self._states))}"
+            f"{group_counts(num_groups(state.group_level) for state in self._states)}"
         )
 
     @property
@@ -239,18 +237,19 @@ class Sparsifier:
             raise ValueError(
                 f"the state belongs to the layers {list(saved)}, the model has {names}; give that of the same network"
             )
-        controller = LambdaState(**state["controller"])
         self._states = [self._restored_state(index, layer) for index, layer in enumerate(saved.values())]
-        self._controller = controller
+        self._controller = LambdaState(**state["controller"])
         self._set_strengths_()
 
     def _restored_state(self, index: int, saved: Mapping[str, Any]) -> LayerState:
         layer = self.selection.layers[index]
         out_channels, in_channels = layer.weight_shape[:2]
+        # A checkpoint may have been loaded to a GPU.
+        out_perm, in_perm = saved["out_perm"].cpu(), saved["in_perm"].cpu()
         return replace(
             self._states[index],
-            out_perm=_restored_order(saved["out_perm"], out_channels, f"layer {layer.name!r}: out_perm"),
-            in_perm=_restored_order(saved["in_perm"], in_channels, f"layer {layer.name!r}: in_perm"),
+            out_perm=checked_permutation(out_perm, out_channels, name=f"layer {layer.name!r}: out_perm"),
+            in_perm=checked_permutation(in_perm, in_channels, name=f"layer {layer.name!r}: in_perm"),
             group_level=checked_group_level(saved["group_level"], out_channels, in_channels),
         )
 
@@ -279,11 +278,6 @@ class Sparsifier:
         for index, (layer, state) in enumerate(zip(self.selection.layers, self._states, strict=True)):
             strength = penalty_strength(layer, state, decay=self.config.decay, lambda_value=self.lambda_value)
             self._penalty.set_strength_(index, strength)
-
-
-def _restored_order(saved: Any, length: int, name: str) -> IntArray:
-    # A checkpoint may have been loaded to a GPU.
-    return checked_permutation(saved.cpu() if isinstance(saved, torch.Tensor) else saved, length, name=name)
 
 
 def penalty_strength(layer: SelectedLayer, state: LayerState, *, decay: float, lambda_value: float) -> FloatArray:
