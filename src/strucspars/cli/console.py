@@ -19,7 +19,6 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
 from rich.text import Text
 from typing_extensions import override
 
-from strucspars.io.files import followed
 from strucspars.train.observer import RunObserver
 
 ImageShape = tuple[int, int, int]
@@ -150,10 +149,9 @@ def examples(*commands: str) -> str:
 
 
 def check_can_be_written(out: Path, *, force: bool = False) -> None:
-    """Raise an `OSError` that says what to do if a file cannot be written: before the work, not after it.
+    """Raise an `OSError` that says what to do if a file cannot be written: before the work, not after it."""
+    from strucspars.io.files import followed
 
-    An existing file may be replaced with `force`.
-    """
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; name a file with --out")
     if out.exists() and not force:

@@ -15,7 +15,6 @@ import typer
 
 from strucspars.cli import missing_extra
 from strucspars.cli.console import is_first_process
-from strucspars.io.files import REMEDIES
 from strucspars.train.observer import RunFailed
 
 FAILED = 1
@@ -124,6 +123,8 @@ def _argument_words(error: Any) -> str:
 def _one_line(error: BaseException) -> str:
     """The message of an error; lines after the first follow it, separated by semicolons."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        from strucspars.io.files import REMEDIES
+
         return f"{error.filename}: {error.strerror}; {REMEDIES.get(error.errno or 0, 'check that path')}"
     first, *others = [" ".join(line.split()) for line in (str(error) or type(error).__name__).splitlines()]
     return f"{first} {'; '.join(others)}".strip()
