@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from strucspars.cli.export import export_network
+from strucspars.cli.networks import Target
 from strucspars.cli.run import seeded_recipes
 from strucspars.export.checked import ExportReport
 from strucspars.train.recipe_reading import read_recipe
@@ -30,21 +31,21 @@ def test_a_run_prints_its_outcome_and_where_it_lies(call: Any, tiny: tuple[str, 
     assert "\x1b" not in said.out + said.err
 
 
-def test_the_text_is_kept_in_the_folder(call: Any, tiny: tuple[str, ...]) -> None:
+def test_the_text_is_kept_in_the_folder(call: Any, tiny: tuple[str, ...], finished: Path) -> None:
     said = call("run", "demo", *tiny, "--quiet")
     assert said.out == Path("runs/demo/summary.txt").read_text()
 
 
-def test_a_finished_run_prints_the_same_again(call: Any, tiny: tuple[str, ...]) -> None:
-    first = call("run", "demo", *tiny, "--quiet")
+def test_a_finished_run_prints_the_same_again(call: Any, tiny: tuple[str, ...], finished: Path) -> None:
     again = call("run", "demo", *tiny)
     assert again.status == 0
     assert again.out.startswith("runs/demo is finished already\n")
-    assert again.out.endswith(first.out)
+    assert again.out.endswith((finished / "summary.txt").read_text())
 
 
-def test_a_finished_run_without_its_network_is_refused_with_the_remedy(call: Any, tiny: tuple[str, ...]) -> None:
-    call("run", "demo", *tiny, "--quiet")
+def test_a_finished_run_without_its_network_is_refused_with_the_remedy(
+    call: Any, tiny: tuple[str, ...], finished: Path
+) -> None:
     Path("runs/demo/model.safetensors").unlink()
     again = call("run", "demo", *tiny)
     assert again.status == 2
@@ -52,8 +53,7 @@ def test_a_finished_run_without_its_network_is_refused_with_the_remedy(call: Any
     assert "or delete runs/demo/summary.json to write it again from the last checkpoint" in again.err
 
 
-def test_a_finished_folder_does_not_take_another_recipe(call: Any, tiny: tuple[str, ...]) -> None:
-    call("run", "demo", *tiny, "--quiet")
+def test_a_finished_folder_does_not_take_another_recipe(call: Any, tiny: tuple[str, ...], finished: Path) -> None:
     said = call("run", "demo", *tiny, "sparsify.target=0.3")
     assert said.status == 2
     assert said.err.startswith("error: runs/demo holds a run with another recipe")
@@ -187,12 +187,12 @@ def test_jobs_are_refused_under_torchrun(call: Any, tiny: tuple[str, ...], monke
     assert "--jobs 2 is for one process" in said.err
 
 
-@pytest.mark.parametrize(("seeds", "folders"), [("0", ["summary.json"]), ("0,1", ["demo", "demo-seed1"])])
+@pytest.mark.parametrize(("seeds", "folders"), [("0", ["summary.json"]), ("0,1", ["demo-dense", "demo-dense-seed1"])])
 def test_the_run_folder_may_be_named_from_home(
     seeds: str, folders: list[str], call: Any, tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert call("run", "demo", *tiny, "--out=~/there", "--seeds", seeds, "--quiet").status == 0
+    assert call("run", "demo-dense", *tiny, "--out=~/there", "--seeds", seeds, "--quiet").status == 0
     assert all((tmp_path / "home" / "there" / name).exists() for name in folders)
     assert not Path("~").exists()
 
@@ -207,7 +207,7 @@ def test_a_world_size_without_torchrun_ends_at_once(
     assert not Path("runs").exists()
 
 
-def test_a_run_can_end_in_an_export(call: Any, tiny: tuple[str, ...]) -> None:
+def test_a_run_can_end_in_an_export(call: Any, tiny: tuple[str, ...], finished: Path) -> None:
     said = call("run", "demo", *tiny, "--export", "torch", "--quiet")
     assert said.status == 0
     assert "checked in" in said.out
@@ -218,10 +218,10 @@ def test_a_run_can_end_in_an_export(call: Any, tiny: tuple[str, ...]) -> None:
 
 
 def test_what_was_trained_is_told_where_an_export_fails(
-    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    call: Any, tiny: tuple[str, ...], finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exported(target: str, **options: Any) -> ExportReport:
-        if target.endswith("seed1"):
+    def exported(target: Target, **options: Any) -> ExportReport:
+        if target.folder is not None and target.folder.path.name.endswith("seed1"):
             raise ValueError("the file cannot be written")
         return export_network(target, **options)
 
@@ -235,13 +235,12 @@ def test_what_was_trained_is_told_where_an_export_fails(
 
 
 def test_a_run_that_failed_is_named_where_an_export_fails_too(
-    call: Any, tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    call: Any, tiny: tuple[str, ...], finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exported(target: str, **options: Any) -> ExportReport:
+    def exported(target: Target, **options: Any) -> ExportReport:
         raise ValueError("the file cannot be written")
 
     monkeypatch.setattr("strucspars.cli.run.export_network", exported)
-    Path("runs").mkdir()
     Path("runs/demo-seed1").write_text("in the way")
     said = call("run", "demo", *tiny, "--seeds", "0,1", "--export", "torch", "--quiet")
     assert said.status == 1

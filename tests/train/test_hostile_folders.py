@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from strucspars.cli.export import export_network
+from strucspars.cli.networks import find_target
 from strucspars.prune.slimming import ChannelSelection
 from strucspars.report.reading import read_run
 from strucspars.train.checkpoint import save_checkpoint, save_named
@@ -337,7 +338,7 @@ def test_a_link_in_a_run_folder_is_refused_and_what_it_leads_to_stays(
     words = f"^{re.escape(str(place))} is a link, which a run folder must not hold: .*; replace it by a copy, or delete"
     for attempt in (
         lambda: run_pipeline(small_recipe(*EPOCHS), run.path),
-        lambda: export_network(str(run.path), format="onnx", force=True),
+        lambda: export_network(find_target(str(run.path), model=None), format="onnx", force=True),
         lambda: read_run(run.path),
     ):
         with pytest.raises(ValueError, match=words):

@@ -32,6 +32,7 @@ def demo(
     debug: console.Debug = False,
 ) -> None:
     """Train a small network on the embedded digits, compress it by half, and compare. Takes minutes on a laptop."""
+    from strucspars.cli.networks import find_target
     from strucspars.report.page import write_report
     from strucspars.report.reading import read_run
 
@@ -45,7 +46,7 @@ def demo(
     texts, documents, broken = [], [], []
     for dense_path, _, path, recipe in pairs:
         dense_run, run = summaries[dense_path], summaries[path]
-        exported = export_network(str(path), format="onnx", model=recipe.model.name, force=True)
+        exported = export_network(find_target(str(path), model=recipe.model.name), format="onnx", force=True)
         promises = broken_promises(dense_run, run)
         texts.append(demo_text(dense_run, run, dense_path, path, exported, recipe))
         documents.append(

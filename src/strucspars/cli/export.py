@@ -10,6 +10,7 @@ import typer
 from strucspars.cli import console
 
 if TYPE_CHECKING:
+    from strucspars.cli.networks import Target
     from strucspars.export.checked import ExportReport
 
 EXAMPLES = console.examples(
@@ -59,42 +60,28 @@ def export(
     Batch norms and channel shuffles are folded into the weights where they can be. The file is written only if its
     runtime computes what the network does.
     """
-    report = export_network(
-        target,
-        format=format,
-        model=model,
-        classes=classes,
-        image_shape=console.parse_image_shape(image_shape),
-        out=out,
-        widen_groups_below=widen_groups_below,
-        force=force,
-    )
-    console.Output(as_json=as_json).outcome(str(report), export_document(report))
+    from strucspars.cli.networks import find_target
 
-
-def export_network(
-    target: str,
-    *,
-    format: str,
-    model: str | None = None,
-    classes: int | None = None,
-    image_shape: console.ImageShape | None = None,
-    out: Path | None = None,
-    widen_groups_below: int | None = None,
-    force: bool = False,
-) -> ExportReport:
-    """Export the network of a finished run, or of a checkpoint; the arguments are the options of the command."""
-    from strucspars.cli.networks import file_stem, find_target
-    from strucspars.convert.comparison import random_image
-    from strucspars.export.checked import export as write_export
-    from strucspars.export.checked import find_exporter
-
-    found = find_target(target, model=model, classes=classes, image_shape=image_shape)
+    shape = console.parse_image_shape(image_shape)
+    found = find_target(target, model=model, classes=classes, image_shape=shape)
     if found.weights is None:
         raise FileNotFoundError(
             f"there is no file or folder {target}; give the folder of a finished run, or with --model a checkpoint "
             "or the name of torchvision's weights"
         )
+    report = export_network(found, format=format, out=out, widen_groups_below=widen_groups_below, force=force)
+    console.Output(as_json=as_json).outcome(str(report), export_document(report))
+
+
+def export_network(
+    found: Target, *, format: str, out: Path | None = None, widen_groups_below: int | None = None, force: bool = False
+) -> ExportReport:
+    """Export a network, of a run into its folder; the arguments are the options of the command."""
+    from strucspars.cli.networks import file_stem
+    from strucspars.convert.comparison import random_image
+    from strucspars.export.checked import export as write_export
+    from strucspars.export.checked import find_exporter
+
     exporter = find_exporter(format)
     stem = Path(file_stem(found.name)) if found.folder is None else found.folder.path / "model"
     out = out or stem.with_name(stem.name + exporter.suffix)

@@ -99,6 +99,7 @@ def run(
     debug: console.Debug = False,
 ) -> None:
     """Train, compress, finetune, evaluate and save, as a recipe says. Resumes a stopped run."""
+    from strucspars.cli.networks import find_target
     from strucspars.export.checked import find_exporter
     from strucspars.paper.experiments import FinishedRun
     from strucspars.report.comparison_tables import beside_the_paper
@@ -125,7 +126,8 @@ def run(
         if export is not None and console.is_first_process():
             for path in finished:
                 # The user has named the function of a network, if it is one, in the recipe of this command.
-                report = export_network(str(path), format=export, model=recipes[path].model.name, force=True)
+                found = find_target(str(path), model=recipes[path].model.name)
+                report = export_network(found, format=export, force=True)
                 texts.append(str(report))
                 exported.append(export_document(report))
     except Exception as error:
