@@ -16,7 +16,7 @@ from strucspars.bench.runtimes import Images, InferenceForms, Program, Runtime
 from strucspars.bench.suite import Contestant, Subject, TimingRules, timed_rows
 
 SHAPE = (3, 4, 4)
-SUBJECT = Subject(network="own", image_shape=SHAPE, build=list)
+SUBJECT = Subject(network="own", image_shape=SHAPE, build=list, runtimes=())
 RULES = TimingRules(seconds=1.0, visit_seconds=0.001, warmup_calls=1, min_rounds=3, max_rounds=3)
 SECONDS = {"dense": 8.0, "compressed": 4.0, "bound": 3.0}
 

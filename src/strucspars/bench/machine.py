@@ -35,14 +35,14 @@ def environment() -> dict[str, Any]:
 def environment_after(former: Any) -> dict[str, Any]:
     """The environment of a resumed run; different ones that it was computed in before are under `earlier`.
 
-    Args:
-        former: the content of the run's environment file, of any type.
+    `former` is the content of the run's environment file; what is not an environment is left out.
     """
     now = environment()
     if not isinstance(former, dict):
         return now
-    before, last = former.get("earlier"), {key: value for key, value in former.items() if key != "earlier"}
-    known = [*(before if isinstance(before, list) else []), last]
+    last = dict(former)
+    known = last.pop("earlier", None)
+    known = [*(known if isinstance(known, list) else []), last]
     earlier = [each for each in known if isinstance(each, dict) and not each.items() <= now.items()]
     return now | ({"earlier": earlier} if earlier else {})
 

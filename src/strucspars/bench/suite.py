@@ -27,8 +27,6 @@ from strucspars.convert.comparison import compare_outputs, random_image
 from strucspars.cost.counting import count_macs
 from strucspars.export.program import first_line
 
-DEFAULT_RUNTIMES = ("onnxruntime", "pytorch", "openvino")
-
 Key = TypeVar("Key", bound=Hashable)
 Clock = Callable[[], float]
 # Called with what is being done, and how much of it is done, from 0 to 1.
@@ -67,8 +65,7 @@ class Subject:
     Attributes:
         network: its name in the report.
         image_shape: channels, height and width of its images.
-        build: builds its forms when their turn comes, the dense one first: several large networks do not fit into
-            memory together.
+        build: builds its forms, the dense one first.
         runtimes: names; those that are not installed are left out, and named in the report.
         batches: numbers of images. More than one are timed in one call and one by one.
         threads: numbers of threads. Every batch is timed with each of them.
@@ -79,7 +76,7 @@ class Subject:
     network: str
     image_shape: ImageShape
     build: Callable[[], Sequence[BenchNetwork]]
-    runtimes: tuple[str, ...] = DEFAULT_RUNTIMES
+    runtimes: tuple[str, ...]
     batches: tuple[int, ...] = (1,)
     threads: tuple[int, ...] = (1,)
     widen_groups_below: int | None = None
@@ -106,45 +103,41 @@ class Samples:
 
 
 def bench(
-    subjects: Sequence[Subject],
+    subject: Subject,
     *,
     command: str = "strucspars bench",
     rules: TimingRules | None = None,
     on_progress: OnProgress = lambda words, done: None,
 ) -> BenchReport:
-    """Measure networks dense and compressed.
+    """Measure a network dense and compressed.
 
     Args:
-        subjects: the networks.
+        subject: the network, and what to measure of it.
         command: what to type to measure the same again.
-        rules: how long, for every batch size and number of threads of a network.
+        rules: how long, for every batch size and number of threads.
         on_progress: called with what is being done.
     """
     rules = rules or TimingRules()
+    runtimes = [known_runtime(name) for name in subject.runtimes]
+    present = [runtime for runtime in runtimes if runtime.is_installed]
     rows: list[BenchRow] = []
-    missing: dict[str, MissingRuntime] = {}
-    for subject in subjects:
-        runtimes = [known_runtime(name) for name in subject.runtimes]
-        for each in runtimes:
-            if not each.is_installed:
-                missing[each.name] = MissingRuntime(name=each.name, title=each.title, install=each.install)
-        present = [runtime for runtime in runtimes if runtime.is_installed]
-        if present:
-            on_progress(f"{subject.network}: building", 0.0)
-            with tempfile.TemporaryDirectory(prefix="strucspars-bench-") as folder:
-                contestants = _contestants(subject, Path(folder))
-                for threads, batch in product(subject.threads, subject.batches):
-                    rows += timed_rows(subject, contestants, present, batch, threads, rules, on_progress)
+    if present:
+        on_progress(f"{subject.network}: building", 0.0)
+        with tempfile.TemporaryDirectory(prefix="strucspars-bench-") as folder:
+            contestants = _contestants(subject, Path(folder))
+            for threads, batch in product(subject.threads, subject.batches):
+                rows += timed_rows(subject, contestants, present, batch, threads, rules, on_progress)
     here = environment()
-    settings = [{key: value for key, value in vars(subject).items() if key != "build"} for subject in subjects]
+    settings = {key: value for key, value in vars(subject).items() if key != "build"}
+    missing = [runtime for runtime in runtimes if runtime not in present]
     return BenchReport(
         command=command,
         commit=here["commit"],
         hardware=hardware(here),
         versions=versions(here),
-        settings={"timing": asdict(rules), "subjects": settings},
+        settings={"timing": asdict(rules), "subjects": [settings]},
         rows=tuple(rows),
-        missing=tuple(missing.values()),
+        missing=tuple(MissingRuntime(name=each.name, title=each.title, install=each.install) for each in missing),
     )
 
 

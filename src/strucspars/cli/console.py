@@ -222,12 +222,7 @@ class _Words(ProgressColumn):
 
 
 class RunProgress(RunObserver):
-    """Shows the progress of runs: a moving line for each on a terminal, else a line per epoch. Any thread may report.
-
-    Args:
-        console: where to show it.
-        quiet: show nothing.
-    """
+    """Shows the progress of runs: a moving line for each on a terminal, else lines per epoch. Any thread may report."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console, self._quiet = console, quiet
