@@ -4,8 +4,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from strucspars.cli.main import main
 
@@ -42,7 +44,7 @@ class Said:
 Call = Callable[..., Said]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> tuple[str, ...]:
     """Overrides that make any recipe take a second."""
     return TINY
@@ -86,3 +88,13 @@ def call(networks: Path, capsys: pytest.CaptureFixture[str]) -> Call:
         return Said(status, captured.out, captured.err)
 
     return called
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty figures: what they show is tested elsewhere, and drawing takes most of the time."""
+
+    def savefig(figure: Figure, file: Any, *, format: str, transparent: bool = False, metadata: Any = None) -> None:
+        file.write('<svg xmlns="http://www.w3.org/2000/svg"></svg>' if format == "svg" else b"")
+
+    monkeypatch.setattr(Figure, "savefig", savefig)

@@ -101,6 +101,7 @@ def test_both_networks_of_the_demo_are_trained_for_as_many_epochs() -> None:
     assert dense.stage2.epochs == small.stage1.epochs + small.stage2.epochs
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: tuple[str, ...]) -> None:
     said = call("demo", *tiny)
     assert said.status == 1
@@ -113,6 +114,9 @@ def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: t
     assert Path("runs/report/index.html").is_file()
     assert "runs/report/index.html  what was learned" in said.out
     assert Path("runs/demo-dense/model.safetensors").is_file()
+    demos = json.loads(call("demo", *tiny, "--json", "--seeds", "0,1").out)["demos"]
+    assert [demo["compressed"]["folder"] for demo in demos] == ["runs/demo", "runs/demo-seed1"]
+    assert all(demo["broken_promises"] for demo in demos)
 
 
 @pytest.mark.parametrize("override", ["name=foo", "name =foo"])
@@ -123,10 +127,3 @@ def test_the_demo_keeps_the_names_of_its_runs(call: Any, tiny: tuple[str, ...], 
         said.err == f"error: {override!r}: the two runs of the demo have their own names; leave it out, or use --out\n"
     )
     assert not Path("runs").exists()
-
-
-def test_the_demo_as_json_names_broken_promises(call: Any, tiny: tuple[str, ...]) -> None:
-    said = call("demo", *tiny, "--json", "--seeds", "0,1", "--out", "here")
-    demos = json.loads(said.out)["demos"]
-    assert [demo["compressed"]["folder"] for demo in demos] == ["here/demo", "here/demo-seed1"]
-    assert all(demo["broken_promises"] for demo in demos)

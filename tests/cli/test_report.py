@@ -7,19 +7,8 @@ from typing import Any
 
 import pytest
 from fabricated_run import Fabrication, small_recipe, write_fabricated_run
-from matplotlib.figure import Figure
 
 SHAPES = {"conv1": (8, 4, 3, 3), "conv2": (8, 8, 1, 1)}
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Empty figures: what they show is tested elsewhere, and drawing takes most of the time."""
-
-    def savefig(figure: Figure, file: Any, *, format: str, transparent: bool = False, metadata: Any = None) -> None:
-        file.write('<svg xmlns="http://www.w3.org/2000/svg"></svg>' if format == "svg" else b"")
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
 
 
 def fabricated(name: str, *, finished: bool = True) -> Path:

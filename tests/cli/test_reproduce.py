@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from strucspars.cli.console import Output
+from strucspars.cli.main import main
 from strucspars.cli.reproduce import Table, planned_rows, reproduce_rows
 from strucspars.paper.comparison import MEASURES
 from strucspars.paper.experiments import NUM_TEST_IMAGES
@@ -19,7 +20,7 @@ from strucspars.train.recipe_reading import read_recipe, recipe_yaml
 from strucspars.train.run_folder import RunFolder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny_digits(tiny: tuple[str, ...]) -> tuple[str, ...]:
     return (*tiny, "data.name=digits", "sparsify.lambda_step=null")
 
@@ -34,9 +35,21 @@ def test_ablations_take_over_the_first_stage_of_the_same_seed() -> None:
     assert list(row.sources) == [Path("there/cifar10-resnet56-60"), Path("there/cifar10-resnet56-60-seed3")]
 
 
+@pytest.fixture(scope="module")
+def trained_rows(trained: Path, tiny_digits: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two finished runs, trained once for all tests."""
+    place = tmp_path_factory.mktemp("rows")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(trained.parents[1])
+        patched.chdir(place)
+        arguments = ("reproduce", "table1", "--rows", "*20-dense", *tiny_digits, "--seeds", "0,12", "--quiet")
+        assert main(arguments) == 0
+    return place / "runs"
+
+
 @pytest.fixture
-def two_runs(call: Any, tiny_digits: tuple[str, ...]) -> Path:
-    assert call("reproduce", "table1", "--rows", "*20-dense", *tiny_digits, "--seeds", "0,12", "--quiet").status == 0
+def two_runs(networks: Path, trained_rows: Path) -> Path:
+    shutil.copytree(trained_rows, "runs")
     return Path("runs")
 
 
