@@ -98,3 +98,4 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         file.write('<svg xmlns="http://www.w3.org/2000/svg"></svg>' if format == "svg" else b"")
 
     monkeypatch.setattr(Figure, "savefig", savefig)
+    monkeypatch.setattr(Figure, "draw_without_rendering", lambda figure: None)

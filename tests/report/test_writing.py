@@ -33,6 +33,7 @@ def written(runs: tuple[Path, ...], tmp_path_factory: pytest.TempPathFactory) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)
+        patch.setattr(Figure, "draw_without_rendering", lambda figure: None)
         return write_report([read_run(path) for path in runs], tmp_path_factory.mktemp("report") / "out")
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,37 +75,44 @@ class NamedFigure:
     figure: Figure
     tables: tuple[NamedTable, ...] = ()
 
-    def __post_init__(self) -> None:
-        # A layout of its own for every file would differ a little each time.
-        with _drawing(self.name):
-            self.figure.draw_without_rendering()
-            self.figure.set_layout_engine("none")
-
     def svg(self) -> str:
         """A whole SVG document on white, for a file; the same figure gives the same text."""
-        return self._svg(transparent=False)
+        before, opening, rest = self._parts
+        return f'{before}{opening}><rect width="100%" height="100%" fill="#ffffff"/>{rest}'
 
     def inline_svg(self) -> str:
         """The `<svg>` element for a page, with the page's text colour, no background, and ids of its own."""
-        document = self._svg(transparent=True)
-        element = _STYLE_SHEET.sub("", document[document.index("<svg") :]).replace(INK, "currentColor")
-        opening, rest = _ID.sub(rf"\1{self.name}-", element).split(">", 1)
+        _, opening, rest = self._parts
         opening = re.sub(r' (width|height)="[^"]*"', "", opening)
+        rest = _ID.sub(rf"\1{self.name}-", _STYLE_SHEET.sub("", rest)).replace(INK, "currentColor")
         return f'{opening} width="100%" role="img" aria-label="{html.escape(self.alt)}">{rest}'
 
     def png(self) -> bytes:
         """A PNG file on white; the same figure gives the same bytes."""
         buffer = io.BytesIO()
         with _drawing(self.name):
-            self.figure.savefig(buffer, format="png", metadata={"Software": None})
+            self._laid_out.savefig(buffer, format="png", metadata={"Software": None})
         return buffer.getvalue()
 
-    def _svg(self, *, transparent: bool) -> str:
+    @cached_property
+    def _laid_out(self) -> Figure:
+        """With the layout fixed: one of its own for every file would differ a little each time."""
+        with _drawing(self.name):
+            self.figure.draw_without_rendering()
+            self.figure.set_layout_engine("none")
+        return self.figure
+
+    @cached_property
+    def _parts(self) -> tuple[str, str, str]:
+        """An SVG document without background, split around `<svg` and the end of its opening tag."""
         buffer = io.StringIO()
         nothing: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         with _drawing(self.name):
-            self.figure.savefig(buffer, format="svg", transparent=transparent, metadata=nothing)
-        return buffer.getvalue()
+            self._laid_out.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+        document = buffer.getvalue()
+        start = document.index("<svg")
+        opening, rest = document[start:].split(">", 1)
+        return document[:start], opening, rest
 
 
 @contextmanager
