@@ -6,7 +6,7 @@ The user's own code builds the dense model, and the plan says how to group it, s
 import hashlib
 import json
 import os
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -17,15 +17,16 @@ from safetensors.torch import save as serialised
 from torch import nn
 
 from strucspars._version import __version__
-from strucspars.convert.conversion import check_fits, convert_, model_plan, plan_of
+from strucspars.convert.conversion import convert_, model_plan, plan_of
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.gathers import FOLDED_PLAN_KEY, is_folded
 from strucspars.io.files import check_readable, replace_file
 from strucspars.io.records import convert, parse_json
-from strucspars.nn.layers import check_plain_weights, is_grouped, is_masked, planned_orders
+from strucspars.nn.layers import check_plain_weights, is_grouped, is_masked
 from strucspars.nn.names import (
     bare_modules,
     bare_state_names,
+    copied,
     inner_name,
     modules_by_name,
     state_versions,
@@ -120,12 +121,11 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     versions = _read_json(metadata, STATE_VERSIONS_KEY, dict[str, int], str(path))
     _check_dense(network)
     try:
-        check_fits(network, plan)
+        needed = _bare_state(convert_(copied(network), plan))
     except ValueError as error:
         raise ValueError(f"{path} belongs to another network: {error}") from error
-    state = _bare_state(network)
-    needed = _tensors_after_conversion(state, network, plan)
-    check_tensors(path, tensors, needed, fixed={name for name, tensor in needed.items() if not tensor.is_meta})
+    # What conversion adds to the state are the channel orders.
+    check_tensors(path, tensors, needed, fixed=needed.keys() - _bare_state(network).keys())
     convert_(network, plan)
     loaded = OrderedDict((name, tensors[bare]) for name, bare in bare_state_names(network).items())
     # PyTorch reads the versions from here.
@@ -235,29 +235,6 @@ def _check_dense(model: nn.Module) -> None:
     for name, tensor in model.state_dict().items():
         if tensor.is_meta:
             raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
-
-
-def _tensors_after_conversion(
-    state: Mapping[str, torch.Tensor], model: nn.Module, plan: GroupingPlan
-) -> dict[str, torch.Tensor]:
-    """The model's state after conversion: channel orders with their values, other tensors on the meta device."""
-    needed = {name: tensor.to("meta") for name, tensor in state.items()}
-    modules, names = modules_by_name(model), defaultdict(list)
-    for name, module in bare_modules(model, remove_duplicate=False):
-        names[module].append(name)
-    for name, layer in plan.layers.items():
-        out_channels, in_channels, *kernel = layer.weight_shape
-        # The state has a shared module under each of its names.
-        for alias in names[modules[name]] if layer.group_level > 1 else ():
-            weight = needed[_key(alias, "weight")]
-            needed[_key(alias, "weight")] = weight.new_empty(out_channels, in_channels // layer.num_groups, *kernel)
-            needed |= {_key(alias, order): perm for order, perm in planned_orders(layer).items()}
-    return needed
-
-
-def _key(module: str, tensor: str) -> str:
-    """The name of a module's tensor in the state; the model itself has no name."""
-    return f"{module}.{tensor}" if module else tensor
 
 
 def input_transforms(model: nn.Module) -> dict[str, bool]:
