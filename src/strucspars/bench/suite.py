@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from strucspars.bench.machine import environment, hardware, versions
@@ -28,6 +27,8 @@ from strucspars.cost.counting import count_macs
 from strucspars.export.program import first_line
 
 Key = TypeVar("Key", bound=Hashable)
+# Seconds of every timed call of one program, by round.
+Rounds = tuple[tuple[float, ...], ...]
 Clock = Callable[[], float]
 # Called with what is being done, and how much of it is done, from 0 to 1.
 OnProgress = Callable[[str, float], None]
@@ -89,17 +90,6 @@ class Contestant:
     network: BenchNetwork
     forms: InferenceForms
     size: RowSize
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Seconds of every timed call of one program, by round."""
-
-    rounds: tuple[tuple[float, ...], ...]
-
-    def quartiles(self) -> tuple[float, float, float]:
-        """First quartile, median and third quartile over all calls."""
-        return _quartiles(np.concatenate(self.rounds))
 
 
 def bench(
@@ -205,8 +195,8 @@ def timed_rows(
                     checked.append(row)
                     if program is not None:
                         programs[row] = program
-        samples = interleaved_times(programs, rules, clock=clock, on_round=on_round)
-    return [replace(row, timing=_timing(row, samples)) if row in samples else row for row in checked]
+        times = interleaved_times(programs, rules, clock=clock, on_round=on_round)
+    return [replace(row, timing=_timing(row, times)) if row in times else row for row in checked]
 
 
 def _expected(contestant: Contestant, images: Images) -> Images:
@@ -254,7 +244,7 @@ def interleaved_times(
     *,
     clock: Clock = time.perf_counter,
     on_round: Callable[[int, float], None] = lambda rounds, elapsed: None,
-) -> dict[Key, Samples]:
+) -> dict[Key, Rounds]:
     """Time programs in turn; every second round goes backwards, so that none always follows the same neighbour.
 
     After every round, `on_round` is called with its number and the seconds since the start.
@@ -272,7 +262,7 @@ def interleaved_times(
                 rounds[key].append(_visit(programs[key], calls[key], clock))
             longest = max(longest, clock() - round_started)
             on_round(number + 1, clock() - started)
-    return {key: Samples(tuple(times)) for key, times in rounds.items()}
+    return {key: tuple(times) for key, times in rounds.items()}
 
 
 def _calls_per_visit(program: Callable[[], object], rules: TimingRules, clock: Clock) -> int:
@@ -309,32 +299,33 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _timing(row: BenchRow, samples: Mapping[BenchRow, Samples]) -> RowTiming:
+def _timing(row: BenchRow, times: Mapping[BenchRow, Rounds]) -> RowTiming:
     """The times of a row, against the dense network run in the same way and against the fastest dense one."""
-    dense = {(other.runtime, other.images_per_call): times for other, times in samples.items() if other.form == "dense"}
+    dense = {(other.runtime, other.images_per_call): rounds for other, rounds in times.items() if other.form == "dense"}
     same = dense.get((row.runtime, row.images_per_call))
-    best = min(dense.values(), key=lambda times: times.quartiles()[1], default=None)
-    own = samples[row]
-    low, median, high = own.quartiles()
+    best = min(dense.values(), key=lambda rounds: quartiles(rounds)[1], default=None)
+    own = times[row]
+    low, median, high = quartiles(own)
     return RowTiming(
         ms=1000 * median,
         ms_low=1000 * low,
         ms_high=1000 * high,
         frames_per_second=row.batch / median,
-        rounds=len(own.rounds),
-        calls=sum(map(len, own.rounds)),
+        rounds=len(own),
+        calls=sum(map(len, own)),
         speedup=None if same is None else paired_ratio(same, own),
         speedup_over_best=None if best is None else paired_ratio(best, own),
     )
 
 
-def paired_ratio(numerator: Samples, denominator: Samples) -> Ratio:
+def paired_ratio(numerator: Rounds, denominator: Rounds) -> Ratio:
     """How many times longer one took than the other, within every round: slow rounds cancel."""
-    rounds = zip(numerator.rounds, denominator.rounds, strict=True)
-    low, median, high = _quartiles([float(np.median(above) / np.median(below)) for above, below in rounds])
+    pairs = zip(numerator, denominator, strict=True)
+    low, median, high = quartiles([[float(np.median(above) / np.median(below)) for above, below in pairs]])
     return Ratio(median=median, low=low, high=high)
 
 
-def _quartiles(values: npt.NDArray[np.float64] | list[float]) -> tuple[float, float, float]:
-    low, median, high = np.percentile(values, (25, 50, 75))
+def quartiles(rounds: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """First quartile, median and third quartile over all rounds."""
+    low, median, high = np.percentile(np.concatenate(rounds), (25, 50, 75))
     return float(low), float(median), float(high)

@@ -65,13 +65,9 @@ class Target:
 def find_target(
     target: str, *, model: str | None, classes: int | None = None, image_shape: ImageShape | None = None
 ) -> Target:
-    """The network in a run folder; with `model`, of a checkpoint; or by name, with random weights.
+    """The network in a run folder; with `model`, of a checkpoint or torchvision's weights; or by name, without weights.
 
-    Args:
-        target: the folder, the file or name of torchvision's weights, or the name of the network.
-        model: the name of the network; needed for a folder only if it is a function.
-        classes: what the user gave, if anything.
-        image_shape: what the user gave, if anything.
+    A run folder needs `model` only if its network is a function.
     """
     path = Path(target).expanduser()
     if path.is_dir():

@@ -133,6 +133,8 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
             f"{where}: holds more than tensors{foreign}, or is damaged, and was not executed; save model.state_dict() "
             "alone"
         ) from error
+    except PermissionError:
+        raise
     except Exception as error:  # a damaged file can fail anywhere in the reader
         reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
         raise ValueError(
