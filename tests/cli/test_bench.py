@@ -146,7 +146,7 @@ def test_a_report_that_is_there_is_replaced_only_by_force(call: Any, monkeypatch
         for name in ("bench.json", "link.json"):
             said = call("bench", *OWN, "--out", name)
             assert said.status == 2
-            assert f"{name} is there already; replace it with --force" in said.err
+            assert f"{name} exists already; replace it with --force" in said.err
     assert Path("bench.json").read_text() == "precious"
     assert call("bench", *OWN, "--out", "link.json", "--force").status == 0
     assert Path("link.json").is_symlink()
@@ -191,7 +191,7 @@ def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pyte
         (("--seconds", "-1"), "seconds must be a positive number"),
         (("resnet-50",), "did you mean 'resnet50'?"),
         (("empty",), "not a run folder"),
-        (("--out", "nowhere/bench.json"), "there is no folder nowhere"),
+        (("--out", "nowhere/bench.json"), "the folder nowhere does not exist"),
         (("--out", "empty"), "empty is a folder; name a file with --out"),
     ],
 )

@@ -67,7 +67,7 @@ def bench(
     """Time a network dense and compressed, on this machine's processor, and print the paper's Table 4 beside it.
 
     A network by name gets random weights and channel orders: its speed does not depend on training. Nothing is timed
-    before its outputs are those of PyTorch. Do not use the machine for anything else meanwhile.
+    before its outputs are those of PyTorch. Leave the machine idle otherwise.
     """
     from strucspars.bench.networks import PAPER_GROUPS, networks_of_run, random_networks
     from strucspars.bench.results import report_text

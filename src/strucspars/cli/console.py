@@ -151,14 +151,12 @@ def check_can_be_written(out: Path, *, force: bool = False) -> None:
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; name a file with --out")
     if out.exists() and not force:
-        raise FileExistsError(f"{out} is there already; replace it with --force, or write elsewhere with --out")
+        raise FileExistsError(f"{out} exists already; replace it with --force, or write elsewhere with --out")
     folder = followed(out).parent
     if not folder.is_dir():
-        raise FileNotFoundError(f"{out} cannot be written: there is no folder {folder}; make it, or change --out")
+        raise FileNotFoundError(f"{out}: the folder {folder} does not exist; create it, or change --out")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"{out} cannot be written: the folder {folder} is not writable for you; change that, or --out"
-        )
+        raise PermissionError(f"{out}: the folder {folder} is not writable for you; change that, or --out")
 
 
 def is_first_process() -> bool:

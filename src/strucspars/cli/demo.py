@@ -116,7 +116,7 @@ def broken_promises(dense: RunSummary, compressed: RunSummary) -> list[str]:
 def demo_text(
     dense: RunSummary, compressed: RunSummary, dense_path: Path, path: Path, exported: ExportReport, recipe: Recipe
 ) -> str:
-    """The comparison, where everything lies, and what to try next."""
+    """The comparison, the files, and what to try next."""
     from strucspars.cost.text_table import Column, duration, percent, text_table
 
     networks = (dense, compressed)

@@ -76,7 +76,7 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 class StopRequest:
-    """A context, in the main thread, that can be asked whether SIGINT or SIGTERM has come since it was entered.
+    """A context for the main thread; calling it tells whether SIGINT or SIGTERM has come since it was entered.
 
     A second signal ends the process at once.
     """

@@ -66,7 +66,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Show the library's warnings meanwhile, one line each."""
+    """Show the library's warnings, one line each."""
     logger = logging.getLogger("strucspars")
     handler = _Lines(logging.WARNING)
     propagate = logger.propagate
