@@ -1,7 +1,7 @@
 """What a run does, as plain options. The defaults are the paper's CIFAR-10 protocol, on the embedded digits."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from strucspars.core.checks import checked_at_least, checked_fraction, checked_seed, checked_target
@@ -13,6 +13,17 @@ FinetuneForm = Literal["auto", "masked", "grouped"]
 Ablation = Literal["finetune", "from-scratch", "shufflenet", "random", "no-shuffle"]
 Kind = Literal["strucspars", "dense", "slimming"]
 Device = Literal["auto", "cpu", "cuda"]
+
+
+def _check_range(key: str, value: float, *, above: float | None = None, below: float = math.inf) -> None:
+    """Refuse a value outside [0, below), or outside (above, below)."""
+    if not (0 <= value < below if above is None else above < value < below):
+        raise ValueError(f"{key} must lie in {'[0' if above is None else f'({above}'}, {below}), got {value!r}")
+
+
+def _check_choice(key: str, value: str, choices: object) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{key} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,14 +199,6 @@ class EngineRecipe:
             checked_at_least("solver_workers", self.solver_workers, 0)
 
 
-def _first_stage() -> StageRecipe:
-    return StageRecipe(epochs=100)
-
-
-def _second_stage() -> StageRecipe:
-    return StageRecipe(epochs=160, weight_decay=1e-4, schedule="steps", lr_warmup=0.0625)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A whole run, with options for each of its parts.
@@ -215,14 +218,14 @@ class Recipe:
     name: str
     kind: Kind = "strucspars"
     seed: int = 0
-    data: DataRecipe = field(default_factory=DataRecipe)
-    model: ModelRecipe = field(default_factory=ModelRecipe)
-    sparsify: SparsifyRecipe = field(default_factory=SparsifyRecipe)
-    slimming: SlimmingRecipe = field(default_factory=SlimmingRecipe)
-    stage1: StageRecipe = field(default_factory=_first_stage)
-    finetune: FinetuneRecipe = field(default_factory=FinetuneRecipe)
-    stage2: StageRecipe = field(default_factory=_second_stage)
-    engine: EngineRecipe = field(default_factory=EngineRecipe)
+    data: DataRecipe = DataRecipe()
+    model: ModelRecipe = ModelRecipe()
+    sparsify: SparsifyRecipe = SparsifyRecipe()
+    slimming: SlimmingRecipe = SlimmingRecipe()
+    stage1: StageRecipe = StageRecipe(epochs=100)
+    finetune: FinetuneRecipe = FinetuneRecipe()
+    stage2: StageRecipe = StageRecipe(epochs=160, weight_decay=1e-4, schedule="steps", lr_warmup=0.0625)
+    engine: EngineRecipe = EngineRecipe()
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -258,17 +261,6 @@ class Recipe:
                 "stage1.epochs 0 groups the weights without training, but they are fresh; name trained ones with "
                 "model.weights, or train at least one epoch"
             )
-
-
-def _check_range(key: str, value: float, *, above: float | None = None, below: float = math.inf) -> None:
-    """Refuse a value outside [0, below), or outside (above, below)."""
-    if not (0 <= value < below if above is None else above < value < below):
-        raise ValueError(f"{key} must lie in {'[0' if above is None else f'({above}'}, {below}), got {value!r}")
-
-
-def _check_choice(key: str, value: str, choices: object) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{key} must be one of {', '.join(get_args(choices))}, got {value!r}")
 
 
 SPARSIFY = "sparsify"
