@@ -198,3 +198,17 @@ def test_long_names_are_quoted_in_part() -> None:
 def test_an_array_cannot_be_written_to() -> None:
     for protocol in PROTOCOLS:
         assert not read(ARRAY, protocol).flags.writeable
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x02Nr\xff\xff\xff\x7f.",
+        b"Np2147483647\n.",
+        b"\x80\x02}K\x01" + b"2\x86" * 50 + b"Ns.",
+        b"\x80\x02})q\x00" + b"h\x00\x86q\x00h\x00" * 60 + b"Ns.",
+    ],
+)
+def test_a_small_pickle_that_costs_much_is_refused_at_once(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"batch_7 cannot be read safely: instruction \d+ needs more memory or time"):
+        load_plain_pickle(data, source="batch_7")

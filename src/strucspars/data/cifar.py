@@ -8,6 +8,7 @@ are checked instead of a checksum, so that repacked copies work.
 import io
 import os
 import pickle
+import pickletools
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from strucspars.io.files import read_bytes
 # The largest real file has 155 MB; protocol 2 of Python 3 can double it.
 MAX_FILE_BYTES = 512 * 2**20
 IMAGE_SHAPE = (3, 32, 32)
+# An array takes six.
+MOST_TUPLES = 24
 # Name within the data set, location for errors, content.
 FoundFile = tuple[str, str, bytes]
 
@@ -202,12 +205,23 @@ def load_plain_pickle(data: bytes, *, source: str) -> object:
     dictionary at the top. Anything else is a `ValueError` that names the source, and nothing of it is executed.
     """
     try:
+        _check_costs(data)
         value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
         if isinstance(value, dict):
             return {key: _plain(entry) for key, entry in value.items()}
         return _plain(value)
     except Exception as error:  # damaged pickles raise almost any type
         raise ValueError(f"{source} cannot be read safely: {str(error) or type(error).__name__}") from error
+
+
+def _check_costs(data: bytes) -> None:
+    """Refuse a small pickle that takes much memory or time."""
+    tuples = 0
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        # The memo is a table as long as its largest index. Hashing n nested tuples can take 2**n steps.
+        tuples += opcode.name.startswith("TUPLE")
+        if (opcode.name.endswith("PUT") and int(argument or 0) > count) or tuples > MOST_TUPLES:
+            raise ValueError(f"instruction {count} needs more memory or time than plain arrays do")
 
 
 class _Dtype:
