@@ -9,6 +9,8 @@ import timm
 import torch
 import torchvision
 from torch import nn
+from torchvision.models.densenet import DenseNet
+from torchvision.models.resnet import Bottleneck, ResNet
 
 import strucspars as ss
 from strucspars.convert.ablation import reordered_plan
@@ -24,24 +26,32 @@ def from_torchvision(name: str, **options: object) -> Callable[[], nn.Module]:
     return lambda: torchvision.models.get_model(name, weights=None, **options)
 
 
-def from_timm(name: str) -> Callable[[], nn.Module]:
-    return lambda: timm.create_model(name, pretrained=False)
+def from_timm(name: str, **options: object) -> Callable[[], nn.Module]:
+    return lambda: timm.create_model(name, pretrained=False, **options)
 
 
 # In eval mode the auxiliary heads are not called; without an explicit init_weights both warn of a changing default.
 WITHOUT_AUXILIARY_HEADS = {"aux_logits": False, "init_weights": False}
 # Untrained scores are all alike: with the usual threshold nothing would be detected, and nothing proved.
 SMALL_DETECTOR = {"weights_backbone": None, "num_classes": 5, "min_size": 96, "max_size": 96, "box_score_thresh": 0.0}
+FEW_PROPOSALS = {"rpn_pre_nms_top_n_test": 100, "rpn_post_nms_top_n_test": 50}
+# Two blocks where the first one and the others differ, and one of each further stage.
+FEW_BLOCKS = [2, 1, 1, 1]
+
+
+def shallow_resnet(**options: int) -> Callable[[], nn.Module]:
+    return lambda: ResNet(Bottleneck, FEW_BLOCKS, **options)
+
 
 CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
-    "densenet201": from_torchvision("densenet201"),
+    "densenet": lambda: DenseNet(block_config=(4, 4, 4, 4)),
     "efficientnet_b0": from_torchvision("efficientnet_b0"),
     "googlenet": from_torchvision("googlenet", **WITHOUT_AUXILIARY_HEADS),
     "inception_v3": from_torchvision("inception_v3", **WITHOUT_AUXILIARY_HEADS),
     "mobilenet_v2": from_torchvision("mobilenet_v2"),
     "regnet_y_400mf": from_torchvision("regnet_y_400mf"),
-    "resnet50": from_torchvision("resnet50"),
-    "resnext50_32x4d": from_torchvision("resnext50_32x4d"),
+    "resnet": shallow_resnet(),
+    "resnext": shallow_resnet(groups=32, width_per_group=4),
     "shufflenet_v2_x1_0": from_torchvision("shufflenet_v2_x1_0"),
     "squeezenet1_1": from_torchvision("squeezenet1_1"),
     "timm-convnext_atto": from_timm("convnext_atto"),
@@ -51,13 +61,13 @@ CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
     "timm-hrnet_w18_small": from_timm("hrnet_w18_small"),
     "timm-mobilenetv3_small_050": from_timm("mobilenetv3_small_050"),
     "timm-repvgg_a0": from_timm("repvgg_a0"),
-    "timm-res2net50_14w_8s": from_timm("res2net50_14w_8s"),
+    "timm-res2net50_14w_8s": from_timm("res2net50_14w_8s", layers=FEW_BLOCKS),
 }
 SEGMENTATION = from_torchvision("deeplabv3_mobilenet_v3_large", weights_backbone=None, num_classes=5)
-DETECTION = from_torchvision("fasterrcnn_mobilenet_v3_large_320_fpn", **SMALL_DETECTOR)
+DETECTION = from_torchvision("fasterrcnn_mobilenet_v3_large_320_fpn", **SMALL_DETECTOR, **FEW_PROPOSALS)
 
 # Inception's strides leave nothing of smaller images; HRNet and DLA need multiples of 32.
-LARGE_IMAGES = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+LARGE_IMAGES = torch.randn(2, 3, 80, 80, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 IMAGES = LARGE_IMAGES[:, :, :64, :64]
 NEED_LARGE_IMAGES = {"inception_v3"}
 
