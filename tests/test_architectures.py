@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -26,7 +27,7 @@ def from_torchvision(name: str, **options: object) -> Callable[[], nn.Module]:
     return lambda: torchvision.models.get_model(name, weights=None, **options)
 
 
-def from_timm(name: str, **options: object) -> Callable[[], nn.Module]:
+def from_timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     return lambda: timm.create_model(name, pretrained=False, **options)
 
 

@@ -131,10 +131,7 @@ def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArr
     """
     parts = [orders[root] for root in classes.roots(layout)]
     alternatives = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
-    order = np.empty((*alternatives, sum(part.shape[-1] for part in parts)), dtype=np.int64)
-    start = 0
-    for part in parts:
-        end = start + part.shape[-1]
-        order[..., start:end] = part + start
-        start = end
+    starts = itertools.accumulate((part.shape[-1] for part in parts[:-1]), initial=0)
+    moved = [part + start for part, start in zip(parts, starts, strict=True)]
+    order = np.concatenate([np.broadcast_to(part, (*alternatives, part.shape[-1])) for part in moved], axis=-1)
     return (order[..., None] * layout.repeat + np.arange(layout.repeat)).reshape(*alternatives, -1)

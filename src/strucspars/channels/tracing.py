@@ -46,12 +46,10 @@ def _restored(reduced: tuple[Any, ...], name: str, meta: dict[str, Any]) -> Fold
 
 def graph_of_one_call(model: nn.Module, num_inputs: int) -> FoldedGraph:
     """A graph that does nothing but call the model."""
-    root = nn.Module()
-    root.model = model
     graph = fx.Graph()
     inputs = tuple(graph.placeholder(f"input_{place}") for place in range(1, num_inputs + 1))
     graph.output(graph.call_module("model", inputs))
-    return FoldedGraph(root, graph, type(model).__name__)
+    return FoldedGraph(nn.ModuleDict({"model": model}), graph, type(model).__name__)
 
 
 def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
@@ -60,7 +58,8 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     The graph has an input for every argument. Tensors inside them are symbols; numbers, flags, texts and None, on which
     the code may branch, are fixed. Raises any error that stops the tracing, such as control flow that depends on data.
     """
-    tracer = _Tracer(arguments)
+    tracer = _Tracer()
+    tracer.arguments = arguments
     # The root is always opened: a single layer would fall apart into functions.
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
     graph_module = FoldedGraph(root, tracer.trace(root), type(model).__name__)
@@ -89,9 +88,8 @@ class _InPlaceProxy(fx.Proxy):
 class _Tracer(fx.Tracer):
     """Keeps grouped layers as single calls, like PyTorch's own modules without grouped layers inside."""
 
-    def __init__(self, arguments: tuple[Any, ...] | None = None) -> None:
-        super().__init__()
-        self.arguments = arguments
+    # A pickled graph is traced anew, without them.
+    arguments: tuple[Any, ...] | None = None
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
@@ -99,7 +97,6 @@ class _Tracer(fx.Tracer):
         # PyTorch's would make inputs of the defaults too; and its code for fixed arguments, once loaded, keeps all
         # later networks from being traced (pytorch#130701).
         if self.arguments is None:
-            # A pickled graph is traced anew.
             return super().create_args_for_root(root_fn, is_module, concrete_args)
         parameters = list(inspect.signature(root_fn).parameters.values())[1:]
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
