@@ -22,10 +22,6 @@ def reordered_plan(plan: GroupingPlan, shuffle: Shuffle, *, seed: int = 0) -> Gr
     `"shufflenet"` keeps the order of the inputs and interleaves the outputs of the groups; `"random"` draws both
     orders; `"no-shuffle"` changes neither. The paper's FromScratch is `convert_(fresh_network, plan)` itself. Give the
     fresh weights their scale with `rescale_fresh_weights_`.
-
-    >>> layer = LayerPlan(group_level=2, out_perm=np.arange(4)[::-1], in_perm=np.arange(2), weight_shape=(4, 2))
-    >>> reordered_plan(GroupingPlan({"fc": layer}), "shufflenet").layers["fc"].out_perm
-    array([0, 2, 1, 3])
     """
     if shuffle not in get_args(Shuffle):
         raise ValueError(f"shuffle must be one of {', '.join(get_args(Shuffle))}, got {shuffle!r}")
@@ -54,13 +50,6 @@ def rescale_fresh_weights_(model: nn.Module, plan: GroupingPlan) -> None:
     Initialisation counts the inputs of the dense layer; each output of `G` groups sums over `G` times fewer, so its
     variance would be `G` times too small (`docs/decisions/0009-fresh-weights.md`). Call it once, before or after
     `convert_` or `mask_`; not on trained weights. Biases stay.
-
-    >>> import strucspars as ss
-    >>> model = nn.Sequential(nn.Conv2d(4, 4, 1, bias=False))
-    >>> plan, before = ss.one_shot_plan(model, target=0.75), model[0].weight.clone()
-    >>> rescale_fresh_weights_(model, plan)
-    >>> torch.equal(model[0].weight, 2 * before)
-    True
     """
     for name, module in planned_modules(model, plan).items():
         module.get_parameter("weight").mul_(math.sqrt(plan.layers[name].num_groups))

@@ -146,12 +146,11 @@ def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
 
 def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module]:
     """The layers that the plan names, after checking that they are there and have the shapes it knows."""
-    layers: dict[str, nn.Module] = {}
-    for name, module in modules_by_name(model).items():
-        if isinstance(module, LAYERS_WITH_CHANNELS):
-            layers[name] = module
-        elif name in plan.layers:
-            raise _refusal(name, f"{type(module).__name__} is no convolution or linear layer")
+    modules = modules_by_name(model)
+    for name in plan.layers:
+        if name in modules and not isinstance(modules[name], LAYERS_WITH_CHANNELS):
+            raise _refusal(name, f"{type(modules[name]).__name__} is no convolution or linear layer")
+    layers = {name: module for name, module in modules.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
     plan.check_matches({name: dense_shape(layers[name], name) if name in plan.layers else () for name in layers})
     return {name: layers[name] for name in plan.layers}
 

@@ -40,8 +40,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     concatenation, flattening) into dense layers, or meet the shuffle of the next grouped layer; each that remains is
     one `index_select`. The graph is compared with the model on the example inputs and on random ones, these in double
     precision if the model can be computed in it, in two calls each. A network that cannot be traced, or does not agree
-    with its graph, keeps its shuffles, batch norms and groups, behind a graph of one call; `fold_report` tells what
-    remains and why. Saved with pickle or `torch.save`, the graph keeps its report.
+    with its graph, keeps its shuffles, batch norms and groups, behind a graph of one call; `fold_report` says why.
 
     Args:
         model: converted, masked or dense, in either mode; it does not change. Wrappers around it or parts of it

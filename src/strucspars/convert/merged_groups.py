@@ -35,12 +35,6 @@ def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> 
     """The weight `(C_out, C_in / G', *kernel)` of fewer groups G' in place of `(C_out, C_in / G, *kernel)`.
 
     Neighbouring groups become one, with zeros where an output did not see an input.
-
-    >>> merged_weight(torch.tensor([[1.0], [2.0], [3.0], [4.0]]), num_groups=4, merged_groups=2)
-    tensor([[1., 0.],
-            [0., 2.],
-            [3., 0.],
-            [0., 4.]])
     """
     together = num_groups // merged_groups
     out_width, in_width, *kernel = weight.shape[0] // num_groups, *weight.shape[1:]

@@ -107,10 +107,6 @@ def summary(
         plan: grouping of the layers that are still dense or masked.
         rules: how layers are selected, for the notes on those that are not grouped.
 
-    Raises:
-        ValueError: the network cannot be called with the inputs, a layer is lazy, or plan or rules belong to another
-            network.
-
     >>> import torch
     >>> print(summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)), torch.zeros(1, 3, 8, 8)))
     layer  type     weight  groups  params   MACs  note

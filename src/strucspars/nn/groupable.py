@@ -57,9 +57,6 @@ class LayerRules:
         fixed_levels: pattern to the group level that these layers get, whatever their norms.
         largest_levels: pattern to the largest group level that these layers may get.
         min_channels_per_group: no group narrower than this, on either side; layers too narrow for two stay whole.
-
-    >>> LayerRules(exclude=("*.downsample.*",), largest_levels={"layer1.*": 2}).exclude
-    ('*.downsample.*',)
     """
 
     include: tuple[str, ...] = ("*",)

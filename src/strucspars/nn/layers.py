@@ -205,12 +205,7 @@ def _plus_bias(outputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor
 
 @fx.wrap  # one call in graphs that others trace: tracing cannot follow its conditions
 def gather_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
-    """The channels in this order, in the memory format they had: `index_select` alone would forget channels last.
-
-    >>> features = torch.zeros(1, 4, 5, 5).contiguous(memory_format=torch.channels_last)
-    >>> gather_channels(features, -3, torch.arange(4)).is_contiguous(memory_format=torch.channels_last)
-    True
-    """
+    """The channels in this order, in the memory format they had: `index_select` alone would forget channels last."""
     if order.device != features.device:  # `nn.DataParallel` copies parameters and buffers to its devices, nothing else
         order = order.to(features.device)
     channels_last = features.movedim(dim, -1)
@@ -221,11 +216,7 @@ def gather_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> to
 
 @fx.wrap
 def in_group_order(tensor: torch.Tensor, out_inverse: torch.Tensor) -> torch.Tensor:
-    """The rows of a weight, or the entries of a bias, group after group, in the memory format they had.
-
-    >>> in_group_order(torch.tensor([10.0, 20.0, 30.0]), torch.tensor([2, 0, 1]))
-    tensor([20., 30., 10.])
-    """
+    """The rows of a weight, or the entries of a bias, group after group, in the memory format they had."""
     # Named at its source: TorchScript stumbles over the comment that mypy would need for `torch.jit.is_scripting`.
     if not torch._jit_internal.is_scripting() and not torch.compiler.is_compiling():
         _refuse_stacked_weights(tensor, out_inverse)
@@ -334,11 +325,7 @@ def channels(module: nn.Module) -> tuple[int, int]:
 
 
 def groups_of_weight(module: nn.Module) -> int:
-    """In how many groups a layer connects its channels, by the shape of its weight.
-
-    >>> groups_of_weight(nn.Conv2d(8, 16, 3, groups=4)), groups_of_weight(nn.Linear(8, 16))
-    (4, 1)
-    """
+    """In how many groups a layer connects its channels, by the shape of its weight."""
     in_channels = channels(module)[1]
     # A linear layer may have no inputs at all.
     return in_channels // module.get_parameter("weight").shape[1] if in_channels else 1
@@ -373,11 +360,7 @@ def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
 
 
 def channel_orders(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The orders that a grouped layer has, by the same names.
-
-    >>> channel_orders(ShuffledGroupConv2d(2, 4, 1))
-    {'in_perm': tensor([0, 1]), 'out_inverse': tensor([0, 1, 2, 3])}
-    """
+    """The orders that a grouped layer has, by the same names."""
     return {name: getattr(module, name) for name in ORDERS}
 
 

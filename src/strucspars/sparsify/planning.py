@@ -342,11 +342,7 @@ def removed_by(selection: Selection, states: Sequence[LayerState], size: WholeNe
 def threshold_for_target(
     selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
 ) -> ThresholdSearch:
-    """The threshold that meets the target, without the groups that the target does not need.
-
-    Raises:
-        ValueError: the target cannot be reached; the message says what can, and what is left out of it.
-    """
+    """The threshold that meets the target, without the groups that the target does not need."""
     budget = find_budget(config.budget)
     budgets = network_budget(selection, states, size, budget)
     most = largest_removed_fraction(budgets)
