@@ -40,11 +40,7 @@ def house_style() -> Iterator[None]:
 
 
 def shades(count: int) -> npt.NDArray[np.uint8]:
-    """The sequential colours from lowest to highest, `(count, 3)`.
-
-    >>> shades(2).tolist()
-    [[0, 34, 78], [254, 232, 56]]
-    """
+    """The sequential colours from lowest to highest, `(count, 3)`."""
     colours = matplotlib.colormaps[SEQUENTIAL](np.linspace(0.0, 1.0, count))
     rounded: npt.NDArray[np.uint8] = np.rint(255 * np.asarray(colours)[:, :3]).astype(np.uint8)
     return rounded
@@ -124,11 +120,7 @@ def _drawing(salt: str) -> Iterator[None]:
 
 
 def drawable(text: str, width: int = 40) -> str:
-    """The text in one line of at most `width` characters, without characters that XML cannot hold.
-
-    >>> drawable("layer1" + chr(27) + ".conv")
-    'layer1?.conv'
-    """
+    """The text in one line of at most `width` characters, without characters that XML cannot hold."""
     plain = "".join("?" if unicodedata.category(letter)[0] == "C" else letter for letter in text)
     return shortened(plain, width)
 

@@ -103,10 +103,8 @@ def _mark_compression(axes: Sequence[Axes], after: int, count: int) -> None:
 def _caption(epochs: Epochs) -> str:
     sentences = ["Every epoch that has run."]
     if epochs.compression is not None:
-        sentences = [
-            "Every epoch of all stages.",
-            "The dashed line is the compression; the crosses are the accuracy right before and right after it.",
-        ]
+        crosses = "the crosses are the accuracy right before and right after it"
+        sentences.append(f"The dashed line is the compression; {crosses}.")
     if epochs.has("lambda"):
         sentences.append("lambda is the strength of the structured penalty.")
     if epochs.has("removed_fraction"):

@@ -221,7 +221,8 @@ def _figure_sections(figures: Iterable[NamedFigure]) -> Iterator[tuple[str, str]
 
 
 def _yaml(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True) if values else ""
+    known = {key: value for key, value in values.items() if value is not None}
+    return yaml.safe_dump(known, sort_keys=False, allow_unicode=True) if known else ""
 
 
 def _rendered(template: str, **values: Any) -> str:

@@ -240,11 +240,11 @@ def _draw(axis: Axes, points: Sequence[Point], cost: str, colours: Mapping[str, 
 
 
 def _write_label(axis: Axes, point: Point, place: tuple[float, float], colour: str) -> None:
-    """Ours to the right, below the line if on it; the paper's above to the left: both are often at the same place."""
+    """Ours below the line or to the right; the paper's above to the left: both are often at the same place."""
     if not point.is_ours:
         offset, side, height = (-6, 5), "right", "bottom"
     elif point.is_on_line:
-        offset, side, height = (6, -5), "left", "top"
+        offset, side, height = (0, -7), "center", "top"
     else:
         offset, side, height = (7, 0), "left", "center"
     style: dict[str, Any] = {"ha": side, "va": height, "fontsize": 7.5, "color": colour}
