@@ -217,6 +217,12 @@ def test_an_epoch_that_does_not_fit_the_layers_is_damaged(path: Path, damage: st
         read_run(path)
 
 
+def test_a_missing_epoch_is_an_error_that_names_its_file(path: Path) -> None:
+    (path / "dynamics" / "sparsify-0002.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"sparsify-0002\.npz"):
+        read_run(path)
+
+
 MATRICES = {
     "transposed": {"block.conv1": np.ones((4, 8), dtype=np.float16)},
     "of another layer": {"foreign": np.ones((2, 2), dtype=np.float16)},

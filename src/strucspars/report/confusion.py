@@ -68,14 +68,11 @@ def confusions_of(plan: GroupingPlan, most: int = MOST_PAIRS) -> tuple[Confusion
 
 def confusion_matrix(first: LayerPlan, second: LayerPlan) -> IntArray:
     """`D[i, j]`: channels from group i of the first layer to group j of the second, `(G_1, G_2)` (Appendix C)."""
+    source = inverse(first.out_perm) * first.num_groups // len(first.out_perm)
+    target = inverse(second.in_perm) * second.num_groups // len(second.in_perm)
     counts = np.zeros((first.num_groups, second.num_groups), dtype=np.int64)
-    source, target = _group_of_channel(first.out_perm, first), _group_of_channel(second.in_perm, second)
     np.add.at(counts, (source, target), 1)
     return counts
-
-
-def _group_of_channel(perm: IntArray, layer: LayerPlan) -> IntArray:
-    return inverse(perm) * layer.num_groups // len(perm)
 
 
 def _adjacent(plan: GroupingPlan) -> Iterator[tuple[str, str]]:
@@ -87,8 +84,8 @@ def _adjacent(plan: GroupingPlan) -> Iterator[tuple[str, str]]:
 
 
 def _is_shortcut(name: str, plan: GroupingPlan) -> bool:
-    """Whether a layer looks like a block's shortcut: 1 x 1, from the width of the block's first layer to that of the
-    layer before it, which is three layers on or more."""
+    """Whether a layer looks like a block's shortcut: 1 x 1, from the inputs of the block to the outputs of the layer
+    before it, after at least three layers."""
     block = [other for other in plan.layers if other.rpartition(".")[0] == name.rpartition(".")[0]]
     shapes = [plan.layers[other].weight_shape for other in block]
     place = block.index(name)
