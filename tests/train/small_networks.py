@@ -29,13 +29,13 @@ def _remembered(model: nn.Module) -> nn.Module:
 
 def plain(num_classes: int) -> nn.Module:
     """Three convolutions with batch norm."""
-    body = [*_convolution(3, stride=2), *_convolution(CHANNELS), *_convolution(CHANNELS)]
+    body = [*_convolution(3, stride=4), *_convolution(CHANNELS), *_convolution(CHANNELS)]
     return _remembered(nn.Sequential(*body, *_head(num_classes)))
 
 
 def hard_to_repeat(num_classes: int) -> nn.Module:
     """With dropout, and a buffer that makes writing a checkpoint take a moment."""
-    model = nn.Sequential(*_convolution(3, stride=2), *_convolution(CHANNELS), *_convolution(CHANNELS))
+    model = nn.Sequential(*_convolution(3, stride=4), *_convolution(CHANNELS), *_convolution(CHANNELS))
     model.extend(_head(num_classes, dropout=0.3))
     model.register_buffer("padding", torch.rand(PADDING_NUMBERS))
     return _remembered(model)
@@ -43,14 +43,14 @@ def hard_to_repeat(num_classes: int) -> nn.Module:
 
 def with_dropout(num_classes: int) -> nn.Module:
     """The same function without the ballast."""
-    body = [*_convolution(3, stride=2), *_convolution(CHANNELS), nn.Dropout(0.2), *_convolution(CHANNELS)]
+    body = [*_convolution(3, stride=4), *_convolution(CHANNELS), nn.Dropout(0.2), *_convolution(CHANNELS)]
     return _remembered(nn.Sequential(*body, *_head(num_classes, dropout=0.3)))
 
 
 def without_norm(num_classes: int) -> nn.Module:
     """No batch norm: the mean gradient of two half batches is that of the whole."""
     layers: list[nn.Module] = []
-    for in_channels, stride in ((3, 2), (CHANNELS, 1), (CHANNELS, 1)):
+    for in_channels, stride in ((3, 4), (CHANNELS, 1), (CHANNELS, 1)):
         layers += [nn.Conv2d(in_channels, CHANNELS, 3, stride=stride, padding=1), nn.ReLU()]
     return _remembered(nn.Sequential(*layers, *_head(num_classes)))
 
@@ -74,7 +74,7 @@ def slowly_built(num_classes: int) -> nn.Module:
 class _WithUnusedLayer(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(*_convolution(3, stride=2), *_convolution(CHANNELS), *_head(num_classes))
+        self.body = nn.Sequential(*_convolution(3, stride=4), *_convolution(CHANNELS), *_head(num_classes))
         self.unused = nn.Conv2d(CHANNELS, CHANNELS, 3)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
