@@ -90,7 +90,7 @@ class RandomNetwork(nn.Module):
         return tensors[-1], tensors[-2].mean((2, 3))
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(st.integers(0, 1_000_000), st.sampled_from([1, 1, 2, 5]))
 def test_folding_keeps_the_function_of_any_network(seed: int, widen_groups_below: int) -> None:
     torch.manual_seed(seed)

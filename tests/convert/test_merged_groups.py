@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -158,6 +158,7 @@ def folded_equal(model: nn.Module, images: torch.Tensor, widen_groups_below: int
     return report
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from([4, 8, 16, 24]), min_size=2, max_size=4),
     st.lists(st.sampled_from([1, 2, 4]), min_size=4, max_size=4),
