@@ -107,9 +107,9 @@ class BenchRow:
     size: RowSize
     num_gathers: int | None = None
     gathered_bytes: int | None = None
-    difference: float | None
-    error: str
-    timing: RowTiming | None
+    difference: float | None = None
+    error: str = ""
+    timing: RowTiming | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,13 +99,9 @@ def bench(
     rules: TimingRules | None = None,
     on_progress: OnProgress = lambda words, done: None,
 ) -> BenchReport:
-    """Measure a network dense and compressed.
+    """Measure a network dense and compressed; `command` is what to type to measure the same again.
 
-    Args:
-        subject: the network, and what to measure of it.
-        command: what to type to measure the same again.
-        rules: how long, for every batch size and number of threads.
-        on_progress: called with what is being done.
+    The rules hold for every batch size and number of threads.
     """
     rules = rules or TimingRules()
     runtimes = [known_runtime(name) for name in subject.runtimes]
@@ -187,9 +183,6 @@ def timed_rows(
                         images_per_call=images_per_call,
                         threads=threads,
                         size=contestant.size,
-                        difference=None,
-                        error="",
-                        timing=None,
                     )
                     row, program = _checked_row(row, runtime, contestant.forms, images, outputs)
                     checked.append(row)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from strucspars.bench.networks import BenchNetwork
     from strucspars.bench.suite import OnProgress
 
-OTHER_RATES = (0.5,)
 EXAMPLES = console.examples(
     "strucspars bench",
     "strucspars bench resnet101 --runtimes onnxruntime,openvino --out bench.json",
@@ -77,14 +76,14 @@ def bench(
     from strucspars.io.files import followed, write_text
     from strucspars.paper.published import PAPER_TIMES
 
-    output = console.Output(as_json=as_json, quiet=quiet)
+    output, cores = console.Output(as_json=as_json, quiet=quiet), str(os.cpu_count() or 1)
     shape = console.parse_image_shape(image_shape)
     found = find_target(network, model=model, classes=classes, image_shape=shape)
     if found.weights is not None:
         width = None if min_channels_per_group == 1 else min_channels_per_group
         ignored = {"--rates": rates, "--min-channels-per-group": width}
         refuse_ignored(f"the network in {network} has its own", ignored)
-    usual = tuple(PAPER_GROUPS.get(network, OTHER_RATES))
+    usual = tuple(PAPER_GROUPS.get(network, (0.5,)))
     wanted = usual if rates is None else _listed("--rates", rates, _rate, "fractions between 0 and 1")
 
     def build() -> list[BenchNetwork]:
@@ -99,7 +98,7 @@ def bench(
         build=build,
         runtimes=_listed("--runtimes", runtimes, str, "names"),
         batches=_listed("--batch", batch, _count, "whole numbers from 1 on"),
-        threads=_listed("--threads", threads, _threads, "whole numbers from 1 on, or all"),
+        threads=_listed("--threads", threads.replace("all", cores), _count, "whole numbers from 1 on, or all"),
         widen_groups_below=widen_groups_below,
     )
     rules = TimingRules(seconds=seconds)
@@ -125,10 +124,6 @@ def _count(text: str) -> int:
     if int(text) < 1:
         raise ValueError(f"{text} is not a number of images or threads")
     return int(text)
-
-
-def _threads(text: str) -> int:
-    return os.cpu_count() or 1 if text == "all" else _count(text)
 
 
 def _listed(option: str, text: str, parse: Callable[[str], Value], kind: str) -> tuple[Value, ...]:

@@ -37,14 +37,12 @@ def demo(
     from strucspars.report.reading import read_run
 
     output = console.Output(as_json=as_json, quiet=quiet)
-    pairs = _recipes(overrides or [], console.parse_seeds(seeds), out)
-    dense = {dense_path: dense_recipe for dense_path, dense_recipe, _, _ in pairs}
-    compressed = {path: recipe for _, _, path, recipe in pairs}
+    dense, compressed = _recipes(overrides or [], console.parse_seeds(seeds), out)
     outcomes = run_all(dense | compressed, jobs=1, output=output)
     raise_failures(outcomes)
     summaries = finished_runs(outcomes)
     texts, documents, broken = [], [], []
-    for dense_path, _, path, recipe in pairs:
+    for dense_path, (path, recipe) in zip(dense, compressed.items(), strict=True):
         dense_run, run = summaries[dense_path], summaries[path]
         exported = export_network(find_target(str(path), model=recipe.model.name), format="onnx", force=True)
         promises = broken_promises(dense_run, run)
@@ -58,7 +56,7 @@ def demo(
             }
         )
         broken += promises
-    runs = [read_run(folder) for dense_path, _, path, _ in pairs for folder in (path, dense_path)]
+    runs = [read_run(folder) for pair in zip(compressed, dense, strict=True) for folder in pair]
     page = write_report(runs, out / "report").page
     texts.append(f"{page}  what was learned, to look at in a browser")
     output.outcome("\n\n".join(texts), {"demos": documents, "report": str(page)})
@@ -68,8 +66,8 @@ def demo(
 
 def _recipes(
     overrides: Sequence[str], seeds: Sequence[int] | None, out: Path
-) -> list[tuple[Path, Recipe, Path, Recipe]]:
-    """Folder and recipe of the dense run and of the compressed one, by seed."""
+) -> tuple[dict[Path, Recipe], dict[Path, Recipe]]:
+    """The recipes of the dense runs and of the compressed ones, by folder."""
     from dataclasses import replace
 
     from strucspars.train.recipe_reading import override_keys
@@ -77,15 +75,13 @@ def _recipes(
     for override in overrides:
         if "name" in override_keys(override):
             raise ValueError(f"{override!r}: the two runs of the demo have their own names; leave it out, or use --out")
-    pairs = []
-    for dense, small in zip(
-        seeded_recipes("demo-dense", overrides, seeds), seeded_recipes("demo", overrides, seeds), strict=True
-    ):
+    compressed = {out / run_name(recipe): recipe for recipe in seeded_recipes("demo", overrides, seeds)}
+    dense = {}
+    for recipe, small in zip(seeded_recipes("demo-dense", overrides, seeds), compressed.values(), strict=True):
         # As many epochs as both stages of the other have, also if those are overridden.
         epochs = small.stage1.epochs + small.stage2.epochs
-        dense = replace(dense, stage2=replace(dense.stage2, epochs=epochs))
-        pairs.append((out / run_name(dense), dense, out / run_name(small), small))
-    return pairs
+        dense[out / run_name(recipe)] = replace(recipe, stage2=replace(recipe.stage2, epochs=epochs))
+    return dense, compressed
 
 
 def broken_promises(dense: RunSummary, compressed: RunSummary) -> list[str]:

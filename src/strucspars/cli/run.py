@@ -192,8 +192,6 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output
     from strucspars.train.side_by_side import run_side_by_side
     from strucspars.train.solver_pool import solver_pool
 
-    if not recipes:
-        return {}
     if jobs > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"--jobs {jobs} is for one process; under torchrun, runs are started one after the other")
     for path in recipes:
