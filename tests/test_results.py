@@ -243,7 +243,9 @@ def test_what_was_measured_without_finetuning_belongs_to_the_recorded_runs() -> 
 def test_the_page_of_inference_is_that_of_its_measurements() -> None:
     assert inference_page.PAGE.read_text() == inference_page.page()
     report = report_from_json((inference_page.FOLDER / "resnet50.json").read_text())
-    assert inference_page.speed_table(report) in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert inference_page.speed_table(report) in readme
+    assert inference_page.trained_table() in readme
 
 
 # Removed fraction to how many times faster than the best dense runtime a compressed network is to be.
