@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
+from strucspars.core.importance import Norm
+from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import kept_connections
 from strucspars.sparsify.sparsifier import EpochReport
 from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
@@ -203,3 +205,19 @@ def test_the_arrays_of_an_epoch_are_those_of_its_report(monkeypatch: pytest.Monk
     orders = sparsifier.state_dict()["layers"].values()
     for key in ("out_perm", "in_perm"):
         assert arrays[key].tolist() == [channel for order in orders for channel in order[key]]
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_pictured_matrices_are_in_the_present_orders_and_norm(norm: Norm) -> None:
+    model = network()
+    config = ss.SparsifyConfig(target=0.5, epochs=9, lambda_step=1e-2, lambda_warmup=0, importance=norm)
+    sparsifier = ss.Sparsifier(model, config)
+    matrices = SparsifyRule(sparsifier).matrices()
+    orders = sparsifier.state_dict()["layers"]
+    assert list(matrices) == [layer.name for layer in sparsifier.selection.layers]
+    for layer in sparsifier.selection.layers:
+        order, importance = orders[layer.name], importance_matrix(layer.weight, norm)
+        assert list(order["out_perm"]) != list(range(len(order["out_perm"])))
+        for row, out_channel in enumerate(order["out_perm"]):
+            for column, in_channel in enumerate(order["in_perm"]):
+                assert matrices[layer.name][row, column] == importance[out_channel, in_channel]

@@ -9,10 +9,15 @@ from torch import nn
 from typing_extensions import override
 
 from strucspars.convert.conversion import check_fits
+from strucspars.core.checks import FloatArray
 from strucspars.core.plan import GroupingPlan
 from strucspars.nn.layers import kept_connections
 from strucspars.prune.slimming import SlimmingPenalty
+from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.sparsifier import EpochReport, Sparsifier
+
+# How many layers TensorBoard shows.
+PICTURED_LAYERS = 4
 
 
 class TrainingRule:
@@ -27,6 +32,10 @@ class TrainingRule:
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """State of the layers after the epoch, for a report."""
+        return {}
+
+    def matrices(self) -> Mapping[str, FloatArray]:
+        """Importance matrices of some layers in their present orders, for pictures."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,6 +85,18 @@ class SparsifyRule(TrainingRule):
             "out_perm": np.concatenate([np.asarray(order["out_perm"], dtype=np.uint16) for order in orders]),
             "in_perm": np.concatenate([np.asarray(order["in_perm"], dtype=np.uint16) for order in orders]),
         }
+
+    @override
+    def matrices(self) -> Mapping[str, FloatArray]:
+        layers, orders = self._sparsifier.selection.layers, self._sparsifier.state_dict()["layers"]
+        # Spread over the depth of the network.
+        shown = sorted({round(place) for place in np.linspace(0, len(layers) - 1, PICTURED_LAYERS)})
+        found = {}
+        for layer in (layers[place] for place in shown):
+            order = orders[layer.name]
+            importance = importance_of(layer, self._sparsifier.config.importance)
+            found[layer.name] = importance[order["out_perm"]][:, order["in_perm"]]
+        return found
 
     @override
     def state_dict(self) -> dict[str, Any]:

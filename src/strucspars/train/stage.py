@@ -15,6 +15,7 @@ from strucspars.train.run import Run, RunInterrupted, TrainingDiverged, derived_
 from strucspars.train.steps import StageLoss, TrainingStep, learning_rates
 
 CHECKPOINT_VERSION = 3
+EPOCHS_BETWEEN_PICTURES = 5
 
 
 @final
@@ -145,7 +146,10 @@ class Stage:
                 run.folder.save_epoch_arrays(self._name, epoch, arrays)
             run.folder.append_metrics(row)
         self._save(epoch)
+        has_pictures = engine.is_first and (epoch == 1 or epoch % EPOCHS_BETWEEN_PICTURES == 0)
+        matrices = self._rule.matrices() if has_pictures else {}
         for observer in run.observers:
+            observer.matrices_seen(run.name, matrices)
             observer.epoch_done(run.name, row)
 
     def _check_finite(self, loss: float, epoch: int, rate: float) -> None:
