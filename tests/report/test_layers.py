@@ -10,13 +10,15 @@ from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 from PIL import Image
 
 from strucspars.core.checks import FloatArray
-from strucspars.core.hierarchy import group_penalty
+from strucspars.core.hierarchy import connection_mask, group_penalty
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.report.layers import (
     Layer,
     boundaries,
     brightest,
+    importance_figure,
+    importance_figures,
     layers_of,
     matrix_address,
 )
@@ -189,3 +191,35 @@ def test_a_layer_with_few_connections_left_is_not_all_dark(run: RunData) -> None
     matrix[0, 0] = 1e-3
     shown = pictures(replace(run, importance={"end": {"wide": matrix}}), "wide")
     assert shown["S at compression"].max() == 31
+
+
+def test_figures_for_print_are_of_grouped_layers_spread_over_the_network(run: RunData) -> None:
+    order = np.arange(8)
+    planned = LayerPlan(group_level=2, out_perm=order, in_perm=order, weight_shape=(8, 8, 1, 1))
+    plan = GroupingPlan({f"conv{place}": planned for place in range(6)})
+    matrices = {name: np.ones((8, 8), dtype=np.float16) for name in plan.layers}
+    shapes = dict.fromkeys(plan.layers, (8, 8, 1, 1))
+    many = replace(run, plan=plan, weight_shapes=shapes, importance={"end": matrices}, dynamics=())
+    figures = list(importance_figures(many, layers_of(many)))
+    assert [figure.title for figure in figures] == [f"Importance of conv{place}" for place in (1, 3, 5)]
+    assert not list(importance_figures(replace(run, importance={}), layers_of(run)))
+
+
+def test_every_matrix_of_a_figure_for_print_is_that_of_its_title(run: RunData) -> None:
+    # Small, so that every entry has a pixel.
+    layer = next(layer for layer in layers_of(run) if layer.group_level > 1 and max(layer.weight_shape) <= 64)
+    importance = importance_of(run, layer.name)
+    rows, columns = importance.shape
+    axes = importance_figure(layer, importance, decay=0.25).figure.axes
+    shown = {axis.get_title(loc="left"): np.asarray(axis.images[0].get_array()) for axis in axes}
+    permuted = importance[layer.out_perm][:, layer.in_perm]
+    expected = {
+        "S": importance,
+        "S' = S[out_perm][:, in_perm]": permuted,
+        "S' inside U_g": np.where(connection_mask(rows, columns, layer.group_level), permuted, 0),
+        f"R_{layer.group_level}": group_penalty(layer.halvings, decay=0.25),
+        f"U_{layer.group_level}": np.eye(layer.num_groups),
+    }
+    assert list(shown) == list(expected)
+    for title, matrix in expected.items():
+        np.testing.assert_allclose(shown[title], matrix, err_msg=title)

@@ -12,7 +12,7 @@ from strucspars.report.comparison_tables import comparison_tables
 from strucspars.report.confusion import confusion_figure, confusions_of
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.dynamics import churn_figure, dynamics_figure
-from strucspars.report.layers import Layer, cardinality_figure, layers_of
+from strucspars.report.layers import Layer, cardinality_figure, importance_figures, layers_of
 from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
 from strucspars.report.tables import run_tables
@@ -86,7 +86,8 @@ def _figures(run: RunData, layers: Sequence[Layer]) -> Iterator[NamedFigure]:
         confusion_figure(confusions) if confusions else None,
         churn_figure(run),
     )
-    return (figure for figure in known if figure is not None)
+    yield from (figure for figure in known if figure is not None)
+    yield from importance_figures(run, layers)
 
 
 def headlines(run: RunData) -> tuple[Headline, ...]:

@@ -14,10 +14,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 from PIL import Image
 
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.core.hierarchy import group_penalty, max_group_level, num_groups
+from strucspars.core.hierarchy import connection_mask, group_penalty, max_group_level, num_groups
 from strucspars.core.importance import kept_norm_by_level
 from strucspars.cost.text_table import percent
-from strucspars.report.drawing import FAINT, PALETTE, NamedFigure, drawable, house_style, shades
+from strucspars.report.drawing import FAINT, PALETTE, SEQUENTIAL, NamedFigure, drawable, house_style, shades, slug
 from strucspars.report.reading import RunData
 
 # The few largest entries of a layer would leave all others dark.
@@ -31,6 +31,9 @@ MOST_NAMES = 60
 FRAME_SIDE = 100.0
 # A longer matrix is squeezed; else its short side would be a line.
 LONGEST_RATIO = 3.0
+# Layers that have a figure for print, and how the names of these figures begin.
+PRINTED_LAYERS = 3
+PRINTED = "importance-"
 # Few enough shades to compress well, more than eyes tell apart.
 SHADES = 32
 
@@ -182,6 +185,46 @@ def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iter
     yield picture("R_g, the penalty", f"Penalty of group_level {layer.group_level}.", penalty)
     words = f"Connections that stay: {layer.num_groups} diagonal blocks."
     yield picture("U_g, what stays", words, np.eye(layer.num_groups))
+
+
+def importance_figures(run: RunData, layers: Sequence[Layer]) -> Iterator[NamedFigure]:
+    """Figures for print of a few grouped layers, spread over the network; the page shows every layer."""
+    matrices = run.importance.get("end") or run.importance.get("now") or {}
+    grouped = [layer for layer in layers if layer.group_level > 1 and layer.name in matrices]
+    middles = [(2 * part + 1) * len(grouped) // (2 * PRINTED_LAYERS) for part in range(PRINTED_LAYERS)]
+    for place in dict.fromkeys(middles if grouped else []):
+        layer = grouped[place]
+        importance = matrices[layer.name].astype(np.float64)
+        yield importance_figure(layer, importance, decay=run.recipe.sparsify.decay)
+
+
+def importance_figure(layer: Layer, importance: FloatArray, *, decay: float) -> NamedFigure:
+    """Draw S, S', what the groups keep of it, R_g and U_g side by side."""
+    permuted, light = layer.permuted(importance), brightest(importance)
+    rows, columns = importance.shape
+    kept = permuted * connection_mask(rows, columns, layer.group_level)
+    panels = {
+        "S": (importance, light),
+        "S' = S[out_perm][:, in_perm]": (permuted, light),
+        "S' inside U_g": (kept, light),
+        f"R_{layer.group_level}": (group_penalty(layer.halvings, decay=decay), 1.0),
+        f"U_{layer.group_level}": (np.eye(layer.num_groups), 1.0),
+    }
+    with house_style():
+        figure = Figure(figsize=(9.0, 2.1), layout="constrained")
+        for axis, (title, (matrix, lightest)) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+            # A square for every layer, however wide: the blocks are what counts.
+            axis.imshow(block_means(matrix), cmap=SEQUENTIAL, vmin=0, vmax=lightest, aspect="auto")
+            axis.set(box_aspect=1, xticks=[], yticks=[])
+            axis.set_title(title, fontsize="small")
+            axis.grid(visible=False)
+    return NamedFigure(
+        name=f"{PRINTED}{layer.place:03d}-{slug(layer.name)}",
+        title=f"Importance of {layer.name}",
+        caption="The norm of every kernel in the network's order, in the learned orders, and what the groups keep.",
+        alt=layer.alt,
+        figure=figure,
+    )
 
 
 def _block_outlines(layer: Layer) -> str:

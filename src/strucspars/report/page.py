@@ -18,6 +18,7 @@ from strucspars._version import __version__
 from strucspars.io.files import replace_folder
 from strucspars.report.contents import ComparisonContents, RunContents, comparison_contents, run_contents
 from strucspars.report.drawing import NamedFigure
+from strucspars.report.layers import PRINTED
 from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
 from strucspars.train.recipe_reading import recipe_yaml
@@ -134,7 +135,7 @@ def run_page(contents: RunContents, *, overview: str | None = None) -> str:
     """The page of one run; `overview` is the address of the page that compares it with others."""
     run, recipe, layers = contents.run, contents.run.recipe, contents.layers
     before = [figure for figure in contents.figures if figure.name in BEFORE_LAYERS]
-    after = [figure for figure in contents.figures if figure.name not in BEFORE_LAYERS]
+    after = [figure for figure in contents.figures if not figure.name.startswith((PRINTED, *BEFORE_LAYERS))]
     layer_tables = [table for table in contents.tables if table.name == LAYER_TABLE]
     subtitle = f"{recipe.model.name} on {recipe.data.name}, recipe {recipe.name}, seed {recipe.seed} · {run.state}"
     return _rendered(
