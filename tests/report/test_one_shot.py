@@ -94,7 +94,7 @@ def test_its_table_has_layers_without_churn(made: Path) -> None:
 def test_the_page_says_so_and_shows_no_stages_that_never_ran(made: Path) -> None:
     run = read_run(made / "run")
     contents = run_contents(run)
-    assert {figure.name.partition("-")[0] for figure in contents.figures} == {"cardinality", "confusion"}
+    assert {figure.name.partition("-")[0] for figure in contents.figures} == {"cardinality", "confusion", "importance"}
     page = run_page(contents)
     assert ONE_SHOT_STATE in page
     assert "stage1" not in page
