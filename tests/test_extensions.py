@@ -13,9 +13,18 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.core.checks import FloatArray
+from strucspars.export.checked import EXPORTERS
 from strucspars.export.program import Exporter, InferenceProgram, Run
 from strucspars.nn.groupable import SelectedLayer
-from strucspars.sparsify.extensions import CountedLayer, LayerToOrder, Orders, Solve
+from strucspars.sparsify.extensions import (
+    BUDGETS,
+    IMPORTANCES,
+    ORDERS,
+    CountedLayer,
+    LayerToOrder,
+    Orders,
+    Solve,
+)
 from strucspars.train.recipe_reading import read_recipe
 
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -57,7 +66,9 @@ def network() -> nn.Sequential:
 
 
 @pytest.fixture(autouse=True)
-def registered() -> None:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (IMPORTANCES, BUDGETS, ORDERS, EXPORTERS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # for these tests only
     ss.register_importance("largest-weight", largest_weight)
     ss.register_budget("bytes", bytes_and_calls)
     ss.register_orders("identity", identity)

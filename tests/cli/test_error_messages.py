@@ -44,7 +44,7 @@ SLIPS = {
     ("run", "demo", "--jobs", "two"): "got 'two'; --help tells more",
     ("summary", "resnet18", "--classes", "0"): "got '0'; --help tells more",
     ("compress", "a.pt", "--model", SMALL, "--target", "half"): "got 'half'; --help tells more",
-    ("run", "demo", "--export", "tflite"): "format must be one of onnx, openvino, torch or",
+    ("run", "demo", "--export", "tflite"): "format must be one of onnx, openvino, torch",
     ("reproduce",): "Choose from: table1, table2, table3, table5; --help tells more",
     ("reproduce", "table1", "--rows", ""): "--rows: table1 has no row ''; --list shows all",
     # Options of other commands.

@@ -9,7 +9,7 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name. A name like `package.module:attribute` is imported when it is first used."""
+    """Entries by name. A name like `package.module:attribute` is imported."""
 
     def __init__(self, option: str, built_in: Mapping[str, Entry]) -> None:
         """Start with the built-in entries; errors call them by the name of their option."""
@@ -40,9 +40,7 @@ class Registry(Generic[Entry]):
     def find(self, name: str) -> Entry:
         """The entry of a name, or a `ValueError` that names the option."""
         self.check(name)
-        if name not in self._entries:
-            self._entries[name] = import_named(self._option, name)
-        return self._entries[name]
+        return self._entries[name] if name in self._entries else import_named(self._option, name)
 
 
 def import_named(option: str, name: str) -> Any:
