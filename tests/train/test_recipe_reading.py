@@ -260,6 +260,14 @@ def test_bases_in_a_circle_are_an_error(tmp_path: Path) -> None:
     assert "circle" in complaint(written(tmp_path, "base: self.yaml", "self.yaml"))
 
 
+def test_a_chain_of_bases_has_an_end(tmp_path: Path) -> None:
+    for number in range(102):
+        written(tmp_path, f"base: {number + 1}.yaml", f"{number}.yaml")
+    written(tmp_path, "seed: 7", "101.yaml")
+    assert "101.yaml: a recipe may have at most 100 bases" in complaint(tmp_path / "0.yaml")
+    assert read_recipe(tmp_path / "1.yaml").seed == 7
+
+
 @pytest.mark.parametrize(("source", "near"), [("cifar10-resnet20-2", "cifar10-resnet20-20"), ("demo.yml", "demo")])
 def test_a_missing_recipe_is_an_error_with_the_nearest_name(source: str, near: str) -> None:
     message = complaint(source)

@@ -23,6 +23,7 @@ from strucspars.io.records import convert, describe, parse_yaml
 from strucspars.train.recipe import Recipe
 
 BASE = "base"
+MOST_BASES = 100
 YAML_SUFFIXES = (".yaml", ".yml")
 PACKAGED = Path(str(files("strucspars"))) / "recipes"
 
@@ -127,6 +128,8 @@ def _documents(source: str | Path, *, is_resolved: bool) -> list[tuple[str, dict
             raise ValueError(f"{where}{error}") from error
         if path in paths:
             raise ValueError(f"{label}: {BASE} goes round in a circle: {' -> '.join(map(str, (*paths, path)))}")
+        if len(paths) > MOST_BASES:
+            raise ValueError(f"{label}: a recipe may have at most {MOST_BASES} bases, one of another; merge some")
         content = _content(text, label)
         wanted, where = content.pop(BASE, None), f"{label}: {BASE}: "
         if not isinstance(wanted, str | None):
