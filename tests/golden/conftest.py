@@ -14,6 +14,9 @@ import torch
 from golden_networks import small
 from golden_record import Record
 from golden_subject import Said, document_of, said
+from torch import nn
+
+from strucspars.models.catalogue import build_model
 
 HERE = Path(__file__).parent
 NETWORK = "golden_networks:small"
@@ -34,14 +37,17 @@ RUNS = {
     "masked": (),
     "dense": ("kind=dense",),
     "taught": ("finetune.teacher=runs/dense",),
-    "slimming": ("kind=slimming", "model.name=cifar-resnet8", "stage1.epochs=1", "stage2.epochs=1"),
+    "slimming": (
+        *("kind=slimming", "model.name=cifar-resnet8", "model.weights=uneven.pt"),
+        *("stage1.epochs=1", "stage2.epochs=1"),
+    ),
     "as-they-are": ("model.weights=trained.pt", "stage1.epochs=0"),
 }
 NEEDED = {"taught": "dense"}
 
 
 class Workplace:
-    """A folder with a recipe, a checkpoint and the runs that have been asked for."""
+    """A folder with a recipe, checkpoints and the runs that have been asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,6 +55,13 @@ class Workplace:
         (folder / "golden.yaml").write_text(RECIPE)
         torch.manual_seed(0)
         torch.save(small(10).state_dict(), folder / "trained.pt")
+        uneven = build_model("cifar-resnet8", num_classes=10)
+        with torch.no_grad():
+            for module in uneven.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    # Far from each other: which channels go must not depend on the rounding of a CPU.
+                    module.weight.uniform_(0.2, 1.5)
+        torch.save(uneven.state_dict(), folder / "uneven.pt")
 
     def said(self, *arguments: str) -> Said:
         """What a call comes to."""

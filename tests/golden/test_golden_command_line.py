@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from golden_record import VARIES, Record, fingerprint, shapes
+from golden_record import VARIES, Record, fingerprint, fingerprint_of_groups, shapes
 from golden_subject import ss
+
+from strucspars.core.hierarchy import num_groups
 
 NETWORK = "golden_networks:small"
 SHAPE = ("--image-shape", "3x16x16")
@@ -50,11 +52,11 @@ def tables_below(folder: Path) -> dict[str, Any]:
 
 
 def described_plan(text: str) -> dict[str, Any]:
-    """A plan with fingerprints of its orders."""
+    """A plan with fingerprints of its connections."""
     document: dict[str, Any] = json.loads(text)
     for layer in document["layers"].values():
-        layer["out_perm"] = fingerprint(layer["out_perm"])
-        layer["in_perm"] = fingerprint(layer["in_perm"])
+        groups = num_groups(layer["group_level"])
+        layer["connections"] = fingerprint_of_groups(groups, layer.pop("out_perm"), layer.pop("in_perm"))
     return document
 
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 from golden_networks import images, residual, small
-from golden_record import Record, fingerprint, some_numbers
+from golden_record import Record, fingerprint_of_groups, some_numbers
 from golden_subject import ss
 from torch import nn
 from torch.nn import functional
@@ -18,9 +18,12 @@ CLOSE = 1e-4
 
 
 def described_plan(plan: Any) -> dict[str, Any]:
-    """All that a plan decides, with fingerprints of its orders."""
+    """All that a plan decides, with fingerprints of its connections."""
     layers = {
-        name: [layer.num_groups, fingerprint(layer.out_perm), fingerprint(layer.in_perm)]
+        name: [
+            layer.num_groups,
+            fingerprint_of_groups(layer.num_groups, layer.out_perm.tolist(), layer.in_perm.tolist()),
+        ]
         for name, layer in plan.layers.items()
     }
     names = ("budget", "target", "min_kept_norm", "removed_param_fraction", "removed_mac_fraction")
