@@ -140,7 +140,8 @@ def layers_of(kind: str, seed: int) -> list[Layer]:
 
 
 def _changed(weight: FloatArray, generator: np.random.Generator) -> FloatArray:
-    return weight + generator.normal(scale=WEIGHT_CHANGE * weight.std(), size=weight.shape)
+    changed: FloatArray = weight + generator.normal(scale=WEIGHT_CHANGE * weight.std(), size=weight.shape)
+    return changed
 
 
 def original_method(iterations: int) -> Method:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from strucspars.core.checks import IntArray
 from strucspars.io.records import RecordError, as_record, check_header, convert, parse_json, parse_yaml, plain, to_json
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     group_level: int
-    order: npt.NDArray[np.int64] = field(default_factory=lambda: np.arange(2))
+    order: IntArray = field(default_factory=lambda: np.arange(2))
 
     def __post_init__(self) -> None:
         if self.group_level < 1:

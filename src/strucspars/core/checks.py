@@ -1,6 +1,6 @@
 """What counts as a whole number, a number and a fraction; and the errors that say so."""
 
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,10 @@ def checked_seed(name: str, value: int) -> int:
     return seed
 
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
+# Not `npt.NDArray`, an alias that hides the class of the array from those who read annotations (`io.records`).
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def as_float_array(values: npt.ArrayLike, *, name: str) -> FloatArray:
