@@ -212,3 +212,28 @@ def test_weights_on_another_device_are_refused_with_both_named() -> None:
     for use in (penalty.value, penalty.add_gradient_):
         with pytest.raises(ValueError, match="the model moved from cpu to meta after its Sparsifier was made"):
             use(elsewhere)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_the_shrinkage_minimises_distance_and_penalty(norm: Norm) -> None:
+    weights, _, strengths = weights_and_penalty()
+    penalty = StructuredPenalty(weights, norm)
+    for index, strength in enumerate(strengths):
+        penalty.set_strength_(index, strength.reshape(*strength.shape[:2], -1)[..., 0].double().numpy())
+    before = [weight.detach().clone() for weight in weights]
+    rate = 0.7
+    penalty.shrink_(weights, range(len(weights)), rate)
+
+    def objective(candidates: list[torch.Tensor]) -> float:
+        distance = sum((new - old).square().sum().item() for new, old in zip(candidates, before, strict=True)) / 2
+        return distance + rate * penalty.value(candidates).item()
+
+    shrunk = [weight.detach() for weight in weights]
+    generator = torch.Generator().manual_seed(1)
+    least = objective(shrunk)
+    for size in (1e-3, 1e-1):
+        for _ in range(20):
+            nearby = [value + size * torch.randn(value.shape, generator=generator) for value in shrunk]
+            assert objective(nearby) > least
+    assert sum(int((value == 0).sum()) for value in shrunk) > sum(int((value == 0).sum()) for value in before)
+    assert all((value.abs() <= old.abs()).all() for value, old in zip(shrunk, before, strict=True))

@@ -1,6 +1,6 @@
-"""The structured penalty lambda * sum(S' * R_g) of all layers, as a loss term and as a gradient (Sec. 3.3).
+"""The structured penalty lambda * sum(S' * R_g) of all layers: a loss term, a gradient or a shrinkage (Sec. 3.3).
 
-Both work on lists of tensors without waiting for the device, so they can be part of a captured graph: new values of
+All work on lists of tensors without waiting for the device, so they can be part of a captured graph: new values of
 lambda and R_g are copied into the same tensors.
 """
 
@@ -51,21 +51,50 @@ class StructuredPenalty:
     def add_gradient_(self, weights: Sequence[torch.Tensor]) -> None:
         """Add the penalty's gradient to the weights' gradients; weights that are not trained are left alone."""
         self._check_device(weights)
-        trained, gradients, strengths = [], [], []
-        for weight, strength in zip(weights, self._strengths, strict=True):
-            if weight.requires_grad:
-                if weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
-                trained.append(weight)
-                gradients.append(weight.grad)
-                strengths.append(strength)
-        if not trained:
+        trained = [index for index, weight in enumerate(weights) if weight.requires_grad]
+        for weight in (weights[index] for index in trained):
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+        self.add_gradient_of_(weights, trained)
+
+    @torch.no_grad()
+    def add_gradient_of_(
+        self, weights: Sequence[torch.Tensor], chosen: Sequence[int], scale: torch.Tensor | float = 1.0
+    ) -> None:
+        """Add the gradient to those of the chosen weights, which have one, multiplied by the scale."""
+        self._check_device(weights)
+        if not chosen:
             return
+        trained, strengths = [weights[index] for index in chosen], [self._strengths[index] for index in chosen]
         if self._norm == "l1":
             directions = list(torch._foreach_sign(trained))
         else:
             directions = [_unit_kernels(weight) for weight in trained]
+        if not isinstance(scale, float) or scale != 1:
+            torch._foreach_mul_(directions, scale)
+        gradients = [weight.grad for weight in trained if weight.grad is not None]
         torch._foreach_addcmul_(gradients, directions, strengths)
+
+    @torch.no_grad()
+    def shrink_(self, weights: Sequence[torch.Tensor], chosen: Sequence[int], rate: torch.Tensor | float) -> None:
+        """The proximal step of the penalty at this learning rate: shrink the chosen weights, at most to zero.
+
+        The minimum over v of `(v - w)**2 / 2 + rate * penalty(v)`: a soft threshold of every weight for the L1 norm,
+        of every kernel's norm for L2.
+        """
+        self._check_device(weights)
+        if not chosen:
+            return
+        shrunk, strengths = [weights[index] for index in chosen], [self._strengths[index] for index in chosen]
+        amounts = list(torch._foreach_mul(strengths, rate))
+        if self._norm == "l1":
+            removed = list(torch._foreach_minimum(shrunk, amounts))
+            torch._foreach_neg_(amounts)
+            torch._foreach_maximum_(removed, amounts)
+            torch._foreach_sub_(shrunk, removed)
+        else:
+            for weight, amount in zip(shrunk, amounts, strict=True):
+                weight.mul_((1 - amount / _kernel_norms(weight)).nan_to_num_(nan=0.0).clamp_(min=0))
 
     def _check_device(self, weights: Sequence[torch.Tensor]) -> None:
         here, there = weights[0].device, self._strengths[0].device
@@ -108,7 +137,13 @@ def _kernels(weight: torch.Tensor) -> torch.Tensor:
     return weight.reshape(*weight.shape[:2], -1)
 
 
+def _kernel_norms(weight: torch.Tensor) -> torch.Tensor:
+    """L2 norm of every kernel, of a shape that broadcasts to the weight's."""
+    norms: torch.Tensor = torch.linalg.vector_norm(_kernels(weight), dim=2)
+    return norms.view(*weight.shape[:2], *[1] * (weight.dim() - 2))
+
+
 def _unit_kernels(weight: torch.Tensor) -> torch.Tensor:
     """Every kernel divided by its L2 norm; zero where it is zero."""
-    norms = torch.linalg.vector_norm(_kernels(weight), dim=2).view(*weight.shape[:2], *[1] * (weight.dim() - 2))
+    norms = _kernel_norms(weight)
     return torch.where(norms > 0, weight / norms, torch.zeros_like(weight))

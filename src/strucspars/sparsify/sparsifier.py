@@ -1,5 +1,6 @@
 """Sparse training of any model: the penalty for every step, the decisions after every epoch (Algorithm 1)."""
 
+import copy
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.controller import LambdaState, next_lambda
@@ -18,6 +20,7 @@ from strucspars.core.plan import GroupingPlan, group_counts
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
+from strucspars.sparsify.attachment import Attachment, StepCount, bare_optimizer
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import WholeNetwork, find_importance
 from strucspars.sparsify.penalty import StructuredPenalty
@@ -77,7 +80,7 @@ class EpochReport:
         )
 
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 class Sparsifier:
@@ -126,6 +129,8 @@ class Sparsifier:
         self._example_inputs = example_inputs
         self._penalty = StructuredPenalty(self._present_weights(), find_importance(config.importance).penalty)
         self._controller = LambdaState()
+        self._attachments: list[Attachment] = []
+        self._count = StepCount.of_layers(len(self.selection.layers))
         self._states = agreed(lambda: self._learned_states(None))
         # Fail now, not after the training, if the target is out of reach.
         threshold_for_target(self.selection, self._states, self._size(), config)
@@ -146,8 +151,34 @@ class Sparsifier:
         """Strength of the penalty in the present epoch."""
         return self._controller.lambda_value
 
+    def attach(self, optimizer: Optimizer) -> "Sparsifier":
+        """Let every step of the optimizer that trains the layers take the penalty along; returns this Sparsifier.
+
+        No call per step is needed then, under any trainer: gradient accumulation, a `GradScaler`, closures and
+        wrappers of the optimizer are accounted for. SGD gets the penalty's gradient; other optimizers shrink the
+        weights after their step, by learning rate times strength. Attach each of several optimizers. It ends with
+        `detach`, or when the layers are converted. Hooks are not part of a copied or pickled optimizer.
+
+        >>> import strucspars as ss
+        >>> model = nn.Sequential(nn.Conv2d(4, 8, 3))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> sparsifier = ss.Sparsifier(model, ss.SparsifyConfig(target=0.4, epochs=20)).attach(optimizer)
+        """
+        if any(attached.optimizer is bare_optimizer(optimizer) for attached in self._attachments):
+            raise ValueError("this optimizer is attached already; attach it once")
+        self._attachments.append(Attachment(optimizer, self.selection.layers, self._penalty, lambda: self._count))
+        return self
+
+    def detach(self) -> None:
+        """Leave the attached optimizers as they were."""
+        for attached in self._attachments:
+            attached.detach()
+        self._attachments = []
+
     def penalty(self) -> torch.Tensor:
         """lambda * sum(S' * R_g) over all layers, to be added to the loss (Sec. 3.3).
+
+        Not for a loss whose optimizer is attached: the penalty would act twice.
 
         With `DistributedDataParallel(find_unused_parameters=True)` use `regularize_`: a gradient for a layer that the
         step does not use would be an error there.
@@ -162,7 +193,14 @@ class Sparsifier:
         """Add the penalty's gradient to the gradients instead: once per optimizer step, after `backward()`.
 
         With a `GradScaler` call it after `scaler.unscale_(optimizer)`: the penalty is not scaled.
+
+        Raises:
+            ValueError: an optimizer is attached, whose steps do this already.
         """
+        if self._attachments:
+            raise ValueError(
+                "an attached optimizer adds the penalty by itself; remove regularize_() from the loop, or call detach()"
+            )
         try:
             self._penalty.add_gradient_(self._present_weights())
         except RuntimeError:
@@ -183,6 +221,7 @@ class Sparsifier:
         removed = removed_by(self.selection, self._states, self._size(), self.config)
         self._controller = next_lambda(self.config.schedule, self._controller, removed)
         self._set_strengths_()
+        self._count = StepCount.of_layers(len(before))
         layers = [
             LayerReport(layer.name, new.group_level, new.kept_norm, new.cost, churn(layer, old, new))
             for layer, old, new in zip(self.selection.layers, before, self._states, strict=True)
@@ -218,6 +257,7 @@ class Sparsifier:
             "version": STATE_VERSION,
             "config": asdict(self.config),
             "controller": asdict(self._controller),
+            "count": asdict(self._count),
             "layers": layers,
         }
 
@@ -239,6 +279,7 @@ class Sparsifier:
             )
         self._states = [self._restored_state(index, layer) for index, layer in enumerate(saved.values())]
         self._controller = LambdaState(**state["controller"])
+        self._count = StepCount(**copy.deepcopy(state["count"]))
         self._set_strengths_()
 
     def _restored_state(self, index: int, saved: Mapping[str, Any]) -> LayerState:
