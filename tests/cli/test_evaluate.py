@@ -1,13 +1,19 @@
 """`strucspars eval`: the accuracy that was recorded, and data that are not those of the run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from table2_recipes import write_image_folder
 
+import strucspars as ss
 from strucspars.cli.evaluate import accuracy_text
+from strucspars.core.plan import Preprocessing
+from strucspars.data.folder import FolderSplit
+from strucspars.models.catalogue import build_model
 from strucspars.train.epochs import Accuracy
 
 SMALL = "tiny_networks:small"
@@ -98,3 +104,65 @@ def test_eval_compares_with_the_network_that_was_saved(call: Any, on_images: Pat
         values["finetuned"][key] = 1 - saved
     (on_images / "summary.json").write_text(json.dumps(values))
     assert json.loads(call("eval", str(on_images), *NAMED, "--json").out)["recorded_top1"] == saved
+
+
+SAVED = ("small.safetensors", "--model", SMALL)
+
+
+@pytest.fixture
+def saved(networks: Path) -> Path:
+    """A compressed file of three classes, with its own preprocessing, and images for it."""
+    torch.manual_seed(0)
+    model = build_model(SMALL, num_classes=3)
+    plan = replace(ss.one_shot_plan(model, target=0.3), preprocessing=Preprocessing(size=28, resize=32))
+    ss.save(ss.convert_(model, plan), "small.safetensors", plan=plan)
+    write_image_folder(Path("images"), num_classes=3, train_images=2, test_images=2)
+    return Path("images")
+
+
+def test_eval_scores_a_compressed_file_on_a_folder_prepared_as_it_says(call: Any, saved: Path) -> None:
+    said = call("eval", *SAVED, "--data", "images", "--json")
+    assert said.status == 0, said.err
+    document = json.loads(said.out)
+    model = ss.load("small.safetensors", build_model(SMALL, num_classes=3)).eval()
+    split = FolderSplit(saved / "val", Preprocessing(size=28, resize=32), random=False, seed=0)
+    images, labels = zip(*(split[0, index] for index in range(len(split))), strict=True)
+    with torch.no_grad():
+        right = model(torch.stack(images)).argmax(1) == torch.tensor(labels)
+    assert document["top1"] == pytest.approx(right.float().mean().item())
+    assert document == json.loads(call("eval", *SAVED, "--data", "images/val", "--json").out) | {"data": "images"}
+
+
+def test_eval_of_a_file_says_what_it_lacks(call: Any, saved: Path) -> None:
+    for arguments, words in (
+        (SAVED, "--model NAME --data FOLDER"),
+        (("small.safetensors",), "has no network, only weights; name it with --model"),
+        ((*SAVED, "--data", "nowhere"), "there is no folder nowhere"),
+        ((*SAVED, "--data", "images/val/class0000"), "must hold a folder of images for every class"),
+        ((*SAVED, "--data", "images", "data.workers=0"), "leave it out"),
+    ):
+        said = call("eval", *arguments)
+        assert said.status == 2, said.err
+        assert words in said.err
+
+
+def test_eval_refuses_images_of_other_classes(call: Any, saved: Path) -> None:
+    (saved / "val" / "one-more").mkdir()
+    (saved / "val" / "class0000" / "0.png").rename(saved / "val" / "one-more" / "0.png")
+    said = call("eval", *SAVED, "--data", "images")
+    assert said.status == 2
+    assert "has 4 folders of classes (class0000, class0001, class0002, ...), but the network has 3 outputs" in said.err
+
+
+def test_data_of_a_function_are_made_only_if_it_is_named_again(
+    call: Any, networks: Path, tiny: tuple[str, ...]
+) -> None:
+    code = "def digits(root):\n    from strucspars.data.catalogue import digits\n    return digits()\n"
+    Path("own_data.py").write_text(code)
+    data = "data.name=own_data:digits"
+    assert call("run", "demo", *tiny, data, "--quiet").status == 0
+    said = call("eval", "runs/demo", *NAMED)
+    assert said.status == 2
+    assert "takes its data from the function own_data:digits; code that a folder names is run only if" in said.err
+    assert "the same" in call("eval", "runs/demo", *NAMED, data).out
+    assert call("export", "runs/demo", *NAMED, "--json").status == 0

@@ -4,10 +4,12 @@ import pytest
 import torch
 from PIL import Image
 
+from strucspars.core.plan import Preprocessing
 from strucspars.data import catalogue
 from strucspars.data.batches import FolderBatches, ResidentBatches
 from strucspars.data.catalogue import DATA_NAMES, batches_of, digits, load_data
-from strucspars.data.folder import FolderData
+from strucspars.data.folder import FolderSplit
+from strucspars.models.preprocessing import usual_resize
 
 CPU = torch.device("cpu")
 
@@ -28,19 +30,22 @@ def test_digits_need_no_root() -> None:
 
 @pytest.mark.parametrize("name", ["imagenet", "folder"])
 def test_image_folders_are_read_at_the_asked_size(tmp_path: Path, name: str) -> None:
-    data = load_data(name, small_folder(tmp_path), image_size=14, seed=3)
-    assert isinstance(data, FolderData)
+    data = load_data(name, small_folder(tmp_path), preprocessing=Preprocessing(size=14, resize=16), seed=3)
+    assert isinstance(data.train, FolderSplit)
     assert data.name == name
     assert data.image_shape == (3, 14, 14)
-    assert data.train.resize == 16
+    assert data.train.preprocessing.resize == 16
     assert data.train.seed == 3
 
 
 @pytest.mark.parametrize(("image_size", "resize"), [(224, 256), (32, 37), (1, 1)])
 def test_images_are_resized_to_8_sevenths_of_the_crop(tmp_path: Path, image_size: int, resize: int) -> None:
-    data = load_data("folder", small_folder(tmp_path), image_size=image_size)
-    assert isinstance(data, FolderData)
-    assert (data.train.resize, data.test.resize) == (resize, resize)
+    assert usual_resize(image_size) == resize
+    data = load_data("folder", small_folder(tmp_path), preprocessing=Preprocessing(size=image_size, resize=image_size))
+    assert isinstance(data.train, FolderSplit)
+    assert isinstance(data.test, FolderSplit)
+    # Training needs a border to crop from; the evaluation does as it is told.
+    assert (data.train.preprocessing.resize, data.test.preprocessing.resize) == (resize, image_size)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -86,7 +91,7 @@ def test_digits_come_as_resident_batches() -> None:
 
 
 def test_image_folders_come_as_folder_batches(tmp_path: Path) -> None:
-    data = load_data("folder", small_folder(tmp_path), image_size=14)
+    data = load_data("folder", small_folder(tmp_path), preprocessing=Preprocessing(size=14, resize=16))
     training = batches_of(data, training=True, batch_size=2, device=CPU, seed=0, workers=0)
     evaluation = batches_of(data, training=False, batch_size=3, device=CPU, workers=0, dtype=torch.float64)
     assert isinstance(training, FolderBatches)
@@ -102,7 +107,7 @@ def test_a_folders_evaluation_shows_its_test_images(tmp_path: Path) -> None:
     small_folder(tmp_path)
     for number in range(2):
         Image.new("RGB", (20, 30), "white").save(tmp_path / "val" / f"class_{number}" / "0.png")
-    data = load_data("folder", tmp_path, image_size=14)
+    data = load_data("folder", tmp_path, preprocessing=Preprocessing(size=14, resize=16))
     for training in (True, False):
         (batch,) = batches_of(data, training=training, batch_size=2, device=CPU).epoch(0)
         assert bool((batch.images > 0).all()) is not training
@@ -126,7 +131,7 @@ def numbered_folder(root: Path, count: int) -> Path:
 
 
 def test_several_processes_share_the_images_of_a_folder(tmp_path: Path) -> None:
-    data = load_data("folder", numbered_folder(tmp_path, 8), image_size=14)
+    data = load_data("folder", numbered_folder(tmp_path, 8), preprocessing=Preprocessing(size=14, resize=16))
     for training in (True, False):
         seen = [
             label
@@ -138,7 +143,7 @@ def test_several_processes_share_the_images_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_order_of_a_folders_images_depends_on_the_seed(tmp_path: Path) -> None:
-    data = load_data("folder", numbered_folder(tmp_path, 8), image_size=14)
+    data = load_data("folder", numbered_folder(tmp_path, 8), preprocessing=Preprocessing(size=14, resize=16))
     orders = [
         torch.cat([b.labels for b in batches_of(data, training=True, batch_size=4, device=CPU, seed=seed).epoch(0)])
         for seed in (1, 1, 2)
@@ -150,7 +155,7 @@ def test_the_order_of_a_folders_images_depends_on_the_seed(tmp_path: Path) -> No
 def test_a_folder_is_read_by_as_many_workers_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
     monkeypatch.setattr(catalogue, "FolderBatches", lambda images, order, **options: asked.update(options))
-    data = load_data("folder", small_folder(tmp_path), image_size=14)
+    data = load_data("folder", small_folder(tmp_path), preprocessing=Preprocessing(size=14, resize=16))
     batches_of(data, training=True, batch_size=2, device=CPU, workers=3)
     assert asked["workers"] == 3
 

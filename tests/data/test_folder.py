@@ -9,7 +9,8 @@ import torch
 from PIL import EpsImagePlugin, Image
 from torchvision.transforms import functional
 
-from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD, FolderData, image_folder, in_8_bits
+from strucspars.core.plan import Preprocessing
+from strucspars.data.folder import FolderData, FolderSplit, calibration_images, image_folder, in_8_bits
 
 
 def write_image(path: Path, number: int, size: tuple[int, int] = (20, 14)) -> None:
@@ -20,6 +21,9 @@ def write_image(path: Path, number: int, size: tuple[int, int] = (20, 14)) -> No
     Image.fromarray(pixels.numpy()).save(path)
 
 
+SMALL = Preprocessing(size=8, resize=10)
+
+
 def write_set(root: Path, *, splits: tuple[str, ...] = ("train", "val"), per_class: int = 3) -> Path:
     for split_number, split in enumerate(splits):
         for number in range(2 * per_class):
@@ -28,11 +32,11 @@ def write_set(root: Path, *, splits: tuple[str, ...] = ("train", "val"), per_cla
 
 
 def folder(root: Path, *, seed: int = 0) -> FolderData:
-    return image_folder(root, image_size=8, resize=10, seed=seed)
+    return image_folder(root, SMALL, seed=seed)
 
 
 def normalised(image: Image.Image) -> torch.Tensor:
-    result: torch.Tensor = functional.normalize(functional.to_tensor(image), IMAGENET_MEAN, IMAGENET_STD)
+    result: torch.Tensor = functional.normalize(functional.to_tensor(image), SMALL.mean, SMALL.std)
     return result
 
 
@@ -105,7 +109,8 @@ def test_reading_leaves_the_global_random_state_alone(tmp_path: Path) -> None:
 def test_the_paper_s_sizes_are_the_defaults(tmp_path: Path) -> None:
     data = image_folder(write_set(tmp_path, per_class=1))
     assert data.image_shape == (3, 224, 224)
-    assert data.train.resize == 256
+    assert isinstance(data.train, FolderSplit)
+    assert data.train.preprocessing.resize == 256
     assert data.train[0, 0][0].shape == (3, 224, 224)
 
 
@@ -208,7 +213,7 @@ def test_a_class_that_training_lacks_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("image_size", [0, 11])
 def test_a_crop_that_does_not_fit_is_refused(tmp_path: Path, image_size: int) -> None:
     with pytest.raises(ValueError, match=rf"1 \.\. resize \(10\), got {image_size}"):
-        image_folder(write_set(tmp_path), image_size=image_size, resize=10)
+        image_folder(write_set(tmp_path), Preprocessing(size=image_size, resize=10))
 
 
 def test_pixels_are_normalised_by_the_statistics_of_imagenet(tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def test_pixels_are_normalised_by_the_statistics_of_imagenet(tmp_path: Path) -> 
 def test_images_may_be_taken_whole(tmp_path: Path) -> None:
     write_image(tmp_path / "train" / "class" / "0.png", 0, size=(10, 10))
     write_image(tmp_path / "val" / "class" / "0.png", 1, size=(10, 10))
-    data = image_folder(tmp_path, image_size=10, resize=10)
+    data = image_folder(tmp_path, Preprocessing(size=10, resize=10))
     assert torch.equal(data.test[0, 0][0], normalised(Image.open(tmp_path / "val" / "class" / "0.png")))
 
 
@@ -267,3 +272,52 @@ def test_a_named_pipe_in_place_of_an_image_hangs_nothing(tmp_path: Path) -> None
     os.mkfifo(path)
     with pytest.raises(ValueError, match=r"class_0/0\.png: it is a pipe, .*; give a regular file; replace or remove"):
         data.train[0, 0]
+
+
+def numbered(root: Path, names: tuple[str, ...]) -> Path:
+    for place, name in enumerate(names):
+        write_image(root / name / "0.png", place)
+    return root
+
+
+def labels(root: Path, num_classes: int | None) -> list[int]:
+    split = FolderSplit(root, SMALL, random=False, seed=0, num_classes=num_classes)
+    return [split[0, index][1] for index in range(len(split))]
+
+
+def test_folders_named_by_numbers_are_outputs_of_a_network_whose_classes_are_known(tmp_path: Path) -> None:
+    root = numbered(tmp_path, ("0", "217", "11"))
+    assert sorted(labels(root, 1000)) == [0, 11, 217]
+    assert labels(root, None) == [0, 1, 2]
+
+
+def test_folders_that_do_not_fit_the_outputs_are_refused(tmp_path: Path) -> None:
+    root = numbered(tmp_path, ("cat", "dog"))
+    assert labels(root, 2) == [0, 1]
+    with pytest.raises(ValueError, match=r"2 folders of classes \(cat, dog, ...\), but the network has 10 outputs"):
+        labels(root, 10)
+    with pytest.raises(ValueError, match="has 3 outputs"):
+        labels(numbered(tmp_path / "far", ("0", "7")), 3)
+
+
+def test_calibration_images_are_found_at_any_depth_and_drawn_by_the_seed(tmp_path: Path) -> None:
+    root = write_set(tmp_path)
+    every = calibration_images(root, SMALL, count=100)
+    assert every.shape == (6, 3, 8, 8)  # train/ only
+    split = FolderSplit(root / "train", SMALL, random=False, seed=0)
+    assert torch.equal(every, torch.stack([split[0, index][0] for index in range(6)]))
+    assert torch.equal(calibration_images(root / "train" / "class_0", SMALL, count=100), every[:3])
+    draws = [calibration_images(root, SMALL, count=2, seed=seed) for seed in (0, 0, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert not all(torch.equal(draws[0], other) for other in draws[2:])
+
+
+def test_calibration_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        calibration_images(tmp_path / "nowhere", SMALL, count=4)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(FileNotFoundError, match="holds no image"):
+        calibration_images(tmp_path, SMALL, count=4)
+    (tmp_path / "broken.png").write_text("text")
+    with pytest.raises(ValueError, match=r"cannot read the image .*broken\.png"):
+        calibration_images(tmp_path, SMALL, count=4)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from strucspars.core.plan import Preprocessing
 from strucspars.data.batches import Batch, EpochOrder, FolderBatches
 from strucspars.data.folder import FolderSplit
 
@@ -26,7 +27,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def split(root: Path, *, random: bool = True) -> FolderSplit:
-    return FolderSplit(root, image_size=6, resize=8, random=random, seed=0)
+    return FolderSplit(root, Preprocessing(size=6, resize=8), random=random, seed=0)
 
 
 def batches(dataset: FolderSplit, **changes: Any) -> FolderBatches:
@@ -161,7 +162,7 @@ class ReaderSplit(FolderSplit):
 
 
 def test_workers_live_from_epoch_to_epoch(images: Path) -> None:
-    training = batches(ReaderSplit(images, image_size=6, resize=8, random=True, seed=0), workers=1)
+    training = batches(ReaderSplit(images, Preprocessing(size=6, resize=8), random=True, seed=0), workers=1)
     readers = {reader for epoch in (0, 1) for batch in training.epoch(epoch) for reader in batch.labels.tolist()}
     assert len(readers) == 1
     assert os.getpid() not in readers

@@ -1,20 +1,25 @@
 """Every format, on networks that are hard on folding: the file computes what the network computes."""
 
 import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import openvino
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.export.checked import EXPORTERS
-from strucspars.export.program import Arguments
+from strucspars.core.plan import Preprocessing
+from strucspars.export.checked import EXPORTERS, find_exporter
+from strucspars.export.program import PREPROCESSING_KEY, Arguments
 from strucspars.export.storage import plan_hash
+from strucspars.io.records import convert
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
 from strucspars.prune.slimming import select_channels, slim_
 
@@ -309,3 +314,21 @@ def test_a_class_in_place_of_an_exporter_is_refused(tmp_path: Path) -> None:
     format = "strucspars.export.program:TorchExporter"
     with pytest.raises(ValueError, match=f"format '{format}' must name an instance of a subclass of Exporter"):
         ss.export(nn.Identity(), tmp_path / "network.pt2", example_inputs=IMAGES, format=format)
+
+
+def test_every_format_keeps_what_images_go_through_before_the_network(tmp_path: Path) -> None:
+    model, image = nn.Sequential(nn.Conv2d(3, 4, 3)), torch.zeros(1, 3, 8, 8)
+    preprocessing = Preprocessing(size=8, resize=9)
+    paths = {format: tmp_path / f"model{find_exporter(format).suffix}" for format in FORMATS}
+    for format, path in paths.items():
+        ss.export(model, path, example_inputs=image, format=format, preprocessing=preprocessing)
+    extra = {PREPROCESSING_KEY: ""}
+    torch.export.load(paths["torch"], extra_files=extra)
+    read = openvino.Core().read_model(paths["openvino"])
+    told = {
+        "onnx": {entry.key: entry.value for entry in onnx.load(paths["onnx"]).metadata_props}[PREPROCESSING_KEY],
+        "openvino": read.get_rt_info(PREPROCESSING_KEY.split(".")).astype(str),
+        "torch": extra[PREPROCESSING_KEY],
+    }
+    for text in told.values():
+        assert convert(Preprocessing, json.loads(text), "the file") == preprocessing

@@ -19,7 +19,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import strucspars as ss
-from strucspars.data.folder import IMAGENET_MEAN, IMAGENET_STD
+from strucspars.core.plan import Preprocessing
 from strucspars.models.catalogue import build_model
 from strucspars.train.observer import RunObserver
 from strucspars.train.outcome import RunSummary
@@ -123,7 +123,7 @@ def test_the_accuracy_is_that_of_the_saved_network_on_the_papers_centre_crops(
             transforms.Resize(RESIZE),
             transforms.CenterCrop(IMAGE_SIZE),
             transforms.ToTensor(),
-            transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+            transforms.Normalize(Preprocessing().mean, Preprocessing().std),
         ]
     )
     samples = list(ImageFolder(str(images / "val"), transform=crops))

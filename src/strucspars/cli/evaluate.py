@@ -1,21 +1,28 @@
-"""`strucspars eval`: the saved network of a finished run on its test images."""
+"""`strucspars eval`: the saved network of a finished run on its test images, or that of a file on a folder."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from strucspars.cli import console
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from strucspars.cli.networks import Target
+    from strucspars.train.engine import Engine
     from strucspars.train.epochs import Accuracy
 
+BATCH_SIZE = 32
 CHANGEABLE = ("data.", "engine.")
 EXAMPLES = console.examples(
     "strucspars eval runs/demo",
     "strucspars eval runs/cifar10-resnet56-60 data.root=/elsewhere/cifar10 engine.device=cpu",
+    "strucspars eval small.safetensors --model resnet50 --data ~/imagenet/val",
 )
 
 
@@ -25,7 +32,13 @@ def complete_changeable_key(incomplete: str) -> list[str]:
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="The folder of a finished run.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT",
+            help="The folder of a finished run; or with --model a .safetensors, .pt or .pth file.",
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -35,22 +48,61 @@ def evaluate(
         ),
     ] = None,
     model: console.Model = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="For a checkpoint: a folder of images per class, maybe in val/ or test/; or package.module:function.",
+        ),
+    ] = None,
+    classes: console.Classes = None,
     as_json: console.Json = False,
     debug: console.Debug = False,
 ) -> None:
-    """Evaluate the saved network of a finished run again. Only data.* and engine.* can be changed."""
+    """Evaluate the saved network of a finished run again, or that of a file on a folder of images.
+
+    Of a run, only data.* and engine.* can be changed. The images of a file are prepared as it says, or as its library
+    does; folders that are named by numbers mean the outputs of these numbers.
+    """
+    from dataclasses import asdict
+
+    from strucspars.cli.networks import find_target, refuse_ignored
+
+    path, output = Path(target).expanduser(), console.Output(as_json=as_json)
+    if path.is_dir() or (data is None and not path.is_file()):
+        refuse_ignored(f"the run in {target} has its own", {"--data": data, "--classes": classes})
+        output.outcome(*_run_again(path, overrides or [], model))
+        return
+    found = find_target(target, model=model, classes=classes)
+    if found.weights is None or data is None:
+        raise ValueError(f"{target}: to evaluate a file, name its network and some images: --model NAME --data FOLDER")
+    if overrides:
+        raise ValueError(f"{overrides[0]!r}: changes are for the recipe of a run, and {target} is a file; leave it out")
+    accuracy = accuracy_on(found, found.network(), data)
+    text = accuracy_text(path, data, accuracy)
+    output.outcome(text, {"path": str(path), "data": data, **asdict(accuracy), "recorded_top1": None})
+
+
+def _run_again(folder: Path, overrides: Sequence[str], model: str | None) -> tuple[str, dict[str, Any]]:
+    """The outcome for a run, as text and for scripts."""
     from dataclasses import asdict, replace
 
     from strucspars.cli.networks import finished_summary, read_weights, run_with_network
+    from strucspars.models.catalogue import names_a_function
     from strucspars.train.engine import lost_processes_explained
     from strucspars.train.epochs import Evaluation
     from strucspars.train.run import Run
 
-    for change in overrides or []:
+    for change in overrides:
         if not change.startswith(CHANGEABLE):
             raise ValueError(f"{change!r}: eval does not change the network; only data.* and engine.* can change")
     run_folder, _ = run_with_network(folder, named=model)
-    recipe = run_folder.load_recipe(overrides or [])
+    recipe = run_folder.load_recipe(overrides)
+    if names_a_function(recipe.data.name) and not any(each.startswith("data.name=") for each in overrides):
+        raise ValueError(
+            f"the run in {folder} takes its data from the function {recipe.data.name}; code that a folder names is run "
+            f"only if you name it too: data.name={recipe.data.name}"
+        )
     recorded_top1 = None if run_folder.is_one_shot else finished_summary(run_folder).converted_top1
     # For a single pass, capturing a CUDA graph costs more than it saves.
     run = Run(replace(recipe, engine=replace(recipe.engine, cuda_graph=False)), run_folder)
@@ -58,27 +110,56 @@ def evaluate(
     network = run.engine.placed(read_weights(run.fresh_model(), str(run_folder.model_path), recipe.model.name))
     with lost_processes_explained():
         accuracy = Evaluation(run.engine, network, run.test).accuracy()
-    console.Output(as_json=as_json).outcome(
+    return (
         accuracy_text(run_folder.model_path, recipe.data.name, accuracy, recorded_top1),
         {"folder": str(folder), "data": recipe.data.name, **asdict(accuracy), "recorded_top1": recorded_top1},
     )
 
 
-def accuracy_text(model_path: Path, data: str, accuracy: Accuracy, recorded_top1: float | None) -> str:
-    """The accuracy now, beside the one in the run's summary; None if it has none (one-shot compression)."""
-    from strucspars.cost.text_table import percent
-    from strucspars.train.run_folder import ONE_SHOT_STATE
+def accuracy_on(found: Target, network: nn.Module, data: str, engine: Engine | None = None) -> Accuracy:
+    """The accuracy of a network on the images of a folder, or on those to test on of `package.module:function`."""
+    import torch
 
-    if recorded_top1 is None:
-        recorded = ONE_SHOT_STATE
+    from strucspars.data.batches import Batches, EpochOrder, FolderBatches
+    from strucspars.data.catalogue import batches_of, load_data
+    from strucspars.data.folder import evaluation_split
+    from strucspars.models.catalogue import names_a_function
+    from strucspars.models.preprocessing import preprocessing_of
+    from strucspars.train.engine import Engine, lost_processes_explained
+    from strucspars.train.epochs import Evaluation
+    from strucspars.train.recipe import EngineRecipe
+    from strucspars.train.run import default_readers
+
+    engine = engine or Engine(EngineRecipe(cuda_graph=False))
+    workers = default_readers()
+    if names_a_function(data):
+        made = load_data(data, None)
+        batches: Batches = batches_of(
+            made, training=False, batch_size=BATCH_SIZE, device=engine.device, workers=workers
+        )
     else:
+        with torch.no_grad():
+            num_classes = network.eval()(torch.zeros(1, *found.image_shape)).shape[-1]
+        preprocessing = found.preprocessing or preprocessing_of(found.name)
+        split = evaluation_split(Path(data).expanduser(), preprocessing, num_classes=num_classes)
+        order = EpochOrder(count=len(split), batch_size=BATCH_SIZE, shuffled=False, seed=0)
+        batches = FolderBatches(split, order, device=engine.device, workers=workers)
+    with lost_processes_explained():
+        return Evaluation(engine, engine.placed(network), batches).accuracy()
+
+
+def accuracy_text(model_path: Path, data: str, accuracy: Accuracy, recorded_top1: float | None = None) -> str:
+    """The accuracy now, beside the one in the run's summary if there is one."""
+    from strucspars.cost.text_table import percent
+
+    lines = [
+        f"{model_path} on the test images of {data}",
+        f"top-1     {percent(accuracy.top1)}",
+        f"top-5     {percent(accuracy.top5)}",
+        f"loss      {accuracy.loss:.4f}",
+    ]
+    if recorded_top1 is not None:
         difference = accuracy.top1 - recorded_top1
         now = "the same" if difference == 0 else f"{100 * difference:+.2f} points now"
-        recorded = f"{percent(recorded_top1)} top-1: {now}"
-    return (
-        f"{model_path} on the test images of {data}\n"
-        f"top-1     {percent(accuracy.top1)}\n"
-        f"top-5     {percent(accuracy.top5)}\n"
-        f"loss      {accuracy.loss:.4f}\n"
-        f"recorded  {recorded}"
-    )
+        lines.append(f"recorded  {percent(recorded_top1)} top-1: {now}")
+    return "\n".join(lines)

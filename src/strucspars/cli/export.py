@@ -88,7 +88,12 @@ def export_network(
     console.check_can_be_written(out, force=force)
     example = random_image(found.image_shape)
     return write_export(
-        found.network(), out, example_inputs=example, format=format, widen_groups_below=widen_groups_below
+        found.network(),
+        out,
+        example_inputs=example,
+        format=format,
+        widen_groups_below=widen_groups_below,
+        preprocessing=found.preprocessing,
     )
 
 

@@ -11,15 +11,17 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from strucspars.cli.console import ImageShape
+from strucspars.core.plan import Preprocessing
 from strucspars.data.catalogue import digits
-from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load, read_plan
 from strucspars.io.files import check_readable
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, check_takes_images, names_a_function
+from strucspars.models.preprocessing import preprocessing_of
 from strucspars.models.weights import CHECKPOINT_SUFFIXES, load_weights_
 from strucspars.prune.slimming import load_slimmed
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import DataRecipe, Recipe
-from strucspars.train.run_folder import ONE_SHOT, RunFolder
+from strucspars.train.run_folder import DATA_OF_FUNCTION, ONE_SHOT, RunFolder
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
 SAFETENSORS = ".safetensors"
@@ -37,6 +39,7 @@ class Target:
         num_classes: None to read it off the file.
         weights: a file or a name of torchvision's weights; None for random weights.
         folder, recipe: of the run; None if it is not in a run folder.
+        preprocessing: of its images, as its file or its library says; None where neither does.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Target:
     weights: str | None
     folder: RunFolder | None = None
     recipe: Recipe | None = None
+    preprocessing: Preprocessing | None = None
 
     def dense(self) -> nn.Module:
         """The network before it was made smaller, with random weights."""
@@ -80,6 +84,7 @@ def find_target(
             weights=str(folder.model_path),
             folder=folder,
             recipe=recipe,
+            preprocessing=_stored_preprocessing(folder.model_path),
         )
     # Names of timm's networks may have a slash too, as in timm:hf-hub:owner/name.
     if model is None and (path.suffix in CHECKPOINT_SUFFIXES or ("/" in target and ":" not in target)):
@@ -93,11 +98,15 @@ def find_target(
     if has_classes:
         refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
     name = model or target
+    weights = None if model is None else str(path)
+    stored = _stored_preprocessing(path)
+    is_of_library = not names_a_function(name) and not name.startswith(tuple(OWN_NETWORKS))
     return Target(
         name=name,
-        image_shape=image_shape or usual_image_shape(name),
+        image_shape=image_shape or (usual_image_shape(name) if stored is None else _shape_of(stored)),
         num_classes=None if has_classes else classes or usual_classes(name),
-        weights=None if model is None else str(path),
+        weights=weights,
+        preprocessing=preprocessing_of(name, weights) if weights is not None and is_of_library else stored,
     )
 
 
@@ -164,10 +173,20 @@ def data_image_shape(data: DataRecipe) -> ImageShape:
 
 
 def _saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
-    if not folder.is_one_shot:
+    if not folder.is_one_shot and not names_a_function(recipe.data.name):
         return data_image_shape(recipe.data)
-    channels, height, width = folder.remembered(ONE_SHOT)["image_shape"]
+    key = ONE_SHOT if folder.is_one_shot else DATA_OF_FUNCTION
+    channels, height, width = folder.remembered(key)["image_shape"]
     return channels, height, width
+
+
+def _stored_preprocessing(path: Path) -> Preprocessing | None:
+    plan = read_plan(path)
+    return None if plan is None else plan.preprocessing
+
+
+def _shape_of(preprocessing: Preprocessing) -> ImageShape:
+    return len(preprocessing.mean), preprocessing.size, preprocessing.size
 
 
 def file_stem(model: str) -> str:

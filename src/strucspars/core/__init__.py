@@ -6,12 +6,14 @@ from strucspars.core.hierarchy import connection_mask, max_group_level, num_grou
 from strucspars.core.importance import importance_matrix, kept_norm_by_level, largest_group_level
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.permutation import Connectivity
+from strucspars.core.plan import Preprocessing
 
 __all__ = [
     "Connectivity",
     "LambdaSchedule",
     "LambdaState",
     "LayerBudget",
+    "Preprocessing",
     "ThresholdSearch",
     "connection_mask",
     "default_lambda_step",

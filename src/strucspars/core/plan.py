@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from strucspars._version import __version__
 from strucspars.core.checks import IntArray, checked_fraction, checked_target, is_whole_number
@@ -75,6 +75,36 @@ class LayerPlan:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """What an image goes through before a network sees it: resized, cropped, scaled to 0 .. 1, normalised.
+
+    The defaults are those of ImageNet.
+
+    Attributes:
+        mean: per channel, of pixels scaled to 0 .. 1.
+        std: per channel, of the same.
+        size: side of the centre crop.
+        resize: length that the shortest side gets before; None where images have the right size already.
+        interpolation: of the resizing.
+
+    >>> Preprocessing(size=160, resize=182).std
+    (0.229, 0.224, 0.225)
+    """
+
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    size: int = 224
+    resize: int | None = 256
+    interpolation: Literal["nearest", "bilinear", "bicubic"] = "bilinear"
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not self.mean or min(self.std) <= 0:
+            raise ValueError(f"mean and std must be one number per channel, std above 0; got {self.mean}, {self.std}")
+        if self.size < 1 or (self.resize is not None and self.resize < self.size):
+            raise ValueError(f"size must be in 1 .. resize ({self.resize}), got {self.size}; change one of them")
+
+
 def group_counts(groups_of_layers: Iterable[int]) -> str:
     """How many layers have how many groups, in a line."""
     by_groups = sorted(Counter(groups_of_layers).items())
@@ -93,6 +123,7 @@ class GroupingPlan:
         min_kept_norm: threshold that met the target; None likewise.
         removed_param_fraction: fraction of all the network's parameters that the plan removes.
         removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
+        preprocessing: of the network's images; None where it is not known.
         strucspars_version: version that made the plan.
 
     >>> import numpy as np
@@ -110,6 +141,7 @@ class GroupingPlan:
     min_kept_norm: float | None = None
     removed_param_fraction: float = 0.0
     removed_mac_fraction: float | None = None
+    preprocessing: Preprocessing | None = None
     strucspars_version: str = __version__
 
     def __post_init__(self) -> None:
@@ -140,6 +172,8 @@ class GroupingPlan:
     def to_json(self) -> str:
         """The plan as JSON text."""
         fields = {name: getattr(self, name) for name in PLAN_FIELDS}
+        if self.preprocessing is not None:
+            fields["preprocessing"] = dataclasses.asdict(self.preprocessing)
         layers = {name: layer._plain() for name, layer in self.layers.items()}
         return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **fields, "layers": layers})
 
@@ -177,4 +211,6 @@ def _hint(name: str, present: Collection[str]) -> str:
     return f"{question}give the network that the plan was made for, not one around it nor a part of it"
 
 
-PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name != "layers")
+PLAN_FIELDS = tuple(
+    field.name for field in dataclasses.fields(GroupingPlan) if field.name not in ("layers", "preprocessing")
+)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from strucspars.data.folder import FolderSplit, SampleKey
 from strucspars.data.image_set import (
     Augmentation,
     ImageSet,
+    KeyedSplit,
+    SampleKey,
     Stream,
     drawn_variations,
     generator_for,
@@ -205,7 +206,7 @@ class FolderBatches(Batches):
 
     def __init__(
         self,
-        dataset: FolderSplit,
+        dataset: KeyedSplit,
         order: EpochOrder,
         *,
         device: torch.device,
@@ -250,7 +251,7 @@ class _Reading(Dataset[tuple[torch.Tensor, int] | ValueError]):
     then take seconds to end.
     """
 
-    def __init__(self, split: FolderSplit) -> None:
+    def __init__(self, split: KeyedSplit) -> None:
         self.split = split
 
     def __getitem__(self, key: SampleKey) -> tuple[torch.Tensor, int] | ValueError:

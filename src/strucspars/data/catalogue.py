@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from strucspars.core.plan import Preprocessing
 from strucspars.data.batches import Batches, EpochOrder, FolderBatches, ResidentBatches
 from strucspars.data.cifar import CIFAR_LAYOUTS, read_cifar
-from strucspars.data.folder import FolderData, FolderSplit, image_folder
-from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
+from strucspars.data.folder import FolderData, image_folder
+from strucspars.data.function import data_of_function
+from strucspars.data.image_set import Augmentation, ImageSet, KeyedSplit, ResidentData
 
 TEST_IMAGES = 450
 SPLIT_SEED = 0
@@ -27,24 +29,34 @@ DATA_NAMES = ("digits", *NEEDED_ROOT)
 
 
 def load_data(
-    name: str, root: Path | None, *, download: bool = False, image_size: int = 224, seed: int = 0
+    name: str,
+    root: Path | None,
+    *,
+    download: bool = False,
+    preprocessing: Preprocessing | None = None,
+    seed: int = 0,
+    num_classes: int | None = None,
 ) -> ResidentData | FolderData:
     """The data set of that name.
 
     Args:
-        name: one of `DATA_NAMES`. Digits need no root; "imagenet" and "folder" are both image folders.
+        name: one of `DATA_NAMES`, or `package.module:function`. Digits need no root; "imagenet" and "folder" are both
+            image folders.
         root: the folder of the data.
         download: fetch CIFAR to `root` if it is not there.
-        image_size: side of the crops of image folders; their images are resized to 8/7 of it before, as 256 to 224.
+        preprocessing: of image folders; None for ImageNet's.
         seed: of the random crops of image folders.
+        num_classes: outputs of the network that the folders must fit, as in `FolderSplit`.
 
     >>> load_data("digits", None).num_classes
     10
     """
+    if ":" in name:
+        return data_of_function(name, None if root is None else str(root), seed=seed)
     if name not in DATA_NAMES:
         nearest = difflib.get_close_matches(name, DATA_NAMES, n=1)
         hint = f"did you mean {nearest[0]!r}? There are" if nearest else "there are"
-        raise ValueError(f"unknown data set {name!r}; {hint} {', '.join(DATA_NAMES)}")
+        raise ValueError(f"unknown data set {name!r}; {hint} {', '.join(DATA_NAMES)} and package.module:function")
     if name == "digits":
         return digits()
     if root is None:
@@ -55,7 +67,7 @@ def load_data(
         raise ValueError(
             f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}, and leave download out"
         )
-    return replace(image_folder(root, image_size=image_size, resize=round(image_size * 8 / 7), seed=seed), name=name)
+    return replace(image_folder(root, preprocessing, seed=seed, num_classes=num_classes), name=name)
 
 
 def batches_of(
@@ -79,7 +91,7 @@ def batches_of(
     order = EpochOrder(
         count=len(images), batch_size=batch_size, shuffled=training, seed=seed, rank=rank, world_size=world_size
     )
-    if isinstance(images, FolderSplit):
+    if isinstance(images, KeyedSplit):
         return FolderBatches(images, order, device=device, workers=workers, memory_format=memory_format, dtype=dtype)
     assert isinstance(data, ResidentData)
     return ResidentBatches(

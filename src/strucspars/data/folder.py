@@ -2,17 +2,20 @@
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import functional
+from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.transforms import InterpolationMode, functional
 
-from strucspars.data.image_set import Stream, generator_for
+from strucspars.core.checks import IntArray
+from strucspars.core.plan import Preprocessing
+from strucspars.data.image_set import KeyedSplit, SampleKey, Stream, generator_for
 from strucspars.io.files import IMAGE_BYTES, open_file
 
 # Pillow goes by the content, not the name, and starts another program for EPS and similar formats.
@@ -48,31 +51,27 @@ def in_8_bits(image: Image.Image) -> Image.Image:
     return image
 
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 TEST_FOLDERS = ("val", "test")
 
-SampleKey = tuple[int, int]
-"""Epoch and index of an image; persistent worker processes learn the epoch from it."""
 
-
-class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
+class FolderSplit(KeyedSplit):
     """The images of one split, each resized (shortest side), cropped, maybe mirrored, and normalised.
 
-    `split[epoch, index]` is a float32 image `(3, image_size, image_size)` and its label. Crop and mirror depend on the
+    `split[epoch, index]` is a float32 image `(3, size, size)` and its label. Crop and mirror depend on the
     seed, the epoch and the index only: not on the global random state, not on which process asks, nor in what order.
 
     Args:
         root: a folder with one folder of images per class.
-        image_size: side of the crop.
-        resize: length that the shortest side gets before.
+        preprocessing: of the images.
         random: crop anywhere and mirror every other image, as in training; otherwise take the centre.
         seed: of the crops and mirrors.
+        num_classes: outputs of the network. If given, it must fit: one folder per output in the order of names, or
+            folders named by the numbers of their outputs, then maybe only some. None: one output per folder.
     """
 
-    def __init__(self, root: Path, *, image_size: int, resize: int, random: bool, seed: int) -> None:
-        if not 1 <= image_size <= resize:
-            raise ValueError(f"image_size must be in 1 .. resize ({resize}), got {image_size}")
+    def __init__(
+        self, root: Path, preprocessing: Preprocessing, *, random: bool, seed: int, num_classes: int | None = None
+    ) -> None:
         try:
             folder = ImageFolder(str(root))
         except FileNotFoundError as error:  # torchvision's word for "no classes" and for "a class without images"
@@ -82,8 +81,9 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
         # One array instead of a million strings: touching a string's reference count copies its page in every worker.
         self._paths = np.array([os.fsencode(path) for path, _ in folder.samples])
         self._labels = np.array(folder.targets)
-        self.image_size = image_size
-        self.resize = resize
+        if num_classes is not None:
+            self._labels = _outputs_of(self.classes, num_classes, root)[self._labels]
+        self.preprocessing = preprocessing
         self.random = random
         self.seed = seed
 
@@ -103,23 +103,98 @@ class FolderSplit(Dataset[tuple[torch.Tensor, int]]):
         epoch, index = key
         path = os.fsdecode(self._paths[index])
         try:
-            image = functional.resize(read_image(path), self.resize)
+            image = resized(read_image(path), self.preprocessing)
         except Exception as error:  # decoders of many formats raise many types
             raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
         if self.random:
             image = self._random_crop(image, generator_for(Stream.SAMPLE, self.seed, epoch, index))
         else:
-            image = functional.center_crop(image, self.image_size)
-        pixels = functional.normalize(functional.to_tensor(image), IMAGENET_MEAN, IMAGENET_STD)
-        return pixels, int(self._labels[index])
+            image = functional.center_crop(image, self.preprocessing.size)
+        return normalised(image, self.preprocessing), int(self._labels[index])
 
     def _random_crop(self, image: Image.Image, generator: torch.Generator) -> Image.Image:
         _, height, width = functional.get_dimensions(image)
-        top = int(torch.randint(0, height - self.image_size + 1, (), generator=generator))
-        left = int(torch.randint(0, width - self.image_size + 1, (), generator=generator))
+        size = self.preprocessing.size
+        top = int(torch.randint(0, height - size + 1, (), generator=generator))
+        left = int(torch.randint(0, width - size + 1, (), generator=generator))
         mirrored = bool(torch.randint(0, 2, (), generator=generator))
-        cropped: Image.Image = functional.crop(image, top, left, self.image_size, self.image_size)
+        cropped: Image.Image = functional.crop(image, top, left, size, size)
         return functional.hflip(cropped) if mirrored else cropped
+
+
+def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """The image with its shortest side resized; the caller crops it."""
+    shortest = preprocessing.size if preprocessing.resize is None else preprocessing.resize
+    result: Image.Image = functional.resize(image, shortest, InterpolationMode(preprocessing.interpolation))
+    return result
+
+
+def normalised(image: Image.Image, preprocessing: Preprocessing) -> torch.Tensor:
+    """The pixels as the network takes them: float32 `(3, H, W)`."""
+    pixels: torch.Tensor = functional.to_tensor(image)
+    normal: torch.Tensor = functional.normalize(pixels, preprocessing.mean, preprocessing.std)
+    return normal
+
+
+def _outputs_of(classes: Sequence[str], num_classes: int, root: Path) -> IntArray:
+    """The output of the network that each class folder means."""
+    if all(name.isascii() and name.isdecimal() for name in classes):
+        numbers = np.array([int(name) for name in classes])
+        if len({*numbers.tolist()}) == len(classes) and numbers.max() < num_classes:
+            return numbers
+    if len(classes) != num_classes:
+        raise ValueError(
+            f"{root} has {len(classes)} folders of classes ({', '.join(classes[:3])}, ...), but the network has "
+            f"{num_classes} outputs; give images of all its classes, or name every folder by the number of its output"
+        )
+    return np.arange(num_classes)
+
+
+def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: int) -> FolderSplit:
+    """The labelled images of a folder to evaluate a network of so many outputs on: in val/ or test/, if it has these.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it has no folder of images per class.
+        ValueError: the classes are not those of the network.
+    """
+    place = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), root)
+    if not place.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}; give one with a folder of images for every class")
+    return FolderSplit(place, preprocessing, random=False, seed=0, num_classes=num_classes)
+
+
+def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, seed: int = 0) -> torch.Tensor:
+    """Some images of a folder, cropped at the centre and normalised: float32 `(N, 3, size, size)`.
+
+    Args:
+        root: with images, in folders of any depth; of a folder with train/ and val/ only train/ is read.
+        preprocessing: of the images.
+        count: how many to draw; all if there are fewer.
+        seed: of the draw.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no image in it.
+        ValueError: an image is damaged.
+    """
+    place = root / "train" if (root / "train").is_dir() else root
+    if not place.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}; give a folder of images")
+    paths = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    if not paths:
+        raise FileNotFoundError(
+            f"{place} holds no image; give a folder of images, in folders of any depth; known are "
+            f"{', '.join(IMG_EXTENSIONS)}"
+        )
+    chosen = torch.randperm(len(paths), generator=generator_for(Stream.ORDER, seed, 0))[:count]
+    return torch.stack([_centre(paths[index], preprocessing) for index in sorted(chosen.tolist())])
+
+
+def _centre(path: Path, preprocessing: Preprocessing) -> torch.Tensor:
+    try:
+        image = resized(read_image(str(path)), preprocessing)
+    except Exception as error:  # decoders of many formats raise many types
+        raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
+    return normalised(functional.center_crop(image, preprocessing.size), preprocessing)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,19 +205,21 @@ class FolderData:
         name: what the data set is called in recipes.
         train: images to learn from, cropped at random.
         test: images to evaluate on, cropped at the centre.
-        num_classes: as many as there are folders.
+        num_classes: labels are below it.
         image_shape: channels, height and width of the images that `train` and `test` give.
+        preprocessing: of the images of `test`; None where a function of the user makes them.
     """
 
     name: str
-    train: FolderSplit
-    test: FolderSplit
+    train: KeyedSplit
+    test: KeyedSplit
     num_classes: int
     image_shape: tuple[int, int, int]
+    preprocessing: Preprocessing | None
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the class folders, in the order of the labels."""
+        """Names of the classes, in the order of the labels."""
         return self.train.classes
 
     def listing(self) -> dict[str, int | str]:
@@ -154,21 +231,25 @@ class FolderData:
         }
 
 
-def image_folder(root: Path, *, image_size: int = 224, resize: int = 256, seed: int = 0) -> FolderData:
+def image_folder(
+    root: Path, preprocessing: Preprocessing | None = None, *, seed: int = 0, num_classes: int | None = None
+) -> FolderData:
     """Images in `root/train/CLASS/` and `root/val/CLASS/` (or `root/test/CLASS/`), with the paper's transforms.
 
-    Training (Sec. 3.5): shortest side 256, random crop of 224, mirrored half of the time. Evaluation: the centre.
+    Training (Sec. 3.5): shortest side 8/7 of the crop or more, random crop, mirrored half of the time. Evaluation: the
+    centre.
 
     Args:
         root: the folder with the two splits.
-        image_size: side of the crops.
-        resize: length that the shortest side gets before the crop.
+        preprocessing: of the images; None for ImageNet's.
         seed: of the random crops and mirrors.
+        num_classes: outputs of the network, as in `FolderSplit`.
 
     Raises:
         FileNotFoundError: a folder is missing, or has no classes, or a class has no images.
-        ValueError: the splits have different classes.
+        ValueError: the splits have different classes, or not those of the network.
     """
+    preprocessing = preprocessing or Preprocessing()
     train_root = root / "train"
     test_root = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
     if not train_root.is_dir() or test_root is None:
@@ -176,8 +257,11 @@ def image_folder(root: Path, *, image_size: int = 224, resize: int = 256, seed: 
             f"no image folders under {root}; looked for {train_root} and for "
             f"{' or '.join(str(root / name) for name in TEST_FOLDERS)}, each with one folder of images per class"
         )
-    train = FolderSplit(train_root, image_size=image_size, resize=resize, random=True, seed=seed)
-    test = FolderSplit(test_root, image_size=image_size, resize=resize, random=False, seed=seed)
+    # Networks that are evaluated on whole images, without a border to crop, are still trained on random crops.
+    wider = max(preprocessing.resize or 0, round(preprocessing.size * 8 / 7))
+    cropped = replace(preprocessing, resize=wider)
+    train = FolderSplit(train_root, cropped, random=True, seed=seed, num_classes=num_classes)
+    test = FolderSplit(test_root, preprocessing, random=False, seed=seed, num_classes=num_classes)
     if train.classes != test.classes:
         only_train, only_test = sorted({*train.classes} - {*test.classes}), sorted({*test.classes} - {*train.classes})
         raise ValueError(
@@ -188,6 +272,7 @@ def image_folder(root: Path, *, image_size: int = 224, resize: int = 256, seed: 
         name=root.resolve().name,
         train=train,
         test=test,
-        num_classes=len(train.classes),
-        image_shape=(3, image_size, image_size),
+        num_classes=num_classes or len(train.classes),
+        image_shape=(3, preprocessing.size, preprocessing.size),
+        preprocessing=preprocessing,
     )

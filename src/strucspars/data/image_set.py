@@ -1,11 +1,18 @@
 """Data sets in memory, and the random augmentation of their images."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.utils.data import Dataset
+
+from strucspars.core.plan import Preprocessing
+
+SampleKey = tuple[int, int]
+"""Epoch and index of an image; persistent worker processes learn the epoch from it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +66,29 @@ class ResidentData:
         """Channels, height and width of every image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """Of the images, which have their size already."""
+        return Preprocessing(mean=self.mean, std=self.std, size=self.image_shape[-1], resize=None)
+
+
+class KeyedSplit(Dataset[tuple[torch.Tensor, int]]):
+    """The images of one split that are made when they are read: `split[epoch, index]` is an image and its label.
+
+    Attributes:
+        classes: their names, in the order of the labels.
+    """
+
+    classes: tuple[str, ...]
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    @abstractmethod
+    def names_digest(self) -> str:
+        """Equal for the same images in the same order, as far as their names say."""
 
 
 class Stream(IntEnum):

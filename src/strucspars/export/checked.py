@@ -1,9 +1,10 @@
 """`export` and its formats. A file is renamed to its path only after its runtime agreed with the network."""
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import torch
 from torch import nn
 
 from strucspars.convert.comparison import Comparison, compare_outputs
+from strucspars.core.plan import Preprocessing
 from strucspars.core.registry import Registry
 from strucspars.cost.counting import ExampleInputs, fresh_arguments, undisturbed
 from strucspars.export.onnx import OnnxExporter
 from strucspars.export.openvino import OpenVinoExporter
 from strucspars.export.program import (
+    PREPROCESSING_KEY,
     ExampleBatch,
     Exporter,
     Run,
@@ -137,6 +140,7 @@ def export(
     output_names: Sequence[str] | None = None,
     dynamic_batch: bool = True,
     widen_groups_below: int | None = None,
+    preprocessing: Preprocessing | None = None,
 ) -> ExportReport:
     """Write a network as a file for a deployment runtime that provably computes the same.
 
@@ -158,6 +162,8 @@ def export(
             long there.
         widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: 16 for ONNX and OpenVINO,
             whose runtimes are slow below, else 1; a graph that is folded already is not changed.
+        preprocessing: of the network's images, such as `plan.preprocessing`. It is stored as JSON in the file's
+            metadata under `strucspars.preprocessing`; the network itself does not apply it.
 
     Raises:
         ImportError: the runtime is not installed.
@@ -192,6 +198,8 @@ def export(
             input_names=input_names,
             output_names=output_names,
         )
+        if preprocessing is not None:
+            program.metadata[PREPROCESSING_KEY] = json.dumps(asdict(preprocessing))
         with replace_file(path, follow_link=True) as unfinished:
             exporter.write(program, unfinished)
             agreement = check_agreement(

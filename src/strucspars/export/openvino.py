@@ -88,6 +88,8 @@ def write_openvino(proto: onnx.ModelProto, path: Path) -> None:
             model = openvino.Core().read_model(source)
         except RuntimeError as error:
             raise ValueError(f"OpenVINO cannot read the network: {_reasons(error)}; try another format") from error
+        for entry in proto.metadata_props:
+            model.set_rt_info(entry.value, entry.key.split("."))
         try:
             openvino.save_model(model, path, compress_to_fp16=False)
         except RuntimeError as error:

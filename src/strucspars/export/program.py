@@ -31,6 +31,8 @@ from strucspars.nn.names import copied, unwrapped
 
 PLAN_HASH_KEY = "strucspars.plan_sha256"
 GATHERS_KEY = "strucspars.num_gathers"
+# JSON: what images go through before the network.
+PREPROCESSING_KEY = "strucspars.preprocessing"
 # "true" if the samples of a batch may be computed one by one.
 INDEPENDENT_KEY = "strucspars.samples_are_independent"
 

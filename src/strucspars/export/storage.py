@@ -189,6 +189,19 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor],
         ) from error
 
 
+def read_plan(path: str | os.PathLike[str]) -> GroupingPlan | None:
+    """The plan in the metadata of a file, without its tensors; None where the file is of another kind."""
+    if Path(path).suffix != ".safetensors" or not Path(path).is_file():
+        return None
+    check_readable(path)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError, ValueError):
+        return None  # who reads the tensors says what is wrong
+    return GroupingPlan.from_json(metadata[PLAN_KEY], str(path)) if PLAN_KEY in metadata else None
+
+
 def check_tensors(
     path: str | os.PathLike[str],
     tensors: Mapping[str, torch.Tensor],

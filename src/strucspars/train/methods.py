@@ -1,6 +1,7 @@
 """What the kinds of runs do: structured sparsification, Network Slimming as its baseline, and dense training."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -9,7 +10,7 @@ from torch import nn
 from typing_extensions import override
 
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
-from strucspars.convert.conversion import convert_
+from strucspars.convert.conversion import convert_, model_plan
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, save
 from strucspars.io.arrays import save_arrays
@@ -72,7 +73,8 @@ class Method:
     def finish_(self, model: nn.Module) -> None:
         """Make the trained network the deployed one and save it."""
         if self._run.engine.is_first:
-            save(model, self._run.folder.model_path)
+            plan = replace(model_plan(model), preprocessing=self._run.preprocessing)
+            save(model, self._run.folder.model_path, plan=plan)
 
     def reload(self) -> nn.Module:
         """Read the saved network back."""
@@ -134,6 +136,7 @@ class StructuredSparsification(Method):
         self._plan = learned
         if ablation != "finetune" and ablation != "from-scratch":
             self._plan = reordered_plan(learned, ablation, seed=self._run.recipe.seed)
+        self._plan = replace(self._plan, preprocessing=self._run.preprocessing)
         if self._run.engine.is_first:
             self._run.folder.save_plan(self._plan)
         return {

@@ -15,6 +15,7 @@ from torch import nn
 from strucspars.bench.machine import environment_after
 from strucspars.convert.compress import recalibrate_
 from strucspars.io.files import CHECKPOINT_BYTES, read_bytes, write_text
+from strucspars.models.catalogue import names_a_function
 from strucspars.nn.names import copied
 from strucspars.train.checkpoint import save_named
 from strucspars.train.engine import lost_processes_explained
@@ -27,7 +28,7 @@ from strucspars.train.recipe_identity import check_same_run
 from strucspars.train.recipe_reading import recipe_yaml
 from strucspars.train.rules import TrainingRule
 from strucspars.train.run import SPARSIFIED, Run, RunInterrupted
-from strucspars.train.run_folder import RunFolder, store_classes
+from strucspars.train.run_folder import DATA_OF_FUNCTION, RunFolder, store_classes
 from strucspars.train.stage import CHECKPOINT_VERSION, Stage
 from strucspars.train.steps import StageLoss
 
@@ -177,6 +178,8 @@ def _begin(run: Run, stack: ExitStack, was_locked: bool) -> None:
     folder.remove_leftovers()
     folder.write_recipe(recipe_yaml(run.recipe))
     store_classes(folder, run.classes)
+    if names_a_function(run.recipe.data.name):
+        folder.remember(DATA_OF_FUNCTION, {"image_shape": list(run.example.shape[1:])})
     former = None
     if checkpoint is None:
         # Of an earlier attempt: runs that take over the first stage wait for the plan of this one.

@@ -29,12 +29,18 @@ class DataRecipe:
     """Which images.
 
     Attributes:
-        name: `digits` (embedded), `cifar10`, `cifar100`, `imagenet` or `folder`.
+        name: `digits` (embedded), `cifar10`, `cifar100`, `imagenet`, `folder`, or `package.module:function`, which is
+            called with `root`.
         root: folder that holds them; not needed for the digits.
         download: fetch CIFAR where it is missing.
         batch_size: images per step, over all processes together; at most as many as there are to learn from.
         image_size: side of the crops of image folders.
-        workers: processes that read image folders; None for one per core, but no more than four.
+        resize: shortest side of their images before the crop; None for the proportion that the network's metadata give.
+        mean, std: per channel, of pixels scaled to 0 .. 1; None for those of the network's metadata, of CIFAR or of
+            the digits.
+        num_classes: outputs of the network, where image folders hold only some of its classes and are named by the
+            numbers of their outputs; None for one output per folder.
+        workers: processes that read images from disk; None for one per core, but no more than four.
     """
 
     name: str = "digits"
@@ -42,6 +48,10 @@ class DataRecipe:
     download: bool = False
     batch_size: int = 64
     image_size: int = 224
+    resize: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    num_classes: int | None = None
     workers: int | None = None
 
     def __post_init__(self) -> None:
@@ -50,6 +60,12 @@ class DataRecipe:
         checked_at_least("image_size", self.image_size, 8)
         if self.workers is not None:
             checked_at_least("workers", self.workers, 0)
+        if self.resize is not None:
+            checked_at_least("resize", self.resize, self.image_size)
+        if self.num_classes is not None:
+            checked_at_least("num_classes", self.num_classes, 1)
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(f"mean and std belong together; give both or none, got {self.mean} and {self.std}")
 
 
 @dataclass(frozen=True, kw_only=True)

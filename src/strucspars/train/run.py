@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -14,12 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from strucspars.core.plan import Preprocessing
 from strucspars.data.batches import Batches
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.data.folder import FolderData
 from strucspars.data.image_set import ResidentData
 from strucspars.export.storage import load
 from strucspars.models.catalogue import build_model, names_a_function
+from strucspars.models.preprocessing import preprocessing_of, usual_resize
 from strucspars.models.weights import load_weights_
 from strucspars.train.engine import Engine
 from strucspars.train.epochs import CAPTURE_LOCK
@@ -98,9 +101,22 @@ class Run:
                 f"data.batch_size {options.batch_size} cannot be shared by {self.engine.world_size} processes"
             )
         root = None if options.root is None else Path(options.root).expanduser()
-        return load_data(
-            options.name, root, download=options.download, image_size=options.image_size, seed=self.recipe.seed
+        data = load_data(
+            options.name,
+            root,
+            download=options.download,
+            preprocessing=wanted_preprocessing(self.recipe),
+            seed=self.recipe.seed,
+            num_classes=options.num_classes,
         )
+        if isinstance(data, ResidentData) and options.mean is not None and options.std is not None:
+            return replace(data, mean=options.mean, std=options.std)
+        return data
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """Of the images; None where a function of the user makes them."""
+        return self._data.preprocessing
 
     @cached_property
     def train(self) -> Batches:
@@ -218,6 +234,20 @@ class Run:
             weight=options.distill_weight,
             temperature=options.distill_temperature,
         )
+
+
+def wanted_preprocessing(recipe: Recipe) -> Preprocessing:
+    """Of an image folder: as the recipe says, and where it does not, as the network's metadata say."""
+    options = recipe.data
+    known = preprocessing_of(recipe.model.name, recipe.model.weights)
+    shortest = usual_resize(known.size) if known.resize is None else known.resize
+    return Preprocessing(
+        mean=known.mean if options.mean is None else options.mean,
+        std=known.std if options.std is None else options.std,
+        size=options.image_size,
+        resize=round(options.image_size * shortest / known.size) if options.resize is None else options.resize,
+        interpolation=known.interpolation,
+    )
 
 
 def _label_set(data: str) -> str:

@@ -33,6 +33,8 @@ from strucspars.train.recipe_reading import read_recipe
 
 # The decision of one-shot compression: classes and image shape of the network, and the lost norm.
 ONE_SHOT = "one_shot"
+# The decision of a run with data of a function: the shape of its images, so that others need not call the function.
+DATA_OF_FUNCTION = "data_of_function"
 ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"
 
 # Descriptors of the lock files that this process holds.
