@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from strucspars.io import files
+from strucspars.nn.layers import kept_connections
 from strucspars.train import checkpoint as checkpoints
 from strucspars.train.engine import Engine
 from strucspars.train.observer import RunObserver
@@ -76,6 +77,26 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
             run_pipeline(recipe, tmp_path / "run", should_stop=stop_after(questions))
     run_pipeline(recipe, tmp_path / "run")
     assert_same_outcome(whole[form], tmp_path / "run")
+
+
+@pytest.mark.parametrize("form", ["masked", "grouped"])
+def test_adamw_goes_on_exactly_and_leaves_pruned_weights_at_zero(
+    form: str, small_recipe: Recipes, tmp_path: Path, assert_same_outcome: Comparison, stop_after: Stops
+) -> None:
+    adamw = ("stage2.optimizer=adamw", "stage2.lr=0.003", "stage2.weight_decay=0.01", f"finetune.form={form}")
+    recipe = small_recipe(*adamw)
+    for questions in (2 * QUESTIONS_PER_EPOCH + 3, 2, 4):
+        with pytest.raises(RunInterrupted, match=r"stopped (in|after) epoch [12] of finetune"):
+            run_pipeline(recipe, tmp_path / "stopped", should_stop=stop_after(questions))
+    for name in ("stopped", "whole"):
+        run_pipeline(recipe, tmp_path / name)
+    assert_same_outcome(tmp_path / "whole", tmp_path / "stopped")
+    if form == "masked":
+        saved, plan = RunFolder(tmp_path / "whole").load_checkpoint(), RunFolder(tmp_path / "whole").load_plan()
+        assert saved is not None
+        assert plan is not None
+        for name, layer in plan.layers.items():
+            assert not saved["model"][f"{name}.weight"][~kept_connections(layer)].any()
 
 
 def test_a_stop_in_the_middle_of_an_epoch_is_saved_to_the_step(

@@ -76,6 +76,7 @@ def assert_close_runs(one: Path, other: Path, *, rel: float = 1e-3, compressed_r
     [
         ("kind=dense",),
         ("kind=dense", "stage2.ema=0.9", "stage2.schedule=cosine", "stage2.label_smoothing=0.1"),
+        ("kind=dense", "stage2.optimizer=adamw", "stage2.lr=0.003"),
         ("kind=dense", "engine.channels_last=true"),
         ("kind=dense", "data.batch_size=1347"),
         ("finetune.form=masked",),

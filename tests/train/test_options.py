@@ -89,6 +89,15 @@ def test_without_options_a_step_is_plain_sgd(plain: OneStep) -> None:
     assert plain.row["train_top1"] == (scores.argmax(dim=1) == batch.labels).double().mean().item()
 
 
+def test_an_adamw_step_is_pytorch_s(one_step: Callable[..., OneStep]) -> None:
+    taken = one_step("stage2.optimizer=adamw", "stage2.lr=0.002", "stage2.weight_decay=0.05")
+    model, batch = fresh_network(), only_batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, weight_decay=0.05)
+    torch.autograd.backward(functional.cross_entropy(model(batch.images), batch.labels))
+    optimizer.step()
+    torch.testing.assert_close(dict(taken.model.state_dict()), dict(model.state_dict()), rtol=1e-4, atol=1e-6)
+
+
 def test_label_smoothing_is_in_the_training_loss(one_step: Callable[..., OneStep]) -> None:
     batch = only_batch()
     loss = functional.cross_entropy(fresh_network()(batch.images), batch.labels, label_smoothing=0.3)

@@ -128,6 +128,7 @@ def test_a_choice_that_looks_like_a_number_needs_no_quotes(tmp_path: Path) -> No
         ("stage1: {epochs: true}", ["stage1.epochs: must be a whole number, got True"]),
         ("stage1: {epochs: 3.0}", ["stage1.epochs: must be a whole number, got 3.0"]),
         ("stage1: {epochs: '3'}", ["stage1.epochs: must be a whole number, got '3'"]),
+        ("stage1: {optimizer: adamw}", ["stage1.optimizer must be sgd, got 'adamw'", "stage2.optimizer"]),
         ("stage1: {lr: fast}", ["stage1.lr: must be a finite number, got 'fast'"]),
         ("stage1: {lr: .nan}", ["stage1.lr: must be a finite number, got nan"]),
         ("stage1: {lr: false}", ["stage1.lr: must be a finite number, got False"]),

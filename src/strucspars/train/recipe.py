@@ -11,6 +11,7 @@ from strucspars.core.checks import checked_at_least, checked_fraction, checked_s
 from strucspars.sparsify.config import SparsifyConfig, SparsifyOptions
 
 Schedule = Literal["constant", "steps", "cosine"]
+Optimizer = Literal["sgd", "adamw"]
 Precision = Literal["32", "bf16", "16"]
 FinetuneForm = Literal["auto", "masked", "grouped"]
 Ablation = Literal["finetune", "from-scratch", "shufflenet", "random", "no-shuffle"]
@@ -85,13 +86,15 @@ class ModelRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class StageRecipe:
-    """One stage of training with SGD.
+    """One stage of training.
 
     Attributes:
         epochs: how long; 0 for a first stage that leaves the weights unchanged.
         lr: learning rate, at its highest.
+        optimizer: `sgd` or `adamw`, whose usual rates are 100 times lower; its betas are PyTorch's. The first stage needs
+            `sgd`, whose steps are proportional to the penalty.
         momentum: of SGD.
-        weight_decay: of all parameters.
+        weight_decay: of all parameters; with `adamw` decoupled from the gradient.
         schedule: `constant`; `steps`, which divides the rate by 10 at 50 % and 75 % of the epochs; or `cosine`.
         lr_warmup: fraction of the epochs over which the rate rises linearly.
         label_smoothing: share of the label's weight that all classes share.
@@ -100,6 +103,7 @@ class StageRecipe:
 
     epochs: int
     lr: float = 0.1
+    optimizer: Optimizer = "sgd"
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Schedule = "constant"
@@ -261,6 +265,11 @@ class Recipe:
 
     def _check_first_stage(self) -> None:
         if self.stage1.epochs:
+            if self.kind != "dense" and self.stage1.optimizer != "sgd":
+                raise ValueError(
+                    f"stage1.optimizer must be sgd, got {self.stage1.optimizer!r}: its steps do not follow the strength of "
+                    "the penalty; choose it for stage2.optimizer"
+                )
             return
         if self.kind == "slimming":
             raise ValueError("stage1.epochs must be at least 1 with kind slimming, got 0: scales fall in training only")

@@ -1,4 +1,4 @@
-"""One optimizer step: loss and teacher, precision, rule, SGD, averaged weights; and the learning rates of an epoch."""
+"""One step of training: loss and teacher, precision, rule, optimizer, averaged weights; and an epoch's learning rates."""
 
 import math
 from dataclasses import dataclass
@@ -144,7 +144,7 @@ class TrainingStep:
         self, engine: Engine, model: nn.Module, options: StageRecipe, loss: StageLoss, rule: TrainingRule
     ) -> None:
         self.model = model
-        self.optimizer = _sgd(model, options, on_device=engine.captures_graphs, device=engine.device)
+        self.optimizer = _optimizer(model, options, on_device=engine.captures_graphs, device=engine.device)
         self.average = None if options.ema is None else AveragedModel(model, options.ema)
         self.sums = torch.zeros(2, dtype=torch.float64, device=engine.device)
         self._engine, self._loss, self._rule = engine, loss, rule
@@ -178,8 +178,8 @@ class TrainingStep:
             self.sums += torch.stack([loss.detach(), right])
 
     def momenta(self) -> list[torch.Tensor]:
-        """The momentum buffers in the order of the parameters; none without momentum."""
-        return [state["momentum_buffer"] for state in self.optimizer.state.values() if state]
+        """The optimizer's tensors in the order of the parameters; none for SGD without momentum."""
+        return [value for state in self.optimizer.state.values() for value in state.values()]
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that a step changes."""
@@ -187,17 +187,26 @@ class TrainingStep:
         return [*self.model.state_dict().values(), *self.momenta(), *averaged, self.sums]
 
 
-def _sgd(model: nn.Module, options: StageRecipe, *, on_device: bool, device: torch.device) -> torch.optim.SGD:
-    """SGD whose momentum buffers exist from the start, at zero, as its first step assumes."""
+def _optimizer(
+    model: nn.Module, options: StageRecipe, *, on_device: bool, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer of a stage, whose state exists from the start, at zero: checkpoints and graphs copy it in place."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(
-        parameters,
-        # A learning rate on the device needs the fused form.
-        lr=torch.tensor(options.lr, device=device) if on_device else options.lr,
-        momentum=options.momentum,
-        weight_decay=options.weight_decay,
-        fused=True if on_device else None,
-    )
+    # A learning rate on the device needs the fused form.
+    lr = torch.tensor(options.lr, device=device) if on_device else options.lr
+    fused = True if on_device else None
+    decay = options.weight_decay
+    if options.optimizer == "adamw":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            parameters, lr=lr, weight_decay=decay, fused=fused, capturable=on_device
+        )
+        for parameter in parameters:
+            # Steps are counted on the host, unless a graph counts them.
+            counter = torch.zeros((), dtype=torch.float32, device=device if on_device else "cpu")
+            moments = {key: torch.zeros_like(parameter, requires_grad=False) for key in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[parameter].update({"step": counter, **moments})
+        return optimizer
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=options.momentum, weight_decay=decay, fused=fused)
     if options.momentum > 0:
         for parameter in parameters:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
