@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from strucspars.convert.conversion import convert_
-from strucspars.export.storage import PLAN_KEY, TRANSFORM_KEY, save
+from strucspars.export.storage import PLAN_KEY, TRANSFORM_KEY, read_tensors, save
 from strucspars.models import weights
 from strucspars.models.catalogue import build_model
 from strucspars.models.cifar import CifarResNet
 from strucspars.models.weights import load_weights_
+from strucspars.nn.layers import kept_connections
 from strucspars.prune.slimming import save_slimmed, select_channels, slim_
 from strucspars.sparsify.planning import one_shot_plan
 
@@ -166,13 +167,32 @@ def test_weights_with_a_damaged_plan_are_named(tmp_path: Path) -> None:
         load_weights_(small_network(), str(path), "net")
 
 
-def test_a_compressed_network_is_no_other_network(tmp_path: Path) -> None:
+def two_convolutions() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
+
+
+def test_a_compressed_network_gives_the_dense_weights_of_the_same_function(tmp_path: Path) -> None:
     path = tmp_path / "small.safetensors"
-    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3))
-    convert_(model, one_shot_plan(model, target=0.3))
-    save(model, path)
-    with pytest.raises(ValueError, match=r"compressed already; give dense weights.*strucspars\.load"):
-        load_weights_(nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3)), str(path), "net")
+    small, loaded, images = two_convolutions(), two_convolutions(), torch.randn(2, 4, 8, 8)
+    plan = one_shot_plan(small, target=0.3)
+    save(convert_(small, plan), path)
+    load_weights_(loaded, str(path), "net")
+    assert type(loaded[1]) is nn.Conv2d
+    torch.testing.assert_close(loaded(images), small(images))
+    assert not loaded.get_parameter("1.weight")[~kept_connections(plan.layers["1"])].any()
+
+
+def test_a_compressed_network_that_contradicts_its_plan_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    small = two_convolutions()
+    save(convert_(small, one_shot_plan(small, target=0.3)), path)
+    tensors, metadata = read_tensors(path)
+    save_file(tensors | {"1.weight": torch.zeros(8, 3, 3, 3)}, path, metadata)
+    with pytest.raises(ValueError, match=r"1\.weight contradicts the file's own plan"):
+        load_weights_(two_convolutions(), str(path), "net")
+    save_file(tensors, path, metadata | {"strucspars.format": "1"})
+    with pytest.raises(ValueError, match="of another storage format"):
+        load_weights_(two_convolutions(), str(path), "net")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin"])

@@ -1,6 +1,7 @@
 """`stage1.epochs=0`: trained weights are grouped as they are, then finetuned."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,9 @@ def test_the_plan_is_the_one_shot_plan_of_the_given_weights(dense: RunFolder, ru
     network = ss.load(dense.model_path, build_model("small_networks:plain", num_classes=10, image_shape=(3, 16, 16)))
     plan = run.load_plan()
     assert plan is not None
+    assert plan.preprocessing is not None
     assert (
-        plan.to_json()
+        replace(plan, preprocessing=None).to_json()
         == ss.one_shot_plan(
             network, ss.SparsifyConfig(target=0.4, seed=3), example_inputs=torch.zeros(1, 3, 16, 16)
         ).to_json()
@@ -114,3 +116,25 @@ def test_slimming_needs_a_first_stage(small_recipe: Recipes) -> None:
 def test_no_run_is_without_a_second_stage(kind: str, small_recipe: Recipes) -> None:
     with pytest.raises(ValueError, match=r"stage2\.epochs must be a whole number from 1 on, got 0"):
         small_recipe(f"kind={kind}", "stage2.epochs=0")
+
+
+def test_a_compressed_file_is_finetuned_by_its_own_plan(run: RunFolder, small_recipe: Recipes, tmp_path: Path) -> None:
+    options = (f"model.weights={run.model_path}", "sparsify.target=0.1")
+    summary = run_pipeline(small_recipe(*options), tmp_path / "more")
+    folder, plan = RunFolder(tmp_path / "more"), run.load_plan()
+    assert plan is not None
+    assert folder.load_plan() == plan
+    assert [row["stage"] for row in folder.metrics()] == ["compress", "finetune", "finetune"]
+    # It starts as the network that was saved: nothing is lost by taking it up again.
+    assert summary.before_compression_top1 == summary.compressed_top1 == finished(run).converted_top1
+    assert summary.target == 0.4
+
+
+def test_a_compressed_file_trained_dense_would_not_stay_compressed(
+    run: RunFolder, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    for kind in ("dense", "slimming"):
+        recipe = small_recipe(f"kind={kind}", f"model.weights={run.model_path}", "model.name=small_networks:plain")
+        with pytest.raises(ValueError, match=f"compressed already, and a run of kind {kind} would fill its zeros"):
+            run_pipeline(recipe, tmp_path / kind)
+        assert not (tmp_path / kind).exists()

@@ -12,9 +12,17 @@ import torchvision
 from torch import nn
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, read_tensors, read_transforms
+from strucspars.export.storage import (
+    FORMAT,
+    FORMAT_KEY,
+    PLAN_KEY,
+    SELECTION_KEY,
+    read_tensors,
+    read_transforms,
+)
 from strucspars.io.files import check_not_packed, open_file
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
+from strucspars.nn.layers import ORDERS, dense_weight
 from strucspars.nn.names import COMPILED
 
 logger = logging.getLogger(__name__)
@@ -37,7 +45,8 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     Args:
         model: what `build_model` built.
         source: a name of torchvision's weights, such as `DEFAULT`, or a checkpoint: a `.safetensors`, `.pt` or `.pth`
-            file of a state dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed.
+            file of a state dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed. Of a compressed
+            network come the dense weights of the same function, with zeros outside its groups.
         name: of the network, as in `build_model`.
         with_classifier: make another number of classes an error instead.
 
@@ -142,11 +151,8 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
         ) from error
     if SELECTION_KEY in metadata:
         raise ValueError(f"{where}: this network is slimmed already; give dense weights")
-    if PLAN_KEY in metadata and GroupingPlan.from_json(metadata[PLAN_KEY], where).layers:
-        raise ValueError(
-            f"{where}: this network is compressed already; give dense weights. To finetune what is here, "
-            f"strucspars.load({str(path)!r}, model) gives it to a training loop of your own"
-        )
+    if PLAN_KEY in metadata:
+        content = _with_zeros(content, metadata, where)
     for key in STATE_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -158,6 +164,23 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
             f"{', '.join(map(repr, STATE_KEYS))}, got {found}; save model.state_dict()"
         )
     return dict(content), read_transforms(metadata, where)
+
+
+def _with_zeros(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], where: str) -> dict[str, Any]:
+    """The dense state of a compressed network."""
+    plan = GroupingPlan.from_json(metadata[PLAN_KEY], where)
+    grouped = {name: layer for name, layer in plan.layers.items() if layer.group_level > 1}
+    if grouped and metadata.get(FORMAT_KEY) != FORMAT:
+        raise ValueError(f"{where}: it is of another storage format; save the network again with this version")
+    orders = {f"{name}.{order}" for name in grouped for order in ORDERS}
+    state = {key: value for key, value in tensors.items() if key not in orders}
+    for name, layer in grouped.items():
+        groups = torch.Size((layer.weight_shape[0], layer.weight_shape[1] // layer.num_groups, *layer.weight_shape[2:]))
+        weight = state.get(f"{name}.weight")
+        if weight is None or weight.shape != groups:
+            raise ValueError(f"{where}: {name}.weight contradicts the file's own plan; restore the file from a copy")
+        state[f"{name}.weight"] = dense_weight(weight, layer)
+    return state
 
 
 def _without_wrappers(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:

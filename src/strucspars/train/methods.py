@@ -10,7 +10,7 @@ from torch import nn
 from typing_extensions import override
 
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
-from strucspars.convert.conversion import convert_, model_plan
+from strucspars.convert.conversion import check_fits, convert_, model_plan
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, save
 from strucspars.io.arrays import save_arrays
@@ -109,6 +109,10 @@ class StructuredSparsification(Method):
         run = self._run
         if run.recipe.sparsify.from_run is not None:
             self._take_over_(model, run.recipe.sparsify.from_run)
+            return None
+        if run.given_plan is not None:
+            check_fits(model, run.given_plan)
+            self._learned = run.given_plan
             return None
         # Counting operations sets the random state aside, from which other threads may be drawing weights.
         with CAPTURE_LOCK:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,11 @@ def _sum_up(run: Run, method: Method) -> RunSummary:
             converted=converted,
             finetune_form=method.form,
         )
+    given = run.given_plan
+    if given is not None:
+        # The recipe's target had no say.
+        is_same = given.budget == run.recipe.sparsify.budget
+        summary = replace(summary, target=given.target if is_same else None)
     if run.engine.is_first:
         text = outcome_text(summary, run.recipe, run.folder)
         write_text(run.folder.summary_text_path, text + "\n")

@@ -76,8 +76,8 @@ class ModelRecipe:
     Attributes:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision name, `timm:NAME`, or
             `package.module:function`, which is called with `num_classes`.
-        weights: where training starts: a torchvision weights name such as `DEFAULT`, or a checkpoint file;
-            None for fresh weights.
+        weights: where training starts: a torchvision weights name such as `DEFAULT`, or a checkpoint file; a compressed
+            network is finetuned by its own plan, without a first stage; None for fresh weights.
     """
 
     name: str = "preact-resnet20"
@@ -91,8 +91,8 @@ class StageRecipe:
     Attributes:
         epochs: how long; 0 for a first stage that leaves the weights unchanged.
         lr: learning rate, at its highest.
-        optimizer: `sgd` or `adamw`, whose usual rates are 100 times lower; its betas are PyTorch's. The first stage needs
-            `sgd`, whose steps are proportional to the penalty.
+        optimizer: `sgd` or `adamw`, whose usual rates are 100 times lower; its betas are PyTorch's. The first stage
+            needs `sgd`, whose steps are proportional to the penalty.
         momentum: of SGD.
         weight_decay: of all parameters; with `adamw` decoupled from the gradient.
         schedule: `constant`; `steps`, which divides the rate by 10 at 50 % and 75 % of the epochs; or `cosine`.
@@ -267,8 +267,8 @@ class Recipe:
         if self.stage1.epochs:
             if self.kind != "dense" and self.stage1.optimizer != "sgd":
                 raise ValueError(
-                    f"stage1.optimizer must be sgd, got {self.stage1.optimizer!r}: its steps do not follow the strength of "
-                    "the penalty; choose it for stage2.optimizer"
+                    f"stage1.optimizer must be sgd, got {self.stage1.optimizer!r}: its steps do not follow the "
+                    "strength of the penalty; choose it for stage2.optimizer"
                 )
             return
         if self.kind == "slimming":

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from strucspars.core.plan import Preprocessing
+from strucspars.core.plan import GroupingPlan, Preprocessing
 from strucspars.data.batches import Batches
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.data.folder import FolderData
 from strucspars.data.image_set import ResidentData
-from strucspars.export.storage import load
+from strucspars.export.storage import load, read_plan
 from strucspars.models.catalogue import build_model, names_a_function
 from strucspars.models.preprocessing import preprocessing_of, usual_resize
 from strucspars.models.weights import load_weights_
@@ -191,9 +191,21 @@ class Run:
             model = build_model(name, num_classes=data.num_classes, image_shape=data.image_shape)
         return self.engine.placed(model)
 
+    @cached_property
+    def given_plan(self) -> GroupingPlan | None:
+        """The plan of a compressed network whose weights the recipe names; it is finetuned, without a first stage."""
+        weights = self.recipe.model.weights
+        plan = None if weights is None else read_plan(Path(weights).expanduser())
+        return plan if plan is not None and any(layer.group_level > 1 for layer in plan.layers.values()) else None
+
     def first_model(self) -> nn.Module:
         """The network that training starts from: fresh, or with the weights that the recipe names."""
         model = self.fresh_model()
+        if self.given_plan is not None and self.recipe.kind != "strucspars":
+            raise ValueError(
+                f"model.weights: {self.recipe.model.weights} is compressed already, and a run of kind "
+                f"{self.recipe.kind} would fill its zeros again; finetune it with kind=strucspars, or give dense weights"
+            )
         if self.recipe.model.weights is not None:
             load_weights_(model, self.recipe.model.weights, self.recipe.model.name)
         return model

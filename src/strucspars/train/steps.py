@@ -1,4 +1,4 @@
-"""One step of training: loss and teacher, precision, rule, optimizer, averaged weights; and an epoch's learning rates."""
+"""One step of training: loss, teacher, precision, rule, optimizer, averaged weights; and an epoch's learning rates."""
 
 import math
 from dataclasses import dataclass
