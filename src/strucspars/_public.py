@@ -5,6 +5,7 @@ from strucspars._version import __version__
 from strucspars.convert.compress import compress, recalibrate_
 from strucspars.convert.conversion import convert_, mask_, model_plan
 from strucspars.convert.fold import fold
+from strucspars.convert.reconstruction import reconstruct_
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import count_macs
 from strucspars.cost.gathers import fold_report
@@ -39,6 +40,7 @@ __all__ = [
     "model_plan",
     "one_shot_plan",
     "recalibrate_",
+    "reconstruct_",
     "register_budget",
     "register_exporter",
     "register_importance",

@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,15 +13,33 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)).eval()
 
 
-def test_calibration_fits_the_batch_norms_to_the_converted_network() -> None:
-    compressed, by_hand = network(), network()
+def test_compress_plans_converts_reconstructs_and_recalibrates() -> None:
+    compressed, by_hand, dense = network(), network(), network()
     images = torch.randn(2, 8, 4, 9, 9)
     plan = ss.compress(compressed, 0.4, calibration=zip(images, torch.zeros(2, 8), strict=True))
-    assert ss.convert_(by_hand, plan) is by_hand
-    dense_statistics = copy.deepcopy(by_hand.state_dict())
+    assert ss.one_shot_plan(by_hand, 0.4, calibration=images) == plan
+    assert plan.predicted_divergence is not None
+    ss.reconstruct_(ss.convert_(by_hand, plan), dense, images)
     ss.recalibrate_(by_hand, images)
     torch.testing.assert_close(compressed.state_dict(), by_hand.state_dict(), rtol=0, atol=0)
-    assert not torch.allclose(compressed.state_dict()["3.running_var"], dense_statistics["3.running_var"])
+
+
+def test_only_the_first_1024_images_are_read() -> None:
+    read = 0
+
+    def batches() -> Iterator[torch.Tensor]:
+        nonlocal read
+        while True:
+            read += 1
+            yield torch.zeros(512, 4, 3, 3)
+
+    ss.compress(nn.Sequential(nn.Conv2d(4, 8, 3)), 0.4, calibration=batches())
+    assert read == 2
+
+
+def test_without_images_a_warning_says_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    ss.compress(network(), 0.4)
+    assert "without images the network is not usable as it is: give calibration=batches" in caplog.text
 
 
 def test_without_calibration_the_statistics_stay() -> None:

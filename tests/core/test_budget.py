@@ -1,3 +1,6 @@
+import itertools
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +10,7 @@ from strucspars.core.budget import (
     LayerBudget,
     ThresholdSearch,
     largest_removed_fraction,
+    levels_by_loss,
     removed_fraction,
     search_threshold,
     without_surplus,
@@ -189,3 +193,28 @@ def test_the_callers_kept_norms_are_copied_and_numpy_numbers_become_plain_ones()
     # Numbers of 32 bits would not hold the sum of two such layers.
     other = LayerBudget("other", np.int32(2**31 - 1), kept_norm=(1.0, 0.5))  # type: ignore[arg-type]  # numpy's
     assert removed_fraction([layer, other], {"conv": 2}) == 0.25
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.lists(st.floats(0, 1), min_size=1, max_size=3)), min_size=1, max_size=4),
+    st.floats(0, 0.95),
+)
+def test_levels_by_loss_are_the_best_of_all_that_meet_the_target(
+    drawn: list[tuple[int, list[float]]], share: float
+) -> None:
+    layers = [
+        LayerBudget(str(place), cost, kept_norm=[1.0] * (1 + len(more))) for place, (cost, more) in enumerate(drawn)
+    ]
+    losses = {str(place): np.cumsum([0.0, *more]).tolist() for place, (_, more) in enumerate(drawn)}
+    target = share * largest_removed_fraction(layers)
+    found = levels_by_loss(layers, losses, target)
+    choices = itertools.product(*(range(1, len(losses[layer.name]) + 1) for layer in layers))
+    all_levels = [dict(zip(losses, levels, strict=True)) for levels in choices]
+
+    def loss(levels: Mapping[str, int]) -> float:
+        return sum(losses[name][level - 1] for name, level in levels.items())
+
+    # Rounding may cost the next 4 steps of 10,000.
+    enough = [levels for levels in all_levels if removed_fraction(layers, levels) >= target * (1 + 4 / 10_000)]
+    assert removed_fraction(layers, found) >= target - 1e-12
+    assert not enough or loss(found) <= min(map(loss, enough)) + 1e-9

@@ -1,21 +1,21 @@
 """Grouping a trained network in one call, and the batch-norm statistics that no longer fit it then."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from strucspars.convert.conversion import convert_
+from strucspars.convert.reconstruction import reconstruct_
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.counting import ExampleInputs, undisturbed
 from strucspars.nn.groupable import FilterFn
+from strucspars.nn.names import copied, unwrapped
+from strucspars.sparsify.calibration import Calibration, CalibrationBatch, OnProgress
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.planning import one_shot_plan
-
-# Images, or a pair of images and labels, as a `DataLoader` yields them.
-CalibrationBatch = torch.Tensor | Sequence[torch.Tensor]
 
 
 def compress(
@@ -25,34 +25,44 @@ def compress(
     calibration: Iterable[CalibrationBatch] | None = None,
     filter_fn: FilterFn | None = None,
     example_inputs: ExampleInputs | None = None,
+    on_progress: OnProgress | None = None,
 ) -> GroupingPlan:
     """Group the layers of a trained model in place, one-shot, and return the plan.
 
-    A one-shot plan loses much of the weights' norm: finetune the model before you judge it.
+    With calibration images this takes minutes and needs no labels and no training: `one_shot_plan` chooses the group
+    levels that cost the predictions least, `reconstruct_` refits all layers to the dense network's outputs, and
+    `recalibrate_` recomputes the batch-norm statistics. Without images the network is not usable before it is trained.
 
     Args:
         model: any module; its layers are replaced by grouped ones.
         target: fraction of all parameters to remove, or all options; those of the training are not used.
-        calibration: tensors of images, or pairs of images and labels, such as a `DataLoader` of some training images;
-            the batch-norm statistics are recomputed from them after the conversion. None keeps the statistics of the
-            dense network, which no longer fit.
+        calibration: 256 to 1,024 training images: tensors, or pairs of images and labels, such as a `DataLoader`; at
+            most the first 1,024 images are used.
         filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
-        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
+        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"` without calibration.
+        on_progress: called as `on_progress(what, done, total)`, such as `("reconstruction", 12, 53)`, during long work.
 
     Raises:
         ValueError: the target cannot be reached, or `calibration` holds no batch; the model is unchanged then.
 
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
-    >>> compress(model, target=0.5).removed_param_fraction
+    >>> compress(model, target=0.5, calibration=torch.randn(4, 16, 4, 9, 9)).removed_param_fraction
     0.5
     >>> type(model[0]).__name__
     'ShuffledGroupConv2d'
     """
-    batches = None if calibration is None else _checked_batches("calibration", calibration)
-    plan = one_shot_plan(model, target, filter_fn=filter_fn, example_inputs=example_inputs)
+    if calibration is None:
+        plan = one_shot_plan(model, target, filter_fn=filter_fn, example_inputs=example_inputs)
+        convert_(model, plan)
+        return plan
+    data = Calibration.of(calibration)
+    plan = one_shot_plan(
+        model, target, calibration=data, filter_fn=filter_fn, example_inputs=example_inputs, on_progress=on_progress
+    )
+    dense = copied(unwrapped(model))
     convert_(model, plan)
-    if batches is not None:
-        recalibrate_(model, batches)
+    reconstruct_(model, dense, data, on_progress=on_progress)
+    recalibrate_(model, data.images)
     return plan
 
 

@@ -10,9 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 
+import numpy as np
+
 from strucspars.core.checks import checked_at_least, checked_target, is_number
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.importance import level_keeping
+
+# Of a target: fine enough to lose next to nothing of it by rounding.
+SAVING_STEPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -195,3 +200,55 @@ def without_surplus(layers: Sequence[LayerBudget], found: ThresholdSearch, targe
             if removed_fraction(layers, trial) >= target:
                 levels, lowered = trial, True
     return ThresholdSearch(found.min_kept_norm, levels, removed_fraction(layers, levels))
+
+
+def levels_by_loss(
+    layers: Sequence[LayerBudget], losses: Mapping[str, Sequence[float]], target: float
+) -> dict[str, int]:
+    """Group levels that remove at least `target` of the whole cost, with the smallest sum of losses.
+
+    A knapsack problem, solved by dynamic programming over the saved cost in `SAVING_STEPS` steps.
+
+    Args:
+        layers: everything that counts towards the whole network; their kept norms are not used.
+        losses: of every layer that may be grouped, the loss at its levels 1, 2, ..., up to its largest.
+        target: fraction of the whole cost to remove, within reach.
+
+    >>> layers = [LayerBudget("a", 90, kept_norm=(1.0, 0.8)), LayerBudget("b", 10, kept_norm=(1.0, 0.9, 0.8))]
+    >>> levels_by_loss(layers, {"a": (0.0, 0.9), "b": (0.0, 0.2, 0.3)}, target=0.05)
+    {'a': 1, 'b': 2}
+    """
+    choices = {
+        layer.name: [layer.fixed_level] if layer.fixed_level else range(1, len(losses[layer.name]) + 1)
+        for layer in layers
+        if layer.name in losses
+    }
+    by_name = {layer.name: layer for layer in layers}
+    needed = target * sum(layer.cost for layer in layers)
+
+    def steps_saved(name: str, level: int) -> int:
+        # Rounded down, so that the target is met in any case.
+        saved = by_name[name].saved_at(level)
+        return SAVING_STEPS if saved >= needed else math.floor(saved / needed * SAVING_STEPS)
+
+    best = np.where(np.arange(SAVING_STEPS + 1) == 0, 0.0, math.inf)  # by steps saved at least
+    saved, chosen = {}, {}
+    for name, levels in choices.items():
+        saved[name] = [steps_saved(name, level) for level in levels]
+        totals = np.array(
+            [
+                losses[name][level - 1] + np.concatenate([np.full(steps, best[0]), best[: len(best) - steps]])
+                for level, steps in zip(levels, saved[name], strict=True)
+            ]
+        )
+        chosen[name] = totals.argmin(axis=0)
+        best = totals.min(axis=0)
+    if not math.isfinite(best[-1]):
+        # Within reach, but for the rounding.
+        return {name: levels[-1] for name, levels in choices.items()}
+    found, steps = {}, SAVING_STEPS
+    for name in reversed(choices):
+        place = int(chosen[name][steps])
+        found[name] = choices[name][place]
+        steps = max(steps - saved[name][place], 0)
+    return {name: found[name] for name in choices}

@@ -123,6 +123,8 @@ class GroupingPlan:
         min_kept_norm: threshold that met the target; None likewise.
         removed_param_fraction: fraction of all the network's parameters that the plan removes.
         removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
+        predicted_divergence: by how many nats per image the predictions were expected to move, with refitted weights
+            and without training; None where no images were there to measure it.
         preprocessing: of the network's images; None where it is not known.
         strucspars_version: version that made the plan.
 
@@ -141,6 +143,7 @@ class GroupingPlan:
     min_kept_norm: float | None = None
     removed_param_fraction: float = 0.0
     removed_mac_fraction: float | None = None
+    predicted_divergence: float | None = None
     preprocessing: Preprocessing | None = None
     strucspars_version: str = __version__
 

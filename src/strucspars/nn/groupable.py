@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from strucspars.core.checks import checked_at_least
+from strucspars.core.checks import FloatArray, checked_at_least
 from strucspars.core.hierarchy import max_group_level, num_groups
 from strucspars.nn.layers import (
     GROUPABLE_TYPES,
@@ -95,12 +95,25 @@ class LayerRules:
 
 @dataclass(frozen=True)
 class SelectedLayer:
-    """A layer that may be grouped, up to `largest_level`."""
+    """A layer that may be grouped, up to `largest_level`.
+
+    Attributes:
+        name, module: the layer.
+        largest_level: the largest group level that it may get.
+        fixed_level: the one it gets whatever its norms; None if that is open.
+        input_second_moment: mean square of every input channel over the calibration images, `(C_in,)`; None unless an
+            importance asks for it.
+        gradient: mean over the images of the gradient of the log-likelihood, in the shape of the weight; likewise.
+        squared_gradient: mean of the squares of the gradients of single images; likewise.
+    """
 
     name: str
     module: nn.Module
     largest_level: int
     fixed_level: int | None = None
+    input_second_moment: FloatArray | None = field(default=None, compare=False, repr=False)
+    gradient: FloatArray | None = field(default=None, compare=False, repr=False)
+    squared_gradient: FloatArray | None = field(default=None, compare=False, repr=False)
 
     @property
     def weight(self) -> nn.Parameter:

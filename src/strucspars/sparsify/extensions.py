@@ -3,9 +3,11 @@
 Options name them. `package.module:function` names one that is not registered.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
+import numpy as np
 from torch import nn
 
 from strucspars.core.checks import FloatArray, IntArray
@@ -15,6 +17,10 @@ from strucspars.core.registry import Registry
 from strucspars.nn.groupable import SelectedLayer
 from strucspars.nn.importance import importance_matrix
 
+# What an importance may read of calibration images.
+Need = Literal["inputs", "gradients"]
+# Of the weights alone, as in the paper. Planning with calibration images replaces it: it knows what the inputs are.
+DEFAULT_IMPORTANCE = "l1"
 ImportanceFunction = Callable[[SelectedLayer], FloatArray]
 
 
@@ -24,18 +30,36 @@ class Importance:
 
     function: ImportanceFunction
     penalty: Norm = "l1"
+    needs: frozenset[Need] = frozenset()
+
+
+def _by_activation(layer: SelectedLayer) -> FloatArray:
+    """Weight norm times the root mean square of the input channel."""
+    assert layer.input_second_moment is not None
+    return importance_matrix(layer.weight, "l2") * np.sqrt(layer.input_second_moment)
+
+
+def _by_fisher(layer: SelectedLayer) -> FloatArray:
+    """By how much the divergence of the predictions grows without the connection: the diagonal of the Fisher matrix."""
+    assert layer.squared_gradient is not None
+    squares = layer.weight.detach().double().square().cpu().numpy() * layer.squared_gradient
+    return np.asarray(squares.reshape(*squares.shape[:2], -1).sum(2)) / 2
 
 
 IMPORTANCES: Registry[Importance | ImportanceFunction] = Registry(
     "importance",
     {
-        "l1": Importance(lambda layer: importance_matrix(layer.weight, "l1")),
+        DEFAULT_IMPORTANCE: Importance(lambda layer: importance_matrix(layer.weight, "l1")),
         "l2": Importance(lambda layer: importance_matrix(layer.weight, "l2"), penalty="l2"),
+        "activation": Importance(_by_activation, penalty="l2", needs=frozenset({"inputs"})),
+        "fisher": Importance(_by_fisher, penalty="l2", needs=frozenset({"gradients"})),
     },
 )
 
 
-def register_importance(name: str, function: ImportanceFunction, *, penalty: Norm = "l1") -> None:
+def register_importance(
+    name: str, function: ImportanceFunction, *, penalty: Norm = "l1", needs: Collection[Need] = ()
+) -> None:
     """Make an importance available as `SparsifyConfig(importance=name)`, in recipes and on the command line.
 
     Args:
@@ -43,6 +67,9 @@ def register_importance(name: str, function: ImportanceFunction, *, penalty: Nor
         function: `function(layer) -> S`, a non-negative array `(C_out, C_in)`; the layer has `name`, `module` and
             `weight`.
         penalty: the norm of the kernels that sparse training shrinks.
+        needs: what it reads of calibration images: with `"inputs"` the layer has `input_second_moment`, with
+            `"gradients"` it has `gradient` and `squared_gradient`. Such an importance works where images are given:
+            `one_shot_plan(..., calibration=)` and `compress(..., calibration=)`.
 
     >>> import strucspars as ss
     >>> ss.register_importance("largest", lambda layer: layer.weight.detach().abs().amax((2, 3)).numpy())
@@ -50,7 +77,9 @@ def register_importance(name: str, function: ImportanceFunction, *, penalty: Nor
     >>> ss.one_shot_plan(model, ss.SparsifyConfig(target=0.5, importance="largest")).removed_param_fraction
     0.5
     """
-    IMPORTANCES.register(name, Importance(function, penalty))
+    if unknown := set(needs) - set(get_args(Need)):
+        raise ValueError(f"importance {name!r}: needs may hold {', '.join(get_args(Need))}; got {sorted(unknown)}")
+    IMPORTANCES.register(name, Importance(function, penalty, frozenset(needs)))
 
 
 def find_importance(name: str) -> Importance:
@@ -61,8 +90,16 @@ def find_importance(name: str) -> Importance:
 
 def importance_of(layer: SelectedLayer, name: str) -> FloatArray:
     """The importance matrix of a layer, checked; errors name the layer."""
+    importance = find_importance(name)
+    if ("inputs" in importance.needs and layer.input_second_moment is None) or (
+        "gradients" in importance.needs and layer.squared_gradient is None
+    ):
+        raise ValueError(
+            f"importance {name!r} needs calibration images; give calibration=batches to one_shot_plan or compress, or "
+            "name an importance of the weights alone"
+        )
     try:
-        matrix = checked_importance(find_importance(name).function(layer), name=f"importance {name!r}")
+        matrix = checked_importance(importance.function(layer), name=f"importance {name!r}")
     except ValueError as error:
         raise ValueError(f"layer {layer.name!r}: {error}") from error
     if matrix.shape != layer.weight_shape[:2]:

@@ -8,7 +8,7 @@ import logging
 import pickle
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ from strucspars.core.budget import (
     LayerBudget,
     ThresholdSearch,
     largest_removed_fraction,
+    levels_by_loss,
     reachable_target,
     removed_fraction,
     search_threshold,
@@ -37,8 +38,10 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, count_macs, refuse_lazy_modules
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, SkippedLayer, hint_at_types, select_layers
 from strucspars.nn.names import bare_modules
+from strucspars.sparsify.calibration import Calibration, CalibrationBatch, OnProgress, device_of, ignore_progress
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
+    DEFAULT_IMPORTANCE,
     MACS,
     ORDERS,
     PARAMS,
@@ -49,8 +52,10 @@ from strucspars.sparsify.extensions import (
     Solve,
     WholeNetwork,
     find_budget,
+    find_importance,
     importance_of,
 )
+from strucspars.sparsify.levels import error_importance, layer_data, losses_by_level, with_statistics
 
 Decision = TypeVar("Decision")
 
@@ -60,6 +65,8 @@ logger = logging.getLogger(__name__)
 NOTABLE_SURPLUS = 0.01
 # Of the whole network, in layers that are left out for the same reason.
 NOTABLE_SHARE = 0.05
+# In nats per image. ImageNet networks lost about a point of accuracy below 0.05, and seven to nine at 0.2.
+NOTABLE_DIVERGENCE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,18 +89,29 @@ def one_shot_plan(
     model: nn.Module,
     target: float | SparsifyConfig,
     *,
+    calibration: Iterable[CalibrationBatch] | Calibration | None = None,
     filter_fn: FilterFn | None = None,
     example_inputs: ExampleInputs | None = None,
+    on_progress: OnProgress | None = None,
 ) -> GroupingPlan:
-    """Plan from the present weights. Logs how much of their norm is lost: without sparse training that is a lot.
+    """Plan from the present weights, and from images where some are given.
+
+    With images, the group levels are those that cost the predictions least, as measured with refitted weights, and the
+    plan has its `predicted_divergence`; `reconstruct_` refits the converted network. Without images the levels follow
+    the norms of the weights, and a warning says how much of them is lost: such a network needs training.
 
     In distributed training all processes call it, and get the same plan.
 
     Args:
         model: any module, trained or not.
         target: fraction of all parameters to remove, or all options; those of the training are not used.
+        calibration: a few hundred images: tensors, or pairs of images and labels; at most the first 1,024 are used. The
+            channel orders are then learned from the errors that lost connections cause, unless the options name
+            another importance than `l1`.
         filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
-        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
+        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`, unless there are
+            calibration images.
+        on_progress: called as `on_progress(what, done, total)` during long work.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
@@ -103,25 +121,83 @@ def one_shot_plan(
     2
     """
     config = target if isinstance(target, SparsifyConfig) else SparsifyConfig(target=target)
+    data = None if calibration is None else Calibration.of(calibration)
     selection = select_layers(model, config, filter_fn=filter_fn)
     if config.target > 0:
         selection.check_not_empty()
     check_values(selection.layers)
+    if data is not None and example_inputs is None:
+        example_inputs = data.images[0][:1].to(device_of(model))
     size = network_size(model, example_inputs)
 
     def decide() -> GroupingPlan:
+        if data is not None and selection.layers:
+            return _calibrated_plan(model, selection, size, config, data, on_progress or ignore_progress)
         states = learned_states(selection.layers, config, None)
         return plan_for_target(selection, states, size, config)
 
     plan = agreed(decide)
-    kept = kept_fraction(selection.layers, plan, config.importance)
-    logger.warning(
-        "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm: "
-        "finetune before you judge it, or train with a Sparsifier to lose less",
-        100 * plan.removed_param_fraction,
-        100 * (1 - kept),
-    )
+    if data is None:
+        logger.warning(
+            "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm; without"
+            " images the network is not usable as it is: give calibration=batches (a few hundred), recalibrate its "
+            "batch norms at the least, or finetune before you judge it",
+            100 * plan.removed_param_fraction,
+            100 * (1 - kept_fraction(selection.layers, plan, config.importance)),
+        )
+    else:
+        _log_prediction(plan)
     return plan
+
+
+def _log_prediction(plan: GroupingPlan) -> None:
+    """Say in plain words what the plan will cost, before anything is converted."""
+    predicted = plan.predicted_divergence or 0.0
+    large = predicted > NOTABLE_DIVERGENCE
+    logger.log(
+        logging.WARNING if large else logging.INFO,
+        "removing %.1f %% of all parameters is predicted to move the predictions by %.3f nats%s",
+        100 * plan.removed_param_fraction,
+        predicted,
+        "; for an ImageNet classifier that costs several points of accuracy without training: lower the target, or "
+        "finetune"
+        if large
+        else "",
+    )
+
+
+def _calibrated_plan(
+    model: nn.Module,
+    selection: Selection,
+    size: WholeNetwork,
+    config: SparsifyConfig,
+    data: Calibration,
+    progress: OnProgress,
+) -> GroupingPlan:
+    """The plan whose levels remove the target at the least measured loss."""
+    fit, held = data.split()
+    layers, importance = selection.layers, find_importance(config.importance)
+    found = layer_data(model, layers, fit, progress)
+    if config.importance == DEFAULT_IMPORTANCE:
+        matrices = [error_importance(layer, known) for layer, known in zip(layers, found, strict=True)]
+    else:
+        known_layers = with_statistics(model, layers, importance.needs, fit)
+        matrices = [importance_of(layer, config.importance) for layer in known_layers]
+    states = learned_states(layers, config, None, importances=matrices)
+
+    def orders_at(level: int) -> list[Orders]:
+        problems = [
+            LayerToOrder(layer.name, matrix, state.orders, min(level, layer.largest_level))
+            for layer, matrix, state in zip(layers, matrices, states, strict=True)
+        ]
+        return orders_of(problems, config, refined_orders)
+
+    losses = losses_by_level(model, layers, found, orders_at, held, progress)
+    budgets = reachable_budgets(selection, states, size, config)
+    levels = levels_by_loss(budgets, losses, config.target)
+    loss = sum(losses[name][level - 1] for name, level in levels.items())
+    plan = plan_at_levels(selection, states, size, config, levels, importances=matrices)
+    return replace(plan, predicted_divergence=loss)
 
 
 def network_size(model: nn.Module, example_inputs: ExampleInputs | None) -> WholeNetwork:
@@ -179,15 +255,19 @@ def learned_states(
     config: SparsifyConfig,
     previous: Sequence[LayerState] | None,
     executor: Executor | None = None,
+    *,
+    importances: Sequence[FloatArray] | None = None,
 ) -> list[LayerState]:
-    """Learn or refresh the channel orders of all layers from their present weights, then read off the levels.
+    """Learn or refresh the channel orders of all layers, then read off the levels.
 
-    With an executor its workers solve the layers in parallel; the outcome is the same.
+    The importances are those of the present weights unless given. With an executor its workers solve the layers in
+    parallel; the outcome is the same.
     """
     starts = [None] * len(layers) if previous is None else [state.orders for state in previous]
+    importances = importances or [importance_of(layer, config.importance) for layer in layers]
     problems = [
-        LayerToOrder(layer.name, importance_of(layer, config.importance), start, layer.largest_level)
-        for layer, start in zip(layers, starts, strict=True)
+        LayerToOrder(layer.name, importance, start, layer.largest_level)
+        for layer, importance, start in zip(layers, importances, starts, strict=True)
     ]
 
     def solve(chosen: Sequence[LayerToOrder]) -> list[Orders]:
@@ -343,6 +423,14 @@ def threshold_for_target(
     selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
 ) -> ThresholdSearch:
     """The threshold that meets the target, without the groups that the target does not need."""
+    budgets = reachable_budgets(selection, states, size, config)
+    return without_surplus(budgets, search_threshold(budgets, config.target), config.target)
+
+
+def reachable_budgets(
+    selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
+) -> list[LayerBudget]:
+    """The budget of the whole network, or a `ValueError` that says why the target is out of its reach."""
     budget = find_budget(config.budget)
     budgets = network_budget(selection, states, size, budget)
     most = largest_removed_fraction(budgets)
@@ -357,8 +445,7 @@ def threshold_for_target(
             f"{reachable_target(most)} of all {config.budget}; {' or '.join(remedies)}"
             f"{_left_out(_skipped_costs(selection, size, budget), sum(each.cost for each in budgets), config.budget)}"
         )
-    found = search_threshold(budgets, config.target)
-    return without_surplus(budgets, found, config.target)
+    return budgets
 
 
 def _left_out(costs: Iterable[tuple[SkippedLayer, float]], whole: float, budget: str) -> str:
@@ -375,22 +462,41 @@ def _left_out(costs: Iterable[tuple[SkippedLayer, float]], whole: float, budget:
 def plan_for_target(
     selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
 ) -> GroupingPlan:
-    """The plan whose levels remove the target, with the orders refined for these levels.
-
-    Logs a warning where they remove much more: few or wide layers allow coarse steps only.
-    """
+    """The plan whose levels remove the target, with the orders refined for these levels."""
     found = threshold_for_target(selection, states, size, config)
-    if found.removed_fraction > config.target + NOTABLE_SURPLUS:
+    plan = plan_at_levels(selection, states, size, config, found.group_levels)
+    return replace(plan, min_kept_norm=found.min_kept_norm)
+
+
+def plan_at_levels(
+    selection: Selection,
+    states: Sequence[LayerState],
+    size: WholeNetwork,
+    config: SparsifyConfig,
+    levels: Mapping[str, int],
+    *,
+    importances: Sequence[FloatArray] | None = None,
+) -> GroupingPlan:
+    """The plan with these group levels, and orders refined for them.
+
+    Logs a warning where they remove much more than the target: few or wide layers allow coarse steps only.
+    """
+
+    def removed(budget: Budget) -> float:
+        return removed_fraction(network_budget(selection, states, size, budget), levels)
+
+    if removed(find_budget(config.budget)) > config.target + NOTABLE_SURPLUS:
         logger.warning(
             "the plan removes %.1f %% of all %s where %.1f %% were asked for: the steps between the layers' group "
             "levels are coarse, and nothing nearer was found; more layers to group, or looser rules, may come nearer",
-            100 * found.removed_fraction,
+            100 * removed(find_budget(config.budget)),
             config.budget,
             100 * config.target,
         )
+    importances = importances or [importance_of(layer, config.importance) for layer in selection.layers]
     problems = [
-        LayerToOrder(layer.name, importance_of(layer, config.importance), state.orders, found.group_levels[layer.name])
-        for layer, state in zip(selection.layers, states, strict=True)
+        LayerToOrder(layer.name, importance, state.orders, levels[layer.name])
+        for layer, importance, state in zip(selection.layers, importances, states, strict=True)
     ]
     planned = {
         layer.name: LayerPlan(
@@ -400,15 +506,10 @@ def plan_for_target(
             selection.layers, problems, orders_of(problems, config, refined_orders), strict=True
         )
     }
-
-    def removed(budget: Budget) -> float:
-        return removed_fraction(network_budget(selection, states, size, budget), found.group_levels)
-
     return GroupingPlan(
         planned,
         budget=config.budget,
         target=config.target,
-        min_kept_norm=found.min_kept_norm,
         removed_param_fraction=removed(PARAMS),
         removed_mac_fraction=removed(MACS) if size.macs else None,
     )

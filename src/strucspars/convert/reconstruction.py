@@ -1,0 +1,349 @@
+"""Refitting a compressed network to the dense one, layer by layer, from a few hundred images."""
+
+import contextlib
+import logging
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from strucspars.channels.tracing import ORIGIN_KEY, asks_for_shape, has_plain_forward, traced
+from strucspars.convert.comparison import relative_error
+from strucspars.cost.counting import uncompiled, undisturbed
+from strucspars.nn.batch_norms import is_batch_norm, modules_after_norm
+from strucspars.nn.names import bare_modules, unwrapped
+from strucspars.nn.refit import MAX_SAMPLES, RIDGE, PatchMoments, can_be_refitted
+from strucspars.sparsify.calibration import (
+    Calibration,
+    CalibrationBatch,
+    OnProgress,
+    coherences,
+    device_of,
+    hooked,
+    ignore_progress,
+)
+
+logger = logging.getLogger(__name__)
+
+ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+# Enough for a number per layer.
+IMAGES_FOR_COHERENCE = 64
+# A graph keeps its activations in half precision.
+GRAPH_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, eq=False)
+class FitStep:
+    """A layer of the compressed network, in forward order, and what it should give.
+
+    Attributes:
+        name: of the layer.
+        layer: to be fitted.
+        norm: the batch norm that alone reads its outputs; None where there is none.
+        samples: yields for every batch the inputs, as the network compressed so far has them, and the wanted outputs:
+            after the norm, if there is one.
+    """
+
+    name: str
+    layer: nn.Module
+    norm: nn.Module | None
+    samples: Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+
+
+def reconstruct_(
+    model: nn.Module,
+    dense: nn.Module,
+    batches: Iterable[CalibrationBatch] | Calibration,
+    *,
+    ridge: float = RIDGE,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Refit the weights of a compressed network to the outputs of the dense one, in place, without training.
+
+    Goes through the layers in forward order. Every layer reads what the network compressed so far gives, and its weight
+    becomes the ridge solution that comes nearest to the dense layer's outputs, batch norm included; the last layer of a
+    residual branch also makes up for the error of the shortcut. Layers that stay dense are refitted too. The batch
+    norms get the statistics of their new inputs.
+
+    Args:
+        model: the compressed network.
+        dense: the network it was made from; unchanged.
+        batches: a few hundred images, or pairs of images and labels; at most the first 1,024 images are used.
+        ridge: how strongly the weights are drawn to the present ones, as a fraction of the inputs' mean square.
+        on_progress: called as `on_progress(what, done, total)`.
+
+    Raises:
+        ValueError: there are no batches, or the networks do not have the same layers.
+
+    >>> import copy
+    >>> import strucspars as ss
+    >>> dense = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3)).eval()
+    >>> model, images = copy.deepcopy(dense), [torch.randn(16, 8, 9, 9) for _ in range(4)]
+    >>> model = ss.convert_(model, ss.one_shot_plan(dense, target=0.5))
+    >>> error = (model(images[0]) - dense(images[0])).square().mean()
+    >>> reconstruct_(model, dense, images)
+    >>> bool((model(images[0]) - dense(images[0])).square().mean() < error)
+    True
+    """
+    model, dense, progress = unwrapped(model), unwrapped(dense), on_progress or ignore_progress
+    data = Calibration.of(batches, name="batches")
+    layers = {name: module for name, module in bare_modules(dense) if can_be_refitted(module)}
+    coherence = coherences(dense, layers, data.first(IMAGES_FOR_COHERENCE))
+    positions = -(-MAX_SAMPLES // len(data))
+    with undisturbed(model), undisturbed(dense), uncompiled(model), uncompiled(dense):
+        steps = _steps_by_graph(model, dense, data, progress) or _steps_by_hooks(model, dense, data, progress)
+        for step in steps:
+            moments = PatchMoments(step.layer, coherence=coherence.get(step.name, 0.0), max_positions=positions)
+            for inputs, wanted in step.samples():
+                moments.add(inputs, wanted)
+            _fit_(step, moments, ridge)
+
+
+def _fit_(step: FitStep, moments: PatchMoments, ridge: float) -> None:
+    """Write the solution into the layer and its norm: the norm's affine map is exact for the statistics it gets."""
+    weight, bias = step.layer.get_parameter("weight"), step.layer._parameters.get("bias")
+    norm = step.norm
+    start = weight.data
+    if norm is not None:
+        scale = _scale(norm).to(weight.dtype)
+        start = weight.data * scale.view(-1, *[1] * (weight.dim() - 1))
+    fitted = moments.fitted(start, ridge=ridge, has_bias=norm is not None or bias is not None)
+    mean = moments.output_mean(fitted)
+    weight.data.copy_(fitted)
+    if norm is None:
+        if bias is not None:
+            bias.data.copy_(moments.target_mean - mean)
+        return
+    variance = moments.output_variance(fitted).clamp_min(0)
+    if bias is not None:
+        mean = mean + bias.to(mean)
+    for name, values in {
+        "running_mean": mean,
+        "running_var": variance,
+        "weight": (variance + cast(nn.BatchNorm2d, norm).eps).sqrt(),
+        "bias": moments.target_mean,
+    }.items():
+        getattr(norm, name).data.copy_(values)
+
+
+def _scale(norm: nn.Module) -> torch.Tensor:
+    batch_norm = cast(nn.BatchNorm2d, norm)
+    return batch_norm.weight.data * (cast(torch.Tensor, batch_norm.running_var) + batch_norm.eps).rsqrt()
+
+
+def _normalised(norm: nn.Module, outputs: torch.Tensor) -> torch.Tensor:
+    """What the norm itself gives, without an activation that its module may have."""
+    batch_norm = cast(nn.BatchNorm2d, norm)
+    shape = (1, -1, *[1] * (outputs.dim() - 2))
+    scale = _scale(norm)
+    shift = batch_norm.bias.data - cast(torch.Tensor, batch_norm.running_mean) * scale
+    return outputs * scale.view(shape) + shift.view(shape)
+
+
+class _Activations:
+    """The values of a graph for all batches, computed node by node, and kept in half precision while needed."""
+
+    def __init__(self, graph_module: fx.GraphModule, inputs: Iterable[torch.Tensor]) -> None:
+        self._interpreter = fx.Interpreter(graph_module, garbage_collect_values=False)
+        self._device = device_of(graph_module)
+        self._inputs = list(inputs)
+        self._values: dict[fx.Node, list[Any]] = {}
+
+    def value(self, node: fx.Node, place: int) -> Any:
+        """What a node has given for a batch."""
+        return pytree.tree_map_only(
+            _Halved, lambda kept: kept.tensor.to(self._device, kept.dtype), self._values[node][place]
+        )
+
+    def compute(self, node: fx.Node) -> None:
+        """Compute a node for all batches; forget values that no later node reads."""
+        self._values[node] = [_kept(self._run(node, place)) for place in range(len(self._inputs))]
+        for source in node.all_input_nodes:
+            if all(user in self._values for user in source.users):
+                self._values[source] = []
+
+    def _run(self, node: fx.Node, place: int) -> Any:
+        if node.op == "placeholder":
+            return self._inputs[place].to(self._device)
+        self._interpreter.env = {source: self.value(source, place) for source in node.all_input_nodes}
+        return self._interpreter.run_node(node)
+
+
+@dataclass(frozen=True, eq=False)
+class _Halved:
+    tensor: torch.Tensor
+    dtype: torch.dtype
+
+
+def _kept(value: Any) -> Any:
+    def halved(tensor: torch.Tensor) -> _Halved:
+        half = tensor.half() if tensor.is_floating_point() else tensor
+        # Not every network stays below 65,504. In-place operations must not change what is kept.
+        return _Halved(half if half.isfinite().all() else tensor.clone(), tensor.dtype)
+
+    return pytree.tree_map_only(torch.Tensor, halved, value)
+
+
+def _steps_by_graph(
+    model: nn.Module, dense: nn.Module, data: Calibration, progress: OnProgress
+) -> Iterator[FitStep] | None:
+    """The steps along the traced graphs; None, with a line in the log, where the networks cannot be traced."""
+    example = data.images[0][:2].to(device_of(model))
+    try:
+        graphs = [traced(network, (example,)) for network in (model, dense)]
+        pairs = list(zip(graphs[0].graph.nodes, graphs[1].graph.nodes, strict=True))
+        wrong = "" if all(_match(*pair) for pair in pairs) else "the graphs of both networks differ"
+        wrong = wrong or "".join(
+            _wrong(graph, network, example) for graph, network in zip(graphs, (model, dense), strict=True)
+        )
+    # Tracing runs the network's own code on symbols, which can raise any error.
+    except Exception as error:
+        wrong = f"{type(error).__name__}: {error}".splitlines()[0]
+    if wrong:
+        logger.warning(
+            "the network could not be traced, so that its layers are refitted one by one, which takes longer, without "
+            "their batch norms and without the error of shortcuts: %s",
+            wrong,
+        )
+        return None
+    return _along(pairs, graphs, data, progress)
+
+
+def _match(one: fx.Node, other: fx.Node) -> bool:
+    return (one.op, str(one.target), one.name) == (other.op, str(other.target), other.name)
+
+
+def _wrong(graph: fx.GraphModule, network: nn.Module, example: torch.Tensor) -> str:
+    """How a graph, computed node by node, differs from the network: it may change tensors that it reads later."""
+    values = _Activations(graph, [example])
+    for node in graph.graph.nodes:
+        values.compute(node)
+    found, expected = (pytree.tree_leaves(each) for each in (values.value(node, 0), network(example.clone())))
+    errors = [
+        relative_error(one, other)
+        for one, other in zip(found, expected, strict=True)
+        if isinstance(other, torch.Tensor) and other.is_floating_point()
+    ]
+    return "" if max(errors, default=0) <= GRAPH_TOLERANCE else "the graph computes something else"
+
+
+def _along(
+    pairs: list[tuple[fx.Node, fx.Node]], graphs: Sequence[fx.GraphModule], data: Calibration, progress: OnProgress
+) -> Iterator[FitStep]:
+    """Compute both graphs node by node, and stop at every layer that can be refitted."""
+    ours, theirs = (_Activations(graph, data.images) for graph in graphs)
+    partner, seen = dict(pairs), set[fx.Node]()
+
+    for place, (node, dense_node) in enumerate(pairs):
+        theirs.compute(dense_node)
+        layer = graphs[0].get_submodule(str(node.target)) if node.op == "call_module" else None
+        if layer is not None and _can_be_fitted(layer, node):
+            norm_node = _norm_after(graphs[0], node)
+            shortcut = _shortcut(graphs[0], norm_node or node, seen)
+            dense_norm = graphs[1].get_submodule(str(norm_node.target)) if norm_node is not None else None
+            source = cast(fx.Node, node.args[0])
+
+            def samples(
+                node: fx.Node = node,
+                source: fx.Node = source,
+                dense_norm: nn.Module | None = dense_norm,
+                shortcut: fx.Node | None = shortcut,
+            ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+                for batch in range(len(data.images)):
+                    wanted = theirs.value(partner[node], batch)
+                    if dense_norm is not None:
+                        wanted = _normalised(dense_norm, wanted)
+                    if shortcut is not None:
+                        wanted = wanted + theirs.value(partner[shortcut], batch) - ours.value(shortcut, batch)
+                    yield ours.value(source, batch), wanted
+
+            norm = graphs[0].get_submodule(str(norm_node.target)) if norm_node is not None else None
+            yield FitStep(str(node.target), layer, norm, samples)
+        ours.compute(node)
+        seen.add(node)
+        progress("reconstruction", place + 1, len(pairs))
+
+
+def _can_be_fitted(layer: nn.Module, node: fx.Node) -> bool:
+    # A copy stands for one of several calls, which share a weight.
+    reads_one = len(node.args) == 1 and isinstance(node.args[0], fx.Node) and not node.kwargs
+    return can_be_refitted(layer) and has_plain_forward(layer) and ORIGIN_KEY not in node.meta and reads_one
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = [user for user in node.users if not asks_for_shape(user)]
+    return users[0] if len(users) == 1 else None
+
+
+def _norm_after(graph: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+    """The batch norm that alone reads a layer's outputs, if its statistics and affine map can be rewritten."""
+    user = _only_user(node)
+    if user is None or user.op != "call_module" or ORIGIN_KEY in user.meta:
+        return None
+    norm = graph.get_submodule(str(user.target))
+    known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or modules_after_norm(norm) is not None
+    tensors = [getattr(norm, name, None) for name in ("weight", "bias", "running_mean", "running_var")]
+    fits = known and is_batch_norm(norm) and has_plain_forward(norm) and all(each is not None for each in tensors)
+    return user if fits else None
+
+
+def _shortcut(graph: fx.GraphModule, node: fx.Node, seen: set[fx.Node]) -> fx.Node | None:
+    """What is added to the outputs of a node, and to nothing else of them, if it is computed before."""
+    user = _only_user(node)
+    while user is not None and user.op == "call_module" and _does_nothing(graph.get_submodule(str(user.target))):
+        node, user = user, _only_user(user)
+    if node.op == "call_module" and any(
+        not _does_nothing(after) for after in (modules_after_norm(graph.get_submodule(str(node.target))) or {}).values()
+    ):
+        return None
+    if user is None or user.target not in ADDITIONS or len(user.args) != 2 or user.kwargs:
+        return None
+    others = [other for other in user.args if other is not node]
+    return others[0] if len(others) == 1 and isinstance(others[0], fx.Node) and others[0] in seen else None
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    """Whether a module gives its inputs in evaluation."""
+    return isinstance(module, nn.Identity | nn.Dropout | nn.Dropout2d)
+
+
+def _steps_by_hooks(model: nn.Module, dense: nn.Module, data: Calibration, progress: OnProgress) -> Iterator[FitStep]:
+    """The layers that are called once, in the order of their calls; each step runs both networks up to its layer."""
+    ours, theirs = (dict(bare_modules(each)) for each in (model, dense))
+    if missing := [name for name, module in ours.items() if can_be_refitted(module) and name not in theirs]:
+        raise ValueError(f"layer {missing[0]!r} is not in the dense network; give the network that was compressed")
+    names = {module: name for name, module in ours.items() if can_be_refitted(module) and has_plain_forward(module)}
+    calls: list[nn.Module] = []
+    with hooked(names, lambda module, _, __: calls.append(module)):
+        model(data.images[0][:2].to(device_of(model)))
+    once = [module for module in calls if calls.count(module) == 1]
+    for place, module in enumerate(once):
+
+        def samples(module: nn.Module = module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for images in data.images:
+                inputs, _ = _call_of(model, module, images.to(device_of(model)))
+                yield inputs, _call_of(dense, theirs[names[module]], images.to(device_of(dense)))[1]
+
+        yield FitStep(names[module], module, None, samples)
+        progress("reconstruction", place + 1, len(once))
+
+
+class _ReachedError(Exception):
+    """Stops a forward pass once the layer in question has been called."""
+
+
+def _call_of(network: nn.Module, module: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and output of a layer in a forward pass, which stops there."""
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def stop(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        found.append((inputs[0], output))
+        raise _ReachedError
+
+    with hooked([module], stop), contextlib.suppress(_ReachedError):
+        network(images)
+    return found[0]
