@@ -20,10 +20,10 @@ class Block(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if not self.readable and inputs.sum() > 1e9:
             return inputs
-        hidden = self.norm_one(self.one(inputs)).relu_()
+        hidden: torch.Tensor = self.norm_one(self.one(inputs)).relu_()
         hidden = self.norm_two(self.two(hidden))
         hidden += inputs
-        return hidden.relu()
+        return hidden.relu_()
 
 
 def network(*, readable: bool = True) -> nn.Sequential:
@@ -97,15 +97,15 @@ def test_weights_that_several_calls_share_are_left_alone() -> None:
     dense = nn.Sequential(shared, nn.ReLU(), shared, nn.Conv2d(4, 8, 1))
     model = copy.deepcopy(dense)
     with torch.no_grad():
-        model[3].weight.zero_()
+        model.get_parameter("3.weight").zero_()
     ss.reconstruct_(model, dense, batches())
-    assert torch.equal(model[0].weight, dense[0].weight)
+    assert torch.equal(model.get_parameter("0.weight"), dense.get_parameter("0.weight"))
     torch.testing.assert_close(model(batches()[0]), dense(batches()[0]), rtol=0.02, atol=0.02)
 
 
 def test_a_generator_of_pairs_and_batches_of_one_image_will_do() -> None:
     def pairs() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for images in torch.cat(batches()).split(1):  # type: ignore[no-untyped-call]
+        for images in torch.split(torch.cat(batches()), 1):
             yield images, torch.zeros(1)
 
     dense = network()

@@ -212,7 +212,7 @@ def test_levels_by_loss_are_the_best_of_all_that_meet_the_target(
     all_levels = [dict(zip(losses, levels, strict=True)) for levels in choices]
 
     def loss(levels: Mapping[str, int]) -> float:
-        return sum(losses[name][level - 1] for name, level in levels.items())
+        return float(sum(losses[name][level - 1] for name, level in levels.items()))
 
     # Rounding may cost the next 4 steps of 10,000.
     enough = [levels for levels in all_levels if removed_fraction(layers, levels) >= target * (1 + 4 / 10_000)]

@@ -39,7 +39,7 @@ def shuffled() -> ShuffledGroupConv2d:
 def test_fit_recovers_the_weight_that_made_the_outputs(layer: nn.Module, shape: tuple[int, ...]) -> None:
     inputs = images(40, *shape[1:])
     moments = PatchMoments(layer)
-    for batch in inputs.split(16):
+    for batch in torch.split(inputs, 16):
         moments.add(batch, layer(batch))
     weight = layer.get_parameter("weight").detach()
     has_bias = layer._parameters["bias"] is not None
