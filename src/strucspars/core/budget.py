@@ -26,12 +26,12 @@ class LayerBudget:
 
     Attributes:
         name: the layer's name in the network.
-        cost: of the ungrouped layer, in whatever the target counts: parameters, multiply-accumulates, ...
+        cost: of the ungrouped layer, in the unit of the target: parameters, multiply-accumulates, ...
         kept_norm: kept fraction of the norm for the levels 1, 2, ... as `kept_norm_by_level` gives it. The default, one
-            entry, is for what cannot be grouped and only adds to the whole.
+            entry, is for layers that cannot be grouped and only count towards the total.
         cost_by_level: cost at the levels 1, 2, ..., never rising; None divides `cost` by the number of groups.
-        fixed_level: use this level whatever the threshold and the largest level.
-        largest_level: go no further than this level, such as the one at which `max_group_level` keeps groups wide.
+        fixed_level: use this level, regardless of the threshold and the largest level.
+        largest_level: highest level allowed, such as the one up to which `max_group_level` keeps groups wide.
 
     >>> LayerBudget("conv", 4096, kept_norm=(1.0, 0.95, 0.7)).level_at(min_kept_norm=0.9)
     2
@@ -173,15 +173,15 @@ def search_threshold(layers: Sequence[LayerBudget], target: float) -> ThresholdS
 
 
 def reachable_target(fraction: float) -> str:
-    """A fraction in four digits, rounded down: a target that is named as within reach must be."""
+    """A fraction with four decimals, rounded down, so that the named target can be reached."""
     return f"{math.floor(fraction * 1e4) / 1e4:.4f}"
 
 
 def without_surplus(layers: Sequence[LayerBudget], found: ThresholdSearch, target: float) -> ThresholdSearch:
-    """Take back groups that the target does not need, where they cost most norm first.
+    """Undo grouping that the target does not need, starting with the layers that keep the least norm.
 
-    One threshold for all layers overshoots by up to the last layer's share. Going through the layers from the least
-    kept norm on, each is lowered by a level as long as the target stays met.
+    One threshold for all layers overshoots by up to the last layer's share. The layers are visited by kept norm, lowest
+    first, and each is lowered by one level if the target is still met; this repeats until nothing can be lowered.
 
     Differs from the paper, which stops at the threshold; see `docs/decisions/0008-surplus.md`.
 

@@ -1,4 +1,4 @@
-"""What counts as a whole number, a number and a fraction; and the errors that say so."""
+"""Checks of numbers, fractions, seeds and arrays, with errors that name the argument and its limit."""
 
 from typing import Any, TypeGuard
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 def is_whole_number(value: object) -> TypeGuard[int]:
-    """Whether the value is a Python or numpy integer. Booleans are integers to Python, but never a width or a level."""
+    """Whether the value is a Python or numpy integer. Booleans are excluded: they are never a width or a level."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -31,14 +31,14 @@ def checked_fraction(name: str, value: float) -> float:
 
 
 def checked_target(value: float) -> float:
-    """The removed fraction that is asked for, or a `ValueError` unless it lies in [0, 1)."""
+    """The requested removed fraction, or a `ValueError` unless it lies in [0, 1)."""
     if not is_number(value) or not 0 <= value < 1:
         raise ValueError(f"target is a removed fraction and must lie in [0, 1), got {value!r}")
     return float(value)
 
 
 def checked_seed(name: str, value: int) -> int:
-    """The seed as a plain int, or a `ValueError` unless every generator of random numbers takes it."""
+    """The seed as a plain int, or a `ValueError` unless every random number generator accepts it."""
     seed = checked_at_least(name, value, 0)
     if seed >= 2**63:
         raise ValueError(f"{name} must be below 2**63, got a number of {seed.bit_length()} bits")

@@ -1,8 +1,8 @@
 """Nested halvings of the channels: group levels, R_g and U_g (Sec. 3.2 to 3.4, Appendix A).
 
 A layer with `C_out x C_in` channels, `gcd(C_out, C_in) = 2**u * odd`, can be halved `u` times on both sides. Group
-level `g` from 1 to `u + 1` means `2**(g - 1)` groups. Two channels of the same finest block are interchangeable:
-whatever depends on the hierarchy is therefore a small matrix over *groups*, spread over the channels only at the end.
+level `g` from 1 to `u + 1` means `2**(g - 1)` groups. Two channels of the same finest block are interchangeable, so
+every quantity that depends on the hierarchy is a small matrix over *groups*, expanded to channels only at the end.
 """
 
 import math
@@ -32,7 +32,7 @@ def max_group_level(out_channels: int, in_channels: int, *, min_channels_per_gro
 
     Differs from the paper: `min_channels_per_group` stops earlier, where a further halving would leave groups narrower
     than that on either side; see `docs/decisions/0013-minimum-group-width.md`. Level 1 divides nothing, so it is
-    allowed however narrow the layer.
+    allowed for layers of any width.
 
     >>> max_group_level(256, 64), max_group_level(96, 40), max_group_level(64, 3)
     (7, 4, 1)
@@ -50,7 +50,7 @@ def max_group_level(out_channels: int, in_channels: int, *, min_channels_per_gro
 def group_penalty(halvings: int, *, decay: float = 0.5) -> FloatArray:
     """Cost between the `2**halvings` finest groups: `decay**(k - 1)` where halving `k` is the first to separate them.
 
-    Each halving puts two copies of the finer hierarchy, `decay` times cheaper, on the diagonal and 1 beside them.
+    Each halving has two copies of the finer hierarchy, scaled by `decay`, on the diagonal and ones off the diagonal.
 
     Returns: symmetric `(2**halvings, 2**halvings)` matrix, zero on the diagonal.
 
@@ -84,8 +84,8 @@ def penalty_matrix(
     `group_level=None` gives the cost matrix R of Sec. 3.2 with all `u` halvings. Level 1 already penalises the first
     off-diagonal blocks; at the top levels `u` and `u + 1` there is nothing further to halve and `R_g = R`.
 
-    A layer that may go no further than `largest_level` has only the halvings that lead there: what may not be cut off
-    must not be pushed out either.
+    With `largest_level`, only the halvings that lead to that level count: connections that conversion cannot remove
+    must not be penalised.
 
     Returns: `(out_channels, in_channels)`, in the permuted channel order.
 

@@ -14,8 +14,8 @@ Norm = Literal["l1", "l2"]
 def importance_matrix(weight: npt.ArrayLike, norm: Norm = "l1") -> FloatArray:
     """Importance of every connection: `S[j, i] = ||W[j, i, ...]||` over the kernel axes (Sec. 3.2).
 
-    The paper says "norm" and leaves it open which; its code uses L1, and so do we. A 2-d weight (linear layer) has a
-    kernel of one entry, so both norms are its absolute value.
+    The paper does not say which norm; its code uses L1, the default here. A 2-d weight (linear layer) has a kernel of
+    one entry, so both norms are its absolute value.
 
     Args:
         weight: `(C_out, C_in, *kernel)` with zero to three kernel axes.
@@ -43,7 +43,7 @@ def importance_matrix(weight: npt.ArrayLike, norm: Norm = "l1") -> FloatArray:
         raise ValueError("weight holds NaN, infinite or overflowing values; check the training")
     if norm == "l1" or largest == 0:
         return np.asarray(kernels.sum(axis=2))
-    # Squares of tiny or huge weights would leave the range of numbers; those of ratios to the largest do not.
+    # Squares of very small or large weights underflow or overflow; squares of their ratios to the largest do not.
     ratios: FloatArray = np.sqrt(np.square(kernels / largest).sum(axis=2))
     return largest * ratios
 
@@ -91,7 +91,7 @@ def kept_norm_by_level(permuted_importance: npt.ArrayLike) -> FloatArray:
     # From fine to coarse: summing 2 x 2 blocks of groups halves the number of groups.
     sums = block_sums(matrix, num_groups(levels))
     for level in range(levels, 1, -1):
-        # Where nothing lies outside the groups all is kept, whatever rounding makes of the sums.
+        # If everything outside the groups is zero, the fraction is exactly 1, despite rounding in the sums.
         if np.count_nonzero(sums) > np.count_nonzero(sums.diagonal()):
             kept[level - 1] = sums.trace() / total
         sums = block_sums(sums, num_groups(level - 1))

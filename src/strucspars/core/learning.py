@@ -47,7 +47,7 @@ def learn_permutations(
         max_group_level: deepest level to prepare for; R then has only the halvings that lead to it. None: all.
             The function `max_group_level` gives the one at which groups keep a minimum width.
         start: a `Connectivity` or a pair `(out_perm, in_perm)` to improve on. With `"fast"` this is a warm refresh
-            without random starts, so that channels change their group only where it pays.
+            without random starts, so that channels change their group only where that lowers the cost.
         seed: decides the random starts of `"fast"`.
 
     Differs from the paper: `"fast"`, the default, searches the same optimum better and faster; see
@@ -80,10 +80,10 @@ def learn_permutations(
 
 
 def refine_at_level(importance: npt.ArrayLike, start: Start, *, group_level: int) -> Connectivity:
-    """Raise the norm kept at one group level and forget all others: minimise `sum(S[P][:, Q] * (1 - U_g))`.
+    """Raise the norm kept at one group level, ignoring all others: minimise `sum(S[P][:, Q] * (1 - U_g))`.
 
-    For use once the levels are decided, when the hierarchy that R rewards has done its work. Never lowers the kept norm
-    of `start`. The `cost` of the result is the norm that falls outside the groups.
+    For use once the levels are decided and the hierarchy that R rewards is no longer needed. Never lowers the kept norm
+    of `start`. The `cost` of the result is the norm outside the groups.
 
     >>> importance = np.random.default_rng(0).random((32, 32))
     >>> learned = learn_permutations(importance)

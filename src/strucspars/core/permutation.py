@@ -36,7 +36,7 @@ def inverse(perm: IntArray) -> IntArray:
 
 
 def locked_copy(perm: IntArray) -> IntArray:
-    """A read-only copy: several owners hold the result."""
+    """A read-only copy, because several objects share the result."""
     copy = perm.copy()
     copy.setflags(write=False)
     return copy
@@ -86,7 +86,7 @@ def measured_connectivity(
     sweeps: int,
     converged: bool,
 ) -> Connectivity:
-    """The result of a search. All costs come from one formula: equal orders cost the same to the last bit."""
+    """The result of a search. All costs use this one formula, so equal orders have bitwise equal costs."""
     cost = connection_cost(importance, penalty, out_perm, in_perm)
     return Connectivity(locked_copy(out_perm), locked_copy(in_perm), cost, sweeps, converged)
 

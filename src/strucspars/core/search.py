@@ -4,8 +4,8 @@ The alternation of Sec. 3.2 stops at the first partial optimum, so its start dec
 both sides in two, then each half again, all blocks at once; the first split counts most in the cost.
 
 A split of a block A needs balanced signs x, y in {-1, +1} with the largest `x' A y`. Given y, the best x is the top
-half of the row scores `A y`. Annealed mean-field iterations, `x = tanh(beta * A y)` with rising `beta`, lead random
-starts past poor optima before they are rounded to signs. See `docs/decisions/0006-solver.md`.
+half of the row scores `A y`. Annealed mean-field iterations, `x = tanh(beta * A y)` with rising `beta`, keep random
+starts out of poor optima before they are rounded to signs. See `docs/decisions/0006-solver.md`.
 """
 
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def _better_order(
     cost = (importance @ penalty_of_other)[perm]
     order = assign(cost)
     group_of_place = np.arange(groups).repeat(channels // groups)
-    # Only channels that change their group count: the others, however heavy, must not blur a small saving.
+    # Sum over channels that change their group only: rounding in the others' large costs would hide a small saving.
     moved = np.flatnonzero(group_of_place[order] != group_of_place)
     old_cost, new_cost = cost[order[moved], group_of_place[order[moved]]], cost[order[moved], group_of_place[moved]]
     rounding = np.finfo(np.float64).eps * float(old_cost.sum() + new_cost.sum())
@@ -179,8 +179,8 @@ def _first_columns(blocks: Float32Array, starts: int, generator: np.random.Gener
 def _mean_field_gains(centred: Float32Array, starts: int) -> tuple[Float32Array, Float32Array]:
     """Factors `(B, starts, 1)` that bring the row and column scores to order one.
 
-    The scale is the spectral norm that noise of the block's deviation would have. Every fourth start is frozen: on
-    small blocks the annealed starts all end in one place, and only the frozen ones see others.
+    The scale is the spectral norm of noise with the block's standard deviation. Every fourth start is frozen: on small
+    blocks all annealed starts end in the same optimum, and only the frozen ones find others.
     """
     _, num_rows, num_columns = centred.shape
     deviation = np.sqrt(np.square(centred).mean(axis=(1, 2), keepdims=True))
@@ -203,7 +203,7 @@ def _balanced_signs(scores: Float32Array) -> Float32Array:
 
 LEAF_PENALTY = 1 / 32
 TRUNK_EFFORT = BisectionEffort(starts=12, annealing_steps=(20, 12, 8), rounded_steps=2)
-# Up to 64 x 64 channels, more starts cost next to nothing, and there are few enough optima to see them all.
+# Up to 64 x 64 channels, more starts cost next to nothing, and there are few enough optima to find them all.
 SMALL_LAYER = 64 * 64
 SMALL_LAYER_EFFORT = BisectionEffort(starts=64, annealing_steps=(20, 12, 8), rounded_steps=3)
 
@@ -246,7 +246,7 @@ def _polish(importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_
 def _order_leaves(
     importance: FloatArray, penalty: FloatArray, rows: IntArray, columns: IntArray
 ) -> tuple[IntArray, IntArray]:
-    """Bisect inside the trunk's groups, `(B, n)` and `(B, m)`, from the present order; only where that pays."""
+    """Bisect inside the trunk's groups, `(B, n)` and `(B, m)`, from the present order; keep what lowers the cost."""
     blocks = importance[rows[:, :, None], columns[:, None, :]]
     row_orders, column_orders = bisect_blocks(
         _scaled(blocks), _halvings(len(penalty)), effort=PRESENT_ORDER, generator=None

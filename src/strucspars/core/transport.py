@@ -25,7 +25,7 @@ def assign_by_group_cycles(cost: FloatArray) -> IntArray:
     One assignment over these `G x G` prices finds the best set of disjoint cycles, moving at most one channel out of
     and one into each group, so the saving is exact and the group sizes hold. A feasible flow without a negative cycle
     is optimal; hence no further saving proves optimality. Channels that stay keep their place, so a warm start moves
-    only what pays.
+    only channels that lower the cost.
     """
     channels, groups = cost.shape
     group = np.arange(groups)
@@ -66,7 +66,7 @@ def assign_by_network_simplex(cost: FloatArray) -> IntArray:
         ) from error
     channels, groups = cost.shape
     one_each = np.ones(channels)
-    # POT takes small differences for none, whatever the scale of the costs: bring them to order one.
+    # POT treats differences below a fixed threshold as zero, so the costs are scaled to order one.
     scale = float(np.abs(cost).max()) or 1.0
     positions_by_channels = np.ascontiguousarray((cost / scale).repeat(channels // groups, axis=1).T)
     # POT's default limit of 100,000 pivots is hit from about 2048 channels on, and the plan is then not optimal.

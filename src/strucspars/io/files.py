@@ -95,7 +95,7 @@ def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> Bina
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    # Otherwise opening a pipe waits for its other end.
+    # Without this flag, opening a pipe blocks until a writer opens it.
     return os.open(path, flags | os.O_NONBLOCK)
 
 

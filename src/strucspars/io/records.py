@@ -227,7 +227,7 @@ def describe(hint: Any) -> str:
 
 
 def plain(value: object, where: str) -> Any:
-    """The value in the types of JSON. NaN and infinity become null: a run must not fail for want of a measure."""
+    """The value in the types of JSON. NaN and infinity become null: an undefined metric must not stop a run."""
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or type(value) in (bool, int, str):

@@ -54,7 +54,7 @@ class LayerRules:
         include: only layers whose name matches one of these.
         exclude: no layer whose name matches one of these.
         layer_types: types of layers that may be grouped: `Conv2d`, `Conv1d`, `Conv3d`, `Linear`; no subclasses.
-        fixed_levels: pattern to the group level that these layers get, whatever their norms.
+        fixed_levels: pattern to the group level that these layers get, regardless of their norms.
         largest_levels: pattern to the largest group level that these layers may get.
         min_channels_per_group: no group narrower than this, on either side; layers too narrow for two stay whole.
     """
@@ -76,7 +76,7 @@ class LayerRules:
         for name in self.layer_types:
             if name not in TYPES_BY_NAME:
                 raise ValueError(f"layer_types may hold {', '.join(TYPES_BY_NAME)}; got {name!r}")
-        # Numbers of numpy become Python's, which every file format and every comparison knows.
+        # numpy numbers become Python numbers, which every file format supports.
         for option in fields(self):
             value = getattr(self, option.name)
             if isinstance(value, np.generic):
@@ -118,7 +118,7 @@ class SelectedLayer:
     @property
     def weight(self) -> nn.Parameter:
         """The dense weight `(C_out, C_in, *kernel)` that the module has now."""
-        # Past `get_parameter`, which takes ten times as long: every training step comes here once per layer.
+        # Not by `get_parameter`, which takes ten times as long: every training step calls this once per layer.
         weight = self.module._parameters.get("weight")
         if weight is None:
             raise ValueError(
@@ -206,7 +206,7 @@ class WeightUses:
 
     Attributes:
         owners: names of the modules that hold a parameter, by its key; different modules can hold the same one.
-        readers: the type of the module that computes with the weight of a layer past the layer's own forward.
+        readers: the type of the module that computes with the weight of a layer, bypassing the layer's own forward.
     """
 
     owners: Mapping[int, list[str]]
@@ -229,7 +229,7 @@ class WeightUses:
 
 
 def reason_not_to_group(name: str, module: nn.Module, uses: WeightUses) -> str | None:
-    """Why a layer cannot be grouped or masked, whatever the rules; None if it can. Cheap and general reasons first."""
+    """Why a layer cannot be grouped or masked under any rules; None if it can. Cheap and general reasons first."""
     kind = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         return "it is scripted or traced: group the network first, then script it"
@@ -373,7 +373,7 @@ def _level_for(name: str, levels: Mapping[str, int]) -> int | None:
 
 
 def _check_patterns(rules: LayerRules, names: list[str]) -> None:
-    """A pattern that matches nothing is a typing error more often than not."""
+    """Raise a `ValueError` for a pattern that matches no layer: it is usually a typing error."""
     for option in ("include", "exclude", "fixed_levels", "largest_levels"):
         for pattern in getattr(rules, option):
             if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):

@@ -18,11 +18,11 @@ def importance_matrix(weight: torch.Tensor, norm: importance.Norm = "l1") -> Flo
         kind = f"{weight.layout}, {weight.dtype}, {weight.device}"
         raise ValueError(f"weight must hold real, dense values, got a tensor of {kind}")
     if weight.device.type == "mps":
-        # It has no double precision.
+        # MPS has no double precision.
         weight = weight.cpu()
     if weight.dim() > 2 and weight.numel() > 0 and norm in get_args(importance.Norm):
-        # On the tensor's own device: of a 3 x 3 kernel only a ninth has to travel.
+        # On the tensor's device: for 3 x 3 kernels, only a ninth of the data is copied to the CPU.
         kernels = weight.detach().reshape(*weight.shape[:2], -1)
         weight = torch.linalg.vector_norm(kernels, ord=int(norm[1]), dim=2, dtype=torch.float64)
-    # Double before numpy: it has no bfloat16. The core checks what is left to check.
+    # numpy has no bfloat16, so convert to double first. The core makes the remaining checks.
     return importance.importance_matrix(weight.detach().to("cpu", torch.float64).numpy(), norm)

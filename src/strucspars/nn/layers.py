@@ -63,11 +63,11 @@ ORDERS = ("in_perm", "out_inverse")
 class _Shuffled(nn.Module):
     """A layer by groups that shuffles channels before and after it computes. Starts with both orders unchanged.
 
-    The bias and the rows of the weight are in the original order of the output channels: code that reads or scales
-    them per channel, to fuse a batch norm for instance, needs to know nothing of the groups.
+    The bias and the rows of the weight are in the original order of the output channels, so code that reads or scales
+    them per channel, to fuse a batch norm for instance, works unchanged.
 
-    The orders are saved and moved with the layer but are no buffers: libraries average buffers, and an average of
-    channel numbers is no order. `buffers()` leaves them out, and `state_dict()` has copies.
+    The orders are saved and moved with the layer but are not buffers, because libraries average buffers, and an average
+    of channel indices is not a permutation. `buffers()` leaves them out, and `state_dict()` has copies.
     """
 
     in_perm: torch.Tensor
@@ -81,11 +81,11 @@ class _Shuffled(nn.Module):
         self.out_inverse = torch.arange(out_channels, device=device)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """What `to`, `cuda`, `share_memory` and the like call."""
+        """Called by `to`, `cuda`, `share_memory` and similar methods."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         for name, order in channel_orders(self).items():
             moved = fn(order)
-            # Never another precision; after `to_empty` only an order that had no values is empty.
+            # Orders keep their precision and values; only those on the meta device take what `to_empty` allocated.
             setattr(self, name, (moved if order.is_meta else order).to(moved.device, order.dtype))
         return self
 
@@ -114,12 +114,12 @@ class _Shuffled(nn.Module):
             elif local_metadata.get("assign_to_params_buffers", False):
                 setattr(self, name, saved.to(torch.int64))
             elif not saved.is_meta:
-                # In place: a captured CUDA graph keeps reading from there.
+                # In place: a captured CUDA graph reads this memory.
                 order.copy_(saved)
 
 
 def _damage(key: str, saved: torch.Tensor, length: int) -> str | None:
-    """What keeps a tensor of a state from being an order."""
+    """Why a tensor of a state is not a channel order; None if it is one."""
     if saved.shape != (length,):
         return f"size mismatch for {key}: the state has {tuple(saved.shape)}, the layer needs {(length,)}"
     if saved.is_meta:
@@ -205,8 +205,8 @@ def _plus_bias(outputs: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor
 
 @fx.wrap  # one call in graphs that others trace: tracing cannot follow its conditions
 def gather_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> torch.Tensor:
-    """The channels in this order, in the memory format they had: `index_select` alone would forget channels last."""
-    if order.device != features.device:  # `nn.DataParallel` copies parameters and buffers to its devices, nothing else
+    """The channels in this order, in the same memory format; `index_select` alone would lose channels last."""
+    if order.device != features.device:  # `nn.DataParallel` copies only parameters and buffers to its devices
         order = order.to(features.device)
     channels_last = features.movedim(dim, -1)
     if channels_last.is_contiguous() and not features.is_contiguous():
@@ -217,7 +217,7 @@ def gather_channels(features: torch.Tensor, dim: int, order: torch.Tensor) -> to
 @fx.wrap
 def in_group_order(tensor: torch.Tensor, out_inverse: torch.Tensor) -> torch.Tensor:
     """The rows of a weight, or the entries of a bias, group after group, in the memory format they had."""
-    # Named at its source: TorchScript stumbles over the comment that mypy would need for `torch.jit.is_scripting`.
+    # The private name: mypy needs a comment for `torch.jit.is_scripting`, and TorchScript rejects that comment.
     if not torch._jit_internal.is_scripting() and not torch.compiler.is_compiling():
         _refuse_stacked_weights(tensor, out_inverse)
     if out_inverse.device != tensor.device:
@@ -421,7 +421,7 @@ def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], to
 
 
 def flush_denormals_(weight: torch.Tensor) -> None:
-    """Set denormal numbers to zero: they slow inference down on many processors, and weigh nothing."""
+    """Set denormal numbers to zero: they slow inference down on many processors, and are negligible."""
     # Not in half precision: its denormals begin at 6e-5, where weights still count.
     if weight.dtype != torch.float16:
         weight.masked_fill_(weight.abs() < torch.finfo(weight.dtype).tiny, 0)

@@ -21,7 +21,7 @@ _INNER_NAMES = {
     "torch._dynamo.eval_frame.OptimizedModule": COMPILED,
     "torch.nn.parallel.data_parallel.DataParallel": "module",
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
-    # They compute activations again in training, or move them to the CPU.
+    # These recompute activations in training, or move them to the CPU.
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper": "_checkpoint_wrapped_module",
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.OffloadWrapper": "_checkpoint_wrapped_module",
     # What `Fabric.setup` returns.
@@ -40,7 +40,7 @@ def inner_name(module: nn.Module) -> str | None:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The network inside `torch.compile`, `DataParallel`, `DistributedDataParallel` and the like, in any order.
 
-    A wrapper with hooks of its own, or one that gives its inputs another precision, does more than call, and stays.
+    A wrapper that has hooks, or casts its inputs to another precision, changes the computation and is kept.
     """
     while (name := inner_name(model)) is not None:
         if model._forward_hooks or model._forward_pre_hooks or _changes_precision(model):
@@ -56,7 +56,7 @@ def _changes_precision(wrapper: nn.Module) -> bool:
 
 
 def unwrap_children_(model: nn.Module) -> None:
-    """Take the wrappers off all modules below a network, in place."""
+    """Remove the wrappers from all modules inside a network, in place."""
     for module in list(model.modules()):
         # Not named_children(): of a module that has several names it gives the first alone.
         for name, child in module._modules.items():
@@ -159,9 +159,9 @@ def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
 
 
 def copied(model: Model) -> Model:
-    """A deep copy with tensors of its own.
+    """A deep copy that shares no tensors.
 
-    A module may keep what it computed last: features, an auxiliary loss, a weight-normed weight. PyTorch refuses to
+    A module may store its last results: features, an auxiliary loss, a weight-normed weight. PyTorch refuses to
     copy tensors with a gradient history, so those, alone or in lists, tuples and dictionaries, are copied without it.
     """
     kept = (value for module in model.modules() for value in pytree.tree_leaves(vars(module)))
