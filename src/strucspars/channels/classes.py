@@ -80,7 +80,7 @@ class OrderClasses:
             self.pin(one)
             self.pin(other)
             return
-        # Once is not enough where a class is in both, at different places.
+        # A class that is in both layouts, at different places, needs several passes.
         while self.widths(one) != self.widths(other):
             self.divide(one, self.widths(other))
             self.divide(other, self.widths(one))
@@ -90,7 +90,7 @@ class OrderClasses:
             self._parents[other_root] = root
 
     def divide(self, layout: Layout, widths: Sequence[int]) -> tuple[Layout, ...]:
-        """Parts of a layout, of these numbers of channels; classes that would be in two of them are divided."""
+        """Split a layout into parts of these numbers of channels; a class that would be in two parts is divided."""
         ends = list(itertools.accumulate(widths))
         for end in ends:
             self._end_class_at(layout, end)

@@ -101,7 +101,7 @@ def _sorted_positions(groups_in_order: IntArray, sequence: IntArray) -> IntArray
 # Bounds the memory of comparing candidates: each has an entry for every channel that a layer reads.
 CANDIDATES_AT_ONCE = 64
 
-# The second pass lets a class follow neighbours that were decided after it; a third has never gained anything.
+# The second pass lets a class follow neighbours that were decided after it; a third never lowered the cost.
 PASSES = 2
 
 Cost = tuple[IntArray, IntArray, IntArray]
@@ -110,7 +110,8 @@ Cost = tuple[IntArray, IntArray, IntArray]
 def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
     """An order for every class: natural where it is pinned or where only dense layers meet it.
 
-    Class by class, the largest copies first, takes the cheapest of the orders that its layers, or two of them, prefer.
+    The classes are decided one by one, those with the largest copies first. Each takes the cheapest of the orders that
+    one of its layers, or two of them together, prefer.
     """
     orders = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
     users: dict[int, list[GroupedLayer]] = defaultdict(list)
@@ -187,7 +188,7 @@ def gather_cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: d
         in_orders, out_orders = (stored_order(side, classes, orders) for side in (layer.inputs, layer.outputs))
         reads, fills = positions_by_group(layer, in_orders, out_orders)
         in_runs, out_runs = contiguous_runs(reads), contiguous_runs(fills)
-        # One run is the order that is there already.
+        # A single run is the existing order.
         in_is_gathered, out_is_gathered = in_runs > 1, out_runs > 1
         copied = copied + in_is_gathered * layer.in_bytes + out_is_gathered * layer.out_bytes
         copied_after = copied_after + out_is_gathered * layer.out_bytes

@@ -104,7 +104,7 @@ def _channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
 
 
 def elementwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    """Entry by entry: any order will do, as long as all operands have the same."""
+    """Entry by entry: any order is allowed, but all operands must have the same one."""
     return _joined(node, graph, len(tensor_shape(node) or ()))
 
 
@@ -169,7 +169,7 @@ def _of_source(rule: Callable[[fx.Node, Layout], Layout | None]) -> Rule:
 
 
 def unordered_positions(num_axes: int) -> Rule:
-    """Pooling, padding and others that work on the last so many axes."""
+    """Pooling, padding and other operations on the last `num_axes` axes."""
     return _of_source(lambda node, layout: layout if layout.axis < len(source_shape(node)) - num_axes else None)
 
 
@@ -243,7 +243,7 @@ def _reduced(node: fx.Node, layout: Layout) -> Layout | None:
 @_of_source
 def _squeezed(node: fx.Node, layout: Layout) -> Layout | None:
     axes = _from_front(argument(node, 1, "dim", "axis"), node)
-    # An axis before the channels goes or stays by its size, which may be another in the next batch.
+    # Whether an axis before the channels is removed depends on its size, which may differ in the next batch.
     return layout if axes is not None and min(axes) > layout.axis else None
 
 
@@ -256,7 +256,7 @@ def _unsqueezed(node: fx.Node, layout: Layout) -> Layout | None:
 
 
 def _padded(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    """Constants before the channels and after them are channels too, in any order: they are all the same."""
+    """Constants added before and after the channels are channels too; their order does not matter."""
     layout, amounts = graph.source(node), argument(node, 1, "pad")
     if layout is None or not isinstance(amounts, list | tuple) or not all(isinstance(each, int) for each in amounts):
         return None
@@ -274,7 +274,7 @@ def _padded(node: fx.Node, graph: ChannelGraph) -> Layout | None:
 
 
 def _split(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | None:
-    """Parts of the channels have orders of their own; parts along another axis have all the channels."""
+    """Parts of the channels have separate orders; parts along another axis have all channels."""
     layout, shapes, dimensions = graph.source(node), tensor_shapes(node), len(source_shape(node))
     axis = argument(node, 2, "dim", default=0)
     if layout is None or not shapes or not isinstance(axis, int) or len(node.all_input_nodes) > 1:

@@ -1,4 +1,4 @@
-"""The graph of a network in which every call has a module of its own, and the shapes of its tensors."""
+"""The graph of a network in which every call has a separate module, and the shapes of its tensors."""
 
 import copy
 import inspect
@@ -94,8 +94,8 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        # PyTorch's would make inputs of the defaults too; and its code for fixed arguments, once loaded, keeps all
-        # later networks from being traced (pytorch#130701).
+        # PyTorch's method would also turn defaults into inputs; and its code for fixed arguments, once loaded, makes
+        # tracing of all later networks fail (pytorch#130701).
         if self.arguments is None:
             return super().create_args_for_root(root_fn, is_module, concrete_args)
         parameters = list(inspect.signature(root_fn).parameters.values())[1:]
@@ -226,7 +226,7 @@ def tensor_bytes(node: fx.Node) -> int:
 
 
 def has_plain_forward(module: nn.Module) -> bool:
-    """Whether calling the module does what its type says: no hooks, no forward of its own."""
+    """Whether calling the module does what its type says: no hooks, no replaced forward."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-# Allowed differences, as fractions of the largest entry. A wrong channel order is off by as much as the output itself;
-# rounding stays far below. Subtler mistakes show in double precision, which `fold` tries wherever it can.
+# Allowed differences, as fractions of the largest entry. A wrong channel order causes errors as large as the output;
+# rounding errors are far smaller. Double precision, which `fold` tries where possible, reveals smaller mistakes.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
 LOWEST_PRECISION_TOLERANCE = 0.1
 
@@ -28,7 +28,7 @@ class Comparison:
 
     Attributes:
         relative_error: largest difference of any output, divided by the largest entry of its tensor; infinite where
-            outputs do not match at all.
+            the number, type or shape of the outputs differs.
         tolerance: the largest that applies to any of them.
         complaint: the first output that differs, and how; empty if all agree.
     """
@@ -76,7 +76,7 @@ def tolerance(expected: torch.Tensor) -> float:
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over the largest finite entry expected; infinite where the two do not match at all.
+    """Largest difference over the largest finite entry expected; infinite where shapes or non-finite entries differ.
 
     NaN and infinities must be in the same places. Whole numbers must be equal.
     """

@@ -51,16 +51,17 @@ def convert_(
     group and layers that this plan grouped already are left alone, masked ones are converted like dense ones. If the
     plan does not fit the model, nothing changes.
 
-    A model wrapped for distributed training must be wrapped again afterwards: the wrapper knows the old shapes, and the
-    processes would drift apart. Where the wrapper itself is given, a warning says so.
+    A model wrapped for distributed training must be wrapped again afterwards: the wrapper holds the old shapes, and the
+    weights of the processes would diverge. If the wrapper itself is given, a warning says so.
 
     Args:
         model: any module; no graph is traced.
         plan: what to group.
-        optimizer: its momenta follow the weights. Give it in the call that groups the layers, or make a new one.
+        optimizer: its momenta are converted with the weights. Give it in the call that groups the layers, or make a new
+            one.
         example_inputs: a tensor, or a tuple of positional arguments. The network is run on them, and on random ones
-            like them, masked and grouped: a module that computes with the weight of a layer past the layer's own
-            forward gives other outputs, or fails.
+            like them, masked and grouped: a module that computes with the weight of a layer, bypassing the layer's own
+            forward, gives other outputs, or fails.
 
     Raises:
         ValueError: the plan does not fit the model; the optimizer holds nothing of it, or was not given in the call
@@ -98,7 +99,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     """Keep the planned layers dense but hold what the plan prunes at zero, in place; returns the model.
 
     The function is that of the converted model, and `convert_` turns the one into the other. On GPUs finetuning this
-    form is faster. It trains alike, up to rounding, unless the optimizer takes means over whole tensors: Adafactor
+    form is faster. Training is the same up to rounding, unless the optimizer averages over whole tensors: Adafactor
     counts the zeros. The model's keys do not change: the masks are not in its `state_dict`, so mask again after
     `to_empty`.
 
@@ -251,7 +252,7 @@ def _check_by_running(model: nn.Module, changes: Changes, example_inputs: Exampl
             arguments = random_arguments(arguments, in_double=False)
             try:
                 expected = _outputs(model, arguments)
-            # The network may insist on other values than random ones.
+            # The network may reject random values.
             except Exception:
                 return
             complaint = _complaint(model, changes, arguments, expected)
@@ -263,7 +264,8 @@ def _check_by_running(model: nn.Module, changes: Changes, example_inputs: Exampl
             place, complaint = next((found for found in one_by_one if found[1]), ("several layers", complaint))
             raise ValueError(
                 f"{place}: grouped, the network computes something else than masked: {complaint}; something uses the "
-                "weight past the layer's own forward: remove the layer from the plan, or keep it dense with mask_"
+                "weight and bypasses the layer's own forward: remove the layer from the plan, or keep it dense with "
+                "mask_"
             )
 
 
@@ -274,7 +276,7 @@ def _complaint(model: nn.Module, changes: Changes, arguments: tuple[Any, ...], e
             group_module_(module, layer)
         try:
             return compare_outputs(_outputs(model, arguments), expected).complaint
-        # The code that reads the weight fails as it likes.
+        # The code that reads the weight may raise any error.
         except Exception as error:
             return f"{type(error).__name__}: {error}".splitlines()[0]
 

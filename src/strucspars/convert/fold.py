@@ -36,17 +36,18 @@ Reported = TypeVar("Reported", RemainingGather, WidenedLayer)
 def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below: int = 1) -> fx.GraphModule:
     """Make the inference graph of a network: batch norms folded, channel shuffles moved into the weights around them.
 
-    Shuffles pass through operations that treat channels alike (activations, pooling, batch norm, additions,
-    concatenation, flattening) into dense layers, or meet the shuffle of the next grouped layer; each that remains is
-    one `index_select`. The graph is compared with the model on the example inputs and on random ones, these in double
-    precision if the model can be computed in it, in two calls each. A network that cannot be traced, or does not agree
-    with its graph, keeps its shuffles, batch norms and groups, behind a graph of one call; `fold_report` says why.
+    Shuffles move through operations that treat all channels in the same way (activations, pooling, batch norm,
+    additions, concatenation, flattening) into dense layers, or cancel the shuffle of the next grouped layer; each that
+    remains is one `index_select`. The graph is compared with the model on the example inputs and on random ones, these
+    in double precision if the model can be computed in it, in two calls each. If a network cannot be traced, or differs
+    from its graph, the result is a graph of one call that keeps all shuffles, batch norms and groups; `fold_report`
+    says why.
 
     Args:
         model: converted, masked or dense, in either mode; it does not change. Wrappers around it or parts of it
             (`torch.compile`, `DataParallel`, `DistributedDataParallel`, activation checkpointing, Fabric) are removed,
-            from the names too. The graph is always in eval mode, has tensors of its own, and takes any batch size if
-            the model's code does. Of a folded graph, a copy comes back.
+            from the names too. The graph is always in eval mode, shares no tensors with the model, and takes any batch
+            size if the model's code does. For a folded graph, the result is a copy.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`. The graph takes as many; further
             arguments stay at their defaults. Axes may have other lengths later, where the model's code allows it, but
             not several channels in place of one: a mask of one channel is the same for all, in any order.
@@ -110,10 +111,9 @@ def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments:
 
 
 def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
-    """How graph and network differ on random inputs: nothing hides behind zeros, nor, in double precision, rounding.
+    """How graph and network differ on random inputs; zeros in the example, or rounding, can hide a difference.
 
-    In the network's own precision where it cannot be computed in double. Empty if they agree, and where the network
-    cannot be computed on random inputs at all.
+    In double precision, else in the network's own. Empty if they agree, or if the network rejects random inputs.
     """
     for in_double in (True, False):
         called, folded_model = _inference_copy(model), _inference_copy(model)
@@ -122,7 +122,7 @@ def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_wi
         inputs, others = (random_arguments(arguments, in_double=in_double, seed=seed) for seed in (0, 1))
         try:
             expected = called(*fresh_arguments(inputs))
-        # The network may insist on another precision, or on other values.
+        # The network may reject this precision, or random values.
         except Exception:
             continue
         folded, _ = _folded(folded_model, inputs, min_width)
@@ -132,7 +132,7 @@ def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_wi
 
 
 def _inference_copy(model: nn.Module) -> nn.Module:
-    """A copy in eval mode with tensors of its own, with masked layers as dense ones."""
+    """A copy in eval mode that shares no tensors, with masked layers as dense ones."""
     inference = copied(model)
     unmask_(inference)
     for module in inference.modules():
@@ -171,7 +171,7 @@ def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tup
 def _unfolded(model: nn.Module, arguments: tuple[Any, ...], reason: str) -> tuple[fx.GraphModule, FoldReport]:
     """The network behind a graph of one call."""
     inference = _inference_copy(model)
-    # Of a copy: a network that keeps something from call to call must come back as it was.
+    # Run a copy: a network may keep state from call to call, and the result must start without it.
     gathers = shuffles_in_pass(copied(inference), fresh_arguments(arguments))
     graph_module = graph_of_one_call(inference, len(arguments))
     graph_module.eval()

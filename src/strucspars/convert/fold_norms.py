@@ -88,7 +88,7 @@ def _plain_batch_norm(norm: nn.Module) -> nn.BatchNorm2d:
     plain = nn.BatchNorm2d(len(mean), eps=cast(nn.BatchNorm2d, norm).eps, device=mean.device, dtype=mean.dtype).eval()
     for name in ("running_mean", "running_var", "weight", "bias"):
         tensor = getattr(norm, name)
-        # Without scales of its own the plain one starts with ones and zeros.
+        # Without scales to copy, the plain norm starts with ones and zeros.
         if tensor is not None:
             getattr(plain, name).data = tensor.detach().clone()
     return plain

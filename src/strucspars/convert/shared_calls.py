@@ -1,6 +1,6 @@
 """Modules that a network calls several times.
 
-Tracing gives each call a copy of its own. The copies take one channel order where that costs nothing, and become one
+Tracing gives each call a separate copy. The copies take one channel order where that costs nothing, and become one
 module again where they are still equal after folding.
 """
 

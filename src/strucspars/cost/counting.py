@@ -49,7 +49,7 @@ class LayerSize:
     """One convolution or linear layer, before grouping and after.
 
     Attributes:
-        module: the layer as it is now.
+        module: the layer in its current form.
         weight_shape: shape of the weight before grouping.
         groups: number of groups.
         weight_params: parameters of the weight; each of them multiplies once at every output position.
@@ -99,9 +99,9 @@ class NetworkCount:
 def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPlan | None = None) -> NetworkCount:
     """Count parameters and multiply-accumulates of a network, by layer and in total.
 
-    Runs the model once, in eval mode and without gradients; modes, statistics and random state stay as they are. A
-    layer that is called several times counts every call. The count is that of the whole batch: give one image for the
-    usual figure per image.
+    Runs the model once, in eval mode and without gradients; modes, statistics and random state do not change. A layer
+    that is called several times counts every call. The count is that of the whole batch: give one image for the usual
+    figure per image.
 
     Args:
         model: dense, masked or converted.
@@ -144,7 +144,7 @@ def layer_sizes(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
-    """The weight of a convolution or linear layer as it is now."""
+    """The current weight of a convolution or linear layer."""
     return cast(nn.Conv2d, module).weight
 
 
@@ -184,13 +184,13 @@ def trace_forward(
 ) -> tuple[dict[str, int], int]:
     """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms.
 
-    The hooks are gone afterwards, also on errors.
+    The hooks are removed afterwards, also on errors.
     """
-    # The network inside a wrapper: one for several processes waits for them, one for several devices calls copies.
+    # Not the wrapper: that of several processes waits for the others, that of several devices calls copies.
     inner = unwrapped(model)
     arguments = fresh_arguments(arguments_of(inner, example_inputs))
     if inner is not model:
-        # On the network's device, where a wrapper such as `DataParallel` would bring them.
+        # On the network's device, to which a wrapper such as `DataParallel` would move them.
         device = next((parameter.device for parameter in inner.parameters()), None)
         arguments = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), arguments)
     uses: Counter[nn.Module] = Counter()
@@ -203,7 +203,7 @@ def trace_forward(
 
     batch_norms = [module for module in model.modules() if is_batch_norm(module)]
     with ExitStack() as hooks, uncompiled(model):
-        # Ahead of the user's own hooks, which may change the output.
+        # Before the user's hooks, which may change the output.
         for size in sizes.values():
             hooks.callback(size.module.register_forward_hook(count_layer, prepend=True, with_kwargs=True).remove)
         for module in batch_norms:
@@ -300,6 +300,6 @@ def arguments_of(model: nn.Module, example_inputs: ExampleInputs) -> tuple[Any, 
 
 
 def fresh_arguments(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with tensors of their own, in lists and dictionaries too: a network may write into its inputs."""
+    """The arguments with copied tensors, in lists and dictionaries too: a network may write into its inputs."""
     fresh: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
     return fresh

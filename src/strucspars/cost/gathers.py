@@ -115,7 +115,7 @@ def is_folded(model: nn.Module) -> TypeGuard[fx.GraphModule]:
 def contiguous_runs(gathers: IntArray) -> IntArray:
     """How many runs of neighbouring channels each gather copies: few long copies are cheaper than many short ones.
 
-    One run of all channels is the order that is there already.
+    A single run of all channels is the existing order: nothing to copy.
     """
     runs: IntArray = np.count_nonzero(np.diff(gathers) != 1, axis=-1) + np.int64(1)
     return runs
@@ -125,7 +125,7 @@ def shuffles_of_layer(
     name: str, orders: Mapping[str, torch.Tensor], in_bytes: int, out_bytes: int
 ) -> list[RemainingGather]:
     """The two shuffles inside a grouped layer of these orders."""
-    # On the meta device orders have no values: as many runs as there can be.
+    # On the meta device orders have no values; assume the largest number of runs.
     in_order, out_order = (
         np.arange(len(order))[::-1] if order.is_meta else order.cpu().numpy()
         for order in (orders["in_perm"], orders["out_inverse"])
@@ -159,7 +159,7 @@ def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = N
 
     with ExitStack() as hooks:
         for module in orders:
-            # Ahead of the user's own hooks, which may change the output.
+            # Before the user's hooks, which may change the output.
             hooks.callback(module.register_forward_hook(note, prepend=True, with_kwargs=True).remove)
         yield noted
 

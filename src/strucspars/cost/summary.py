@@ -183,7 +183,7 @@ def _row(
 
 
 def _opaque_size(module: nn.Module) -> LayerSize:
-    """What is known of a layer whose weight is packed away, or which is scripted."""
+    """The size of a layer with a packed weight, or of a scripted one, as far as it is known."""
     groups, params = vars(module).get("groups", 1), sum(parameter.numel() for parameter in module.parameters())
     return LayerSize(module, (), BeforeAfter(groups, groups), BeforeAfter(0, 0), BeforeAfter(params, params))
 
