@@ -1,6 +1,6 @@
 """A whole bench: networks in all runtimes, by batch size and number of threads, checked against PyTorch and timed.
 
-Times can be compared because all programs run in turn, round after round: noise affects all alike.
+All programs run in turn, round after round, so that noise affects all of them equally and times can be compared.
 """
 
 import gc
@@ -217,7 +217,7 @@ def _checked_row(
     # Converters and runtimes raise errors of any kind; the others are timed all the same.
     except Exception as error:
         return replace(row, error=f"not timed: {type(error).__name__}: {first_line(error)}"), None
-    # Copies: outputs of runtimes may lie in their own memory, which is read-only.
+    # Copies: outputs may be in the runtime's own memory, which is read-only.
     compared = compare_outputs(torch.tensor(outputs), torch.tensor(expected))
     complaint = f"not timed: {compared.complaint}" if compared.complaint else ""
     return replace(row, difference=compared.relative_error, error=complaint), None if complaint else program
@@ -227,7 +227,7 @@ def _in_parts(program: Program, images: Images, row: BenchRow) -> Images:
     size = row.images_per_call
     if size == len(images):
         return program(images)
-    # Outputs may lie in memory that the next call overwrites.
+    # Outputs may be in memory that the next call overwrites.
     return np.concatenate([program(images[start : start + size]).copy() for start in range(0, len(images), size)])
 
 
@@ -238,7 +238,7 @@ def interleaved_times(
     clock: Clock = time.perf_counter,
     on_round: Callable[[int, float], None] = lambda rounds, elapsed: None,
 ) -> dict[Key, Rounds]:
-    """Time programs in turn; every second round goes backwards, so that none always follows the same neighbour.
+    """Time programs in turn; every second round is in reverse order, so that no program always follows the same one.
 
     After every round, `on_round` is called with its number and the seconds since the start.
     """

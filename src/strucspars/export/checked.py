@@ -144,9 +144,8 @@ def export(
 ) -> ExportReport:
     """Write a network as a file for a deployment runtime that provably computes the same.
 
-    The network is folded first, as a copy. The file is run in its runtime on random inputs and compared with
-    the network before it appears under its name; on any failure nothing is left, and a file that was there before
-    stays.
+    A copy of the network is folded first. The file is run in its runtime on random inputs and compared with the network
+    before it gets its name; on any failure no file is left, and an existing file is kept.
 
     Args:
         model: converted, masked or dense, or a graph that `fold` has made; on any device.
@@ -161,7 +160,7 @@ def export(
         dynamic_batch: let the batch have any size. It is the first axis of the first input, and of all that are as
             long there.
         widen_groups_below: run groups of fewer channels as wider ones, as in `fold`. None: 16 for ONNX and OpenVINO,
-            whose runtimes are slow below, else 1; a graph that is folded already is not changed.
+            whose runtimes are slow with narrower groups, else 1; a graph that is folded already is not changed.
         preprocessing: of the network's images, such as `plan.preprocessing`. It is stored as JSON in the file's
             metadata under `strucspars.preprocessing`; the network itself does not apply it.
 

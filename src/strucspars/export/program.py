@@ -135,7 +135,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def write(self, program: InferenceProgram, path: Path) -> None:
-        """Write the file, and others beside it. The path is a temporary one, in a folder of its own."""
+        """Write the file, and others beside it. The path is a temporary one, in a separate folder."""
 
     @abstractmethod
     def load(self, path: Path) -> Run:
@@ -279,7 +279,7 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
                 dynamic_shapes=dynamic_shapes,
                 strict=False,
             )
-    # torch.export runs the network's own code on stand-ins, which can raise anything.
+    # torch.export runs the network's code on symbolic values, which can raise any error.
     except Exception as error:
         remedy = "its code must not branch on the values of tensors"
         if batch.is_dynamic:

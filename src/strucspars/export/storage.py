@@ -94,8 +94,8 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
 def load(path: str | os.PathLike[str], model: Model) -> Model:
     """Turn a freshly built, dense model into the saved one, in place; returns the model.
 
-    Everything is checked before anything changes: if the file is damaged, foreign, newer, or belongs to another
-    network, the model is not changed.
+    All checks come first: if the file is damaged, of another program or a newer version, or belongs to another network,
+    the model is not changed.
 
     Args:
         path: a file that `save` has written.
@@ -152,7 +152,7 @@ def write_tensors(path: str | os.PathLike[str], state: Mapping[str, torch.Tensor
     # The format aligns the tensors that follow.
     header += b" " * (-len(header) % 8)
     with replace_file(Path(path), follow_link=True) as unfinished, unfinished.open("wb") as file:
-        # Not by the library, whose files only their owner can read.
+        # Not written by the library, which makes files readable by their owner only.
         file.write(len(header).to_bytes(8, "little") + header)
         file.write(memoryview(content)[header_end:])
 

@@ -1,4 +1,4 @@
-"""What experiments came to, beside the paper's numbers: the columns of Tables 1, 2, 3 and 5."""
+"""Results of experiments beside the paper's numbers: the columns of Tables 1, 2, 3 and 5."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Finished runs, grouped into experiments: runs that differ in nothing but their seed."""
+"""Finished runs, grouped into experiments: runs that differ only in their seed."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ NUM_TEST_IMAGES: Mapping[str, int] = {"digits": TEST_IMAGES, "cifar10": 10_000, 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that came to its end: its folder, its recipe and its outcome."""
+    """A finished run: its folder, its recipe and its outcome."""
 
     path: Path
     recipe: Recipe
@@ -66,7 +66,7 @@ class Experiment:
 
 
 def experiments_of(runs: Iterable[FinishedRun]) -> tuple[Experiment, ...]:
-    """Group runs by recipe, whatever their seeds, places and devices, in the order given."""
+    """Group runs by recipe, in the order given; seeds, places and devices do not matter."""
     grouped: dict[tuple[str, ...], list[FinishedRun]] = {}
     for run in runs:
         grouped.setdefault(protocol(run.recipe), []).append(run)

@@ -56,7 +56,7 @@ def difference(ours: Sample | None, other: Sample | None, *, test_images: int | 
 
 def is_within_noise(one: Sample, other: Sample, *, test_images: int | None) -> bool:
     """Whether two accuracies differ by no more than `NOISE` explains."""
-    # Equal to the limit counts as within, whatever the rounding.
+    # A difference equal to the limit counts as within it; the margin absorbs rounding.
     return abs(one.mean - other.mean) <= noise_limit(one, other, test_images=test_images) * (1 + 1e-9)
 
 

@@ -22,7 +22,7 @@ class PaperRow:
     Attributes:
         table: its number.
         params: parameters of the whole network.
-        flops: as the paper counts them; `NetworkCount.paper_flops` counts alike.
+        flops: as the paper counts them; `NetworkCount.paper_flops` counts in the same way.
         top1: finetuned, over ten runs where it has a deviation.
         top5: finetuned.
         before_compression, after_compression: top-1 of Table 5.

@@ -281,8 +281,8 @@ def select_channels(
 ) -> ChannelSelection:
     """Remove the channels of least absolute scale, as few as make the network smaller by `target`.
 
-    One order over the batch norms that can narrow, with at least one channel left in each. Of channels of equal scale,
-    all norms lose alike. Nothing is built: the parameters are counted from the widths.
+    Channels are ranked over all batch norms that can narrow, and each norm keeps at least one. Channels of equal scale
+    are removed evenly from all norms. No network is built: the parameters are counted from the widths.
 
     Args:
         model: a dense `PreactivationResNet` or `CifarResNet`.

@@ -1,1 +1,1 @@
-"""Runs as something to look at: figures, tables and a page. The only home of plotting."""
+"""Reports of runs: figures, tables and a page. The only folder that plots."""

@@ -1,4 +1,4 @@
-"""Tables of experiments beside the paper's numbers, for pages, terminals and files alike."""
+"""Tables of experiments beside the paper's numbers, for pages, terminals and files."""
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace

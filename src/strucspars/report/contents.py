@@ -52,7 +52,7 @@ class ComparisonContents:
 
 
 def run_contents(run: RunData) -> RunContents:
-    """Everything to show of one run, as far as it has come."""
+    """Everything to show of one run, finished or in progress."""
     layers = layers_of(run)
     return RunContents(
         run=run,

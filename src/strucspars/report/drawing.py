@@ -1,4 +1,4 @@
-"""A figure with everything that a page needs to show it; drawn twice, it is the same to the last byte."""
+"""A figure with everything that a page needs to show it. Drawing it again gives the same bytes."""
 
 import html
 import io
@@ -34,7 +34,7 @@ LONGEST_SLUG = 60
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draw in one style, whatever the user's settings of matplotlib are."""
+    """Draw in one style, independent of the user's matplotlib settings."""
     with matplotlib.style.context(["default", STYLE]):
         yield
 
@@ -77,7 +77,7 @@ class NamedFigure:
         return f'{before}{opening}><rect width="100%" height="100%" fill="#ffffff"/>{rest}'
 
     def inline_svg(self) -> str:
-        """The `<svg>` element for a page, with the page's text colour, no background, and ids of its own."""
+        """The `<svg>` element for a page, with the page's text colour, no background, and unique ids."""
         _, opening, rest = self._parts
         opening = re.sub(r' (width|height)="[^"]*"', "", opening)
         rest = _ID.sub(rf"\1{self.name}-", _STYLE_SHEET.sub("", rest)).replace(INK, "currentColor")
@@ -92,7 +92,7 @@ class NamedFigure:
 
     @cached_property
     def _laid_out(self) -> Figure:
-        """With the layout fixed: one of its own for every file would differ a little each time."""
+        """The figure with a fixed layout: computed anew for every file, the layout would differ slightly."""
         with _drawing(self.name):
             self.figure.draw_without_rendering()
             self.figure.set_layout_engine("none")

@@ -1,4 +1,4 @@
-"""The report: a page that needs nothing beside it and trusts nothing that it shows, with every figure as a file."""
+"""The report: one self-contained page in which all content is escaped, and every figure and table as a file."""
 
 import base64
 import hashlib
@@ -48,7 +48,7 @@ class WrittenReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RunLink:
-    """A run on the overview page: its unique title, and the address of its own page relative to the overview."""
+    """A run on the overview page: its unique title, and the address of its page relative to the overview."""
 
     run: RunData
     title: str
@@ -58,7 +58,7 @@ class RunLink:
 def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
     """Write the report of one run, or of several: then a page that compares them, and one for each.
 
-    An earlier report in the folder `out` is replaced, whole or not at all.
+    An earlier report in the folder `out` is replaced atomically.
 
     Raises:
         ValueError: no run, or one twice.

@@ -29,12 +29,12 @@ _logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write the state to `last.pt`; what was there becomes `previous.pt`.
+    """Write the state to `last.pt`; the former file becomes `previous.pt`.
 
-    Killed at any instant, the folder holds a complete checkpoint under one of the two names. A state of anything but
-    tensors, numbers, texts, and lists, tuples and dictionaries of them is refused.
+    If the process is killed at any instant, the folder holds a complete checkpoint under one of the two names. A state
+    of anything but tensors, numbers, texts, and lists, tuples and dictionaries of them is refused.
     """
-    # A damaged file must not push out a good one.
+    # A damaged `last.pt` must not replace a good `previous.pt`.
     former = folder / PREVIOUS if _is_whole(folder / LAST) else None
     _save(folder / LAST, state, former)
 
@@ -74,12 +74,12 @@ def load_named(folder: Path, name: str) -> dict[str, Any] | None:
 
 
 def _save(path: Path, state: dict[str, Any], former: Path | None) -> None:
-    # In memory: torch's own writer hides a full disk behind an error of its zip code.
+    # In memory: torch's own writer reports a full disk as an error of its zip code.
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    # Not its buffer: Python 3.12 crashes where a failing write leaves one behind.
+    # Not `getbuffer()`: Python 3.12 crashes if a failed write leaves such a view behind.
     payload = buffer.getvalue()
-    # What cannot be loaded must be found now, not when the run is resumed.
+    # A state that cannot be loaded must fail now, not when the run is resumed.
     _unpacked(payload, "the state to save")
     with replace_file(path, former=former) as unfinished, unfinished.open("wb") as file:
         file.write(_MARK + hashlib.sha256(payload).digest())

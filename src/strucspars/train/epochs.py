@@ -1,7 +1,7 @@
 """All steps of an epoch, and evaluations: step by step, or as a CUDA graph that is replayed.
 
-In a graph everything happens on the device, including the choice of the batch and of the learning rate, so the host
-only says "again". Sums are read once per epoch.
+In a graph everything happens on the device, including the choice of the batch and of the learning rate; the host only
+launches the graph. Sums are read once per epoch.
 """
 
 import threading
@@ -20,10 +20,10 @@ from strucspars.train.engine import Engine
 from strucspars.train.steps import TrainingStep
 
 WARMUP_STEPS = 3
-# How far the host may run ahead of the device: enough to keep it busy, little enough to stop soon.
+# Steps that the host may queue ahead of the device: enough to keep it busy, few enough to stop soon.
 MAX_STEPS_AHEAD = 64
 # Several runs share the random state of the process and of the device. Capturing a graph, initialising weights, seeding
-# a generator and setting its state aside each need it alone.
+# a generator and saving its state each need exclusive access.
 CAPTURE_LOCK = threading.Lock()
 # The teacher computes this many batches at once; one at a time would leave a GPU idle. Without activations for a
 # backward pass they need no more memory than a training step of one batch.

@@ -1,4 +1,4 @@
-"""The events of runs, and the TensorBoard log that writes them down. Imports torch for pictures only."""
+"""The events of runs, and the TensorBoard log that records them. Imports torch for pictures only."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ class RunFailed(RuntimeError):
 class RunObserver:
     """Receives the events of runs, in order; a subclass ignores those it does not define.
 
-    Several runs may share one observer, each under the name of its folder and from a thread of its own.
+    Several runs may share one observer, each under the name of its folder and from a separate thread.
     """
 
     def run_started(self, run: str) -> None:

@@ -58,7 +58,7 @@ class RunSummary:
         compressed_top1, compressed_top5: right after compression, before any finetuning.
         recalibrated_top1: the same with batch-norm statistics recomputed; None without.
         finetuned: second stage; for a dense network, its training.
-        converted_top1, converted_top5: of the small network as it is saved; older summaries lack the latter.
+        converted_top1, converted_top5: of the saved small network; None where top-5 was not recorded.
         finetune_form: `masked` or `grouped`; None where nothing was compressed.
         seconds: of every stage.
     """

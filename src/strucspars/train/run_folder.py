@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its lock, and atomic writing. Reading executes nothing, whatever its origin."""
+"""The folder of a run: its files, its lock, and atomic writing. Reading a folder from any source executes nothing."""
 
 import errno
 import fcntl

@@ -107,7 +107,7 @@ def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]
     earlier: dict[Path, Path] = {}
     for path, recipe in recipes.items():
         folder = RunFolder(path)
-        # From its first checkpoint on, a run has weights and a plan of its own.
+        # From its first checkpoint on, a run no longer needs the weights and plan of another one.
         source = None if folder.is_begun else recipe.sparsify.from_run
         teacher = None if folder.is_finished else recipe.finetune.teacher
         named = [(name, is_teacher) for name, is_teacher in ((source, False), (teacher, True)) if name is not None]
