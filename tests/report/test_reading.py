@@ -15,6 +15,7 @@ from fabricated_run import Fabrication, small_recipe, write_fabricated_run
 
 from strucspars.io.arrays import load_arrays, save_arrays
 from strucspars.report.contents import headlines, run_contents
+from strucspars.report.layers import layers_of
 from strucspars.report.reading import read_run
 from strucspars.train.recipe_reading import recipe_yaml
 from strucspars.train.run_folder import RunFolder
@@ -90,6 +91,18 @@ def test_matrices_of_a_checkpoint_have_the_norm_of_the_recipe(unfinished: Path) 
     weights = {f"{name}.weight": torch.full(shape, -2.0) for name, shape in SHAPES.items()}
     RunFolder(unfinished).save_checkpoint({"stage": "sparsify", "model": weights})
     np.testing.assert_allclose(read_run(unfinished).importance["now"]["block.conv2"], np.full((8, 8), 6.0))
+
+
+def test_a_checkpoint_gives_no_matrices_of_an_importance_other_than_a_norm(unfinished: Path) -> None:
+    recipe = replace(small_recipe(), sparsify=replace(small_recipe().sparsify, importance="package.module:function"))
+    (unfinished / "recipe.yaml").write_text(recipe_yaml(recipe))
+    weights = {f"{name}.weight": torch.ones(shape) for name, shape in SHAPES.items()}
+    RunFolder(unfinished).save_checkpoint({"stage": "sparsify", "model": weights})
+    run = read_run(unfinished)
+    assert list(run.importance) == ["start"]
+    assert [layer.kept_norm for layer in layers_of(run)] == [
+        tuple(kept[np.isfinite(kept)].tolist()) for kept in run.dynamics[-1].kept_norm
+    ]
 
 
 def test_weights_of_another_shape_or_of_a_later_stage_give_no_matrices(unfinished: Path) -> None:

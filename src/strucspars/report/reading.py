@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import torch
 
 from strucspars.bench.results import BenchReport, report_from_json
 from strucspars.core.checks import FloatArray, IntArray, is_number
+from strucspars.core.importance import Norm
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
@@ -199,7 +200,10 @@ def _orders(orders: npt.NDArray[Any], widths: Sequence[int]) -> tuple[IntArray, 
 
 
 def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[str, Mapping[str, StoredMatrix]]:
-    """S of every layer by moment, where stored; of a run in its first stage also that of its last checkpoint."""
+    """S of every layer by moment, where stored; of a run in its first stage also that of its last checkpoint.
+
+    The latter for norms of weights only: a registered importance needs the network, and the folder does not hold it.
+    """
     stored: dict[str, Mapping[str, StoredMatrix]] = {}
     for moment in ("start", "end"):
         path = folder.importance / f"{moment}.npz"
@@ -211,7 +215,8 @@ def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[st
                         f"{path} is damaged: its matrix of layer {name!r} does not fit the run's layers; "
                         "restore it from a copy or delete it"
                     )
-    checkpoint = folder.load_checkpoint() if list(stored) == ["start"] else None
+    may_compute = list(stored) == ["start"] and recipe.sparsify.importance in get_args(Norm)
+    checkpoint = folder.load_checkpoint() if may_compute else None
     if checkpoint is not None and checkpoint.get("stage") == "sparsify":
         stored["now"] = _matrices(checkpoint["model"], recipe, shapes)
     return {moment: matrices for moment, matrices in stored.items() if matrices}
