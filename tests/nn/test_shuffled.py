@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state
 from torch.nn.utils import parametrizations, prune
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_conv_bn_weights
 from torch_warnings import EMPTY_LAYERS_WARN, SCRIPTING_WARNS
 
 import strucspars as ss
@@ -236,6 +236,41 @@ def test_fusing_a_batch_norm_with_pytorchs_own_tool_is_right() -> None:
     model, images = nn.Sequential(layer, norm).eval(), torch.randn(2, 8, 7, 7)
     fused = fuse_conv_bn_eval(layer, norm)
     torch.testing.assert_close(fused(images), model(images), rtol=1e-4, atol=1e-5)
+
+
+class FusesByHand(nn.Module):
+    """A block that folds its batch norm into its convolution for inference, as detectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.norm(self.conv(features)) if hasattr(self, "norm") else self.conv(features)
+        return outputs.relu()
+
+    def fuse(self) -> None:
+        conv, norm = self.conv, self.norm
+        mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+        fused = fuse_conv_bn_weights(conv.weight, conv.bias, mean, variance, norm.eps, norm.weight, norm.bias)
+        conv.weight, conv.bias = fused
+        del self.norm
+
+
+def test_a_block_that_fuses_its_batch_norm_by_hand_is_right() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(FusesByHand(), nn.Conv2d(16, 8, 1)).eval()
+    block, images = model[0], torch.randn(2, 8, 7, 7)
+    assert isinstance(block, FusesByHand)
+    for tensor in (block.norm.weight, block.norm.bias, block.norm.running_mean, block.norm.running_var):
+        nn.init.uniform_(tensor, 0.5, 1.5)  # type: ignore[arg-type]  # a norm with statistics has all four
+    ss.convert_(model, ss.one_shot_plan(model, target=0.4))
+    assert isinstance(block.conv, ShuffledGroupConv2d)
+    with torch.no_grad():
+        expected = model(images)
+        block.fuse()
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ss.fold(model, images)(images), expected, rtol=1e-4, atol=1e-5)
 
 
 def networks_of_different_orders() -> list[nn.Sequential]:
