@@ -56,7 +56,7 @@ PLANNED = {
     "cifar10-resnet110-60-distilled": 1,
 }
 
-# Rows of Table 1 that stand for it in the README, by what they are called there.
+# Rows of Table 1 that the README shows, by their names there.
 SHOWN = {
     "ResNet-20": "cifar10-resnet20-40",
     "ResNet-56": "cifar10-resnet56-60",

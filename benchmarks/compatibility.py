@@ -99,7 +99,7 @@ class RoundTrip:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One network. A refusal has its reason and no conversions; `rest` tells which layers stay as they are."""
+    """One network. A refusal has its reason and no conversions; `rest` tells which layers are not changed."""
 
     network: str
     library: str
@@ -279,7 +279,7 @@ def plain_conv_params(model: nn.Module) -> int:
 
 
 def params_left(selection: Selection) -> Counter[str]:
-    """Weights of the layers that stay as they are, by the kind of layer."""
+    """Weights of the layers that are not changed, by the kind of layer."""
     left: Counter[str] = Counter()
     for layer in selection.skipped:
         left[kind_of(layer)] += sum(parameter.numel() for parameter in layer.module.parameters())
@@ -328,7 +328,7 @@ def markdown(report: dict[str, Any]) -> str:
             "weights, one image, double precision: the largest difference between a converted network and the masked "
             f"dense one is {worst:.0e} of the largest output; pruning changes the outputs by {least:.0e} or more.",
             "",
-            "Converted to another function, or refused although more than 60 % of the parameters lie in plain "
+            "Converted to another function, or refused although more than 60 % of the parameters are in plain "
             f"convolutions of even widths: {', '.join(unexplained) or 'none'}.",
             "",
             "*Groupable* is the share of the parameters in convolutions that can be grouped. The next columns hold "

@@ -31,7 +31,7 @@ BATCH = 250
 
 
 def masked_network(run: Run, path: Path) -> nn.Module:
-    """The dense network with zeros that a file of group convolutions stands for."""
+    """The dense network with zeros that computes the same as a file of group convolutions."""
     converted, dense = ss.load(path, run.fresh_model()), run.fresh_model()
     plan = ss.model_plan(converted)
     state = converted.state_dict()

@@ -22,7 +22,7 @@ def describe(packages: Sequence[str]) -> dict[str, object]:
 
 
 def _arguments() -> list[str]:
-    """The command's arguments but the place of the output, which is nobody's business."""
+    """The command's arguments without the place of the output, which may name a folder of this machine."""
     arguments = sys.argv[1:]
     if "--out" in arguments:
         place = arguments.index("--out")

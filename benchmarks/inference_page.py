@@ -47,11 +47,11 @@ LAYER_TEXT = """## What keeps ResNet-50 from its operations
 
 ONNX Runtime's own profile, batch 1, one thread, milliseconds by kind of operation
 ([layers.json](inference/layers.json)). Without shuffles ("bound") the convolutions take the share of time that their
-operations say; the first convolution stays dense. With shuffles they still do. What comes on top are the gathers
-themselves and, more than those, what goes with them: ONNX Runtime keeps tensors in blocks of 16 channels, which a
-gather cannot read, so that it needs the plain layout before and the blocks again after it; and an addition that
-stands behind a gather is no longer computed in passing by the convolution. Only permutations that move whole blocks,
-or that agree along a residual stream, would get rid of that.
+operations say; the first convolution stays dense. The same holds with shuffles. The additional time is that of the
+gathers themselves and, more than that, of their side effects: ONNX Runtime keeps tensors in blocks of 16 channels,
+which a gather cannot read, so the tensor is converted to the plain layout before the gather and back to blocks after
+it; and an addition after a gather is no longer fused into the convolution. Only permutations that move whole blocks,
+or that agree along a residual stream, would avoid that.
 
 """
 

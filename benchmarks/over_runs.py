@@ -15,18 +15,18 @@ def measure_runs(
     """Parse the command line, measure every run it names, and add what came out to the file.
 
     Args:
-        measure: gives the row of a run folder, given where CIFAR-10 lies.
+        measure: gives the row of a run folder, given the folder of CIFAR-10.
         text: for `--help`.
         packages: whose versions matter.
         out: where the JSON goes unless someone says otherwise.
     """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="where CIFAR-10 lies")
+    parser.add_argument("data", help="the folder of CIFAR-10")
     parser.add_argument("runs", type=Path, nargs="+", help="finished runs")
     parser.add_argument("--out", type=Path, default=out, help="rows of other runs that are in it stay")
     options = parser.parse_args()
     environment = describe(packages)
-    # Where the data lie is nobody's business.
+    # Recorded commands name no folder of this machine.
     names = " ".join(run.name for run in options.runs)
     environment["command"] = f"{str(environment['command']).split(options.data)[0]}CIFAR10 {names}"
     rows = []

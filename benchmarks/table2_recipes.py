@@ -159,7 +159,7 @@ def ran_apart(name: str, images: Path) -> Row | str:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         try:
             return process.submit(ran, name, images).result()
-        except Exception as error:  # whatever it was, the other recipes shall still run
+        except Exception as error:  # on any error, the other recipes still run
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
