@@ -14,7 +14,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.core.checks import FloatArray
 from strucspars.export.checked import EXPORTERS
-from strucspars.export.program import Exporter, InferenceProgram, Run
+from strucspars.export.program import Exporter, Inference, InferenceProgram
 from strucspars.nn.groupable import SelectedLayer
 from strucspars.sparsify.extensions import (
     BUDGETS,
@@ -54,7 +54,7 @@ class Exported(Exporter):
     def write(self, program: InferenceProgram, path: Path) -> None:
         torch.export.save(program.exported, path)
 
-    def load(self, path: Path) -> Run:
+    def load(self, path: Path) -> Inference:
         run = torch.export.load(path).module()
         return lambda arguments: [run(*arguments)]
 

@@ -18,7 +18,7 @@ from strucspars.convert.ablation import reordered_plan
 from strucspars.export import onnx as onnx_export
 from strucspars.export.checked import ExportMismatch
 from strucspars.export.onnx import name_batch_axis_
-from strucspars.export.program import Run
+from strucspars.export.program import Inference
 from strucspars.export.storage import hash_of_model, plan_hash
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
@@ -196,7 +196,7 @@ def test_a_runtime_that_computes_something_else_gets_no_file(
     path.write_text("the former one")
     load = onnx_export.OnnxExporter.load
 
-    def wrong(self: onnx_export.OnnxExporter, path: Path) -> Run:
+    def wrong(self: onnx_export.OnnxExporter, path: Path) -> Inference:
         run = load(self, path)
         return lambda arguments: [output.roll(1, dims=1) for output in run(arguments)]
 

@@ -14,7 +14,7 @@ from torch.optim import swa_utils
 from torch_warnings import COMPILER_WARNS
 
 import strucspars as ss
-from strucspars.nn.layers import ORDERS, channel_orders, group_module_
+from strucspars.nn.layers import ORDER_NAMES, channel_orders, group_module_
 
 IMAGES = torch.randn(2, 64, 5, 5, generator=torch.Generator().manual_seed(1))
 KEYS = ["0.weight", "0.bias", "0.in_perm", "0.out_inverse", "1.weight", "1.bias", "1.in_perm", "1.out_inverse"]
@@ -94,7 +94,7 @@ def test_a_state_has_the_keys_of_buffers_and_holds_copies() -> None:
     expected = copy.deepcopy(model)
     state = model.state_dict(keep_vars=True)
     assert list(state) == KEYS
-    assert {state[key].dtype for key in KEYS if key.endswith(ORDERS)} == {torch.int64}
+    assert {state[key].dtype for key in KEYS if key.endswith(ORDER_NAMES)} == {torch.int64}
     for key in KEYS[2:4]:
         state[key].zero_()
     assert_same_function(model, expected)

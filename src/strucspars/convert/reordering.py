@@ -12,7 +12,7 @@ from strucspars.channels.graph import channel_graph
 from strucspars.channels.orders import GroupedLayer, Placement, placement
 from strucspars.channels.rules import skipped_positions
 from strucspars.channels.tracing import free_name, tensor_bytes, tensor_shape
-from strucspars.convert.shared_calls import Orders, calls_by_origin, orders_for_shared
+from strucspars.convert.shared_calls import ClassOrders, calls_by_origin, orders_for_shared
 from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import RemainingGather, remaining_gather, shuffles_of_layer
@@ -97,7 +97,7 @@ def absorb_shuffles_(graph_module: fx.GraphModule) -> tuple[RemainingGather, ...
 
 
 def _place_(
-    graph_module: fx.GraphModule, node: fx.Node, layer: GroupedLayer, classes: OrderClasses, orders: Orders
+    graph_module: fx.GraphModule, node: fx.Node, layer: GroupedLayer, classes: OrderClasses, orders: ClassOrders
 ) -> Iterator[RemainingGather]:
     """Reorder a grouped layer, and put a gather before it and after it where the orders do not suit it."""
     name = str(node.target)

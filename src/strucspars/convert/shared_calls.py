@@ -17,7 +17,7 @@ from strucspars.channels.orders import chosen_orders, gather_cost
 from strucspars.channels.tracing import ORIGIN_KEY
 from strucspars.core.checks import IntArray
 
-Orders = dict[int, IntArray]
+ClassOrders = dict[int, IntArray]
 
 
 def calls_by_origin(graph_module: fx.GraphModule) -> dict[str, list[fx.Node]]:
@@ -29,7 +29,7 @@ def calls_by_origin(graph_module: fx.GraphModule) -> dict[str, list[fx.Node]]:
     return dict(calls)
 
 
-def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]]) -> tuple[ChannelGraph, Orders]:
+def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]]) -> tuple[ChannelGraph, ClassOrders]:
     """The channel graph and its orders, the same for all calls of a module where that copies no more bytes.
 
     Then the classes of these calls are joined in the returned graph.

@@ -21,7 +21,7 @@ from strucspars.export.program import (
     PREPROCESSING_KEY,
     ExampleBatch,
     Exporter,
-    Run,
+    Inference,
     TorchExporter,
     first_line,
     inference_program,
@@ -217,7 +217,7 @@ def export(
 
 
 def check_agreement(
-    model: nn.Module, load: Callable[[], Run], batch: ExampleBatch, *, runtime: str, path: Path
+    model: nn.Module, load: Callable[[], Inference], batch: ExampleBatch, *, runtime: str, path: Path
 ) -> Agreement:
     """Compare a runtime with the network on random inputs like the example, at each batch size.
 
@@ -227,7 +227,7 @@ def check_agreement(
     Raises:
         ExportMismatch: the runtime fails, or something differs; the message says what.
     """
-    run: Run | None = None
+    run: Inference | None = None
     compared: list[Comparison] = []
     for size in batch.sizes:
         inputs = batch.random_like(size)

@@ -18,8 +18,8 @@ from strucspars.export.program import (
     INDEPENDENT_KEY,
     Arguments,
     Exporter,
+    Inference,
     InferenceProgram,
-    Run,
     first_line,
     optional_module,
     without_chatter,
@@ -52,7 +52,7 @@ class OnnxExporter(Exporter):
         """Write the file."""
         write_onnx(onnx_model(program), path)
 
-    def load(self, path: Path) -> Run:
+    def load(self, path: Path) -> Inference:
         """The network on one core, all samples of a batch at once."""
         runner = OnnxRunner(path, threads=1)
         runner.images_per_call = None

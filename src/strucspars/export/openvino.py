@@ -12,8 +12,8 @@ from strucspars.export.onnx import onnx_model, write_onnx
 from strucspars.export.program import (
     Arguments,
     Exporter,
+    Inference,
     InferenceProgram,
-    Run,
     first_line,
     optional_module,
     without_chatter,
@@ -47,7 +47,7 @@ class OpenVinoExporter(Exporter):
         count_axes_from_the_end_(proto.graph)
         write_openvino(proto, path)
 
-    def load(self, path: Path) -> Run:
+    def load(self, path: Path) -> Inference:
         """The network on the CPU, in full precision."""
         openvino = optional_module("openvino", extra="openvino")
         with without_chatter():

@@ -40,7 +40,7 @@ INDEPENDENT_KEY = "strucspars.samples_are_independent"
 SMALLEST_TRACED_BATCH = 2
 
 Arguments = tuple[torch.Tensor, ...]
-Run = Callable[[Arguments], Sequence[torch.Tensor]]
+Inference = Callable[[Arguments], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class Exporter(ABC):
         """Write the file, and others beside it. The path is a temporary one, in a separate folder."""
 
     @abstractmethod
-    def load(self, path: Path) -> Run:
+    def load(self, path: Path) -> Inference:
         """Load a file into the runtime: a function from inputs to all outputs in order."""
 
 
@@ -170,7 +170,7 @@ class TorchExporter(Exporter):
             ) from error
         path.write_bytes(buffer.getvalue())
 
-    def load(self, path: Path) -> Run:
+    def load(self, path: Path) -> Inference:
         """The program of a file."""
         with without_chatter():
             # From memory, because torch warns about some file names.

@@ -38,7 +38,7 @@ SELECTION_KEY = "strucspars.channel_selection"
 VERSION_KEY = "strucspars.version"
 FORMAT_KEY = "strucspars.format"
 # Since format 2 the rows of a grouped weight and the bias are in the original order of the output channels.
-FORMAT = "2"
+FORMAT_VERSION = "2"
 # JSON: versions of modules' states other than 1, which PyTorch keeps in the state's `_metadata`.
 STATE_VERSIONS_KEY = "strucspars.state_versions"
 # JSON: which modules transform their inputs. torchvision sets this with its published weights, which were trained on
@@ -85,7 +85,11 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
             "the plan is not the one that the model was converted with; leave it out or give the right one"
         )
     versions = {name: version for name, version in state_versions(network).values() if version != 1}
-    metadata = {PLAN_KEY: plan.to_json(), FORMAT_KEY: FORMAT, STATE_VERSIONS_KEY: json.dumps(versions, sort_keys=True)}
+    metadata = {
+        PLAN_KEY: plan.to_json(),
+        FORMAT_KEY: FORMAT_VERSION,
+        STATE_VERSIONS_KEY: json.dumps(versions, sort_keys=True),
+    }
     if transforms := input_transforms(model):
         metadata[TRANSFORM_KEY] = json.dumps(transforms)
     write_tensors(path, state, metadata)
@@ -111,10 +115,10 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     network = _network_inside(model)
     if PLAN_KEY not in metadata:
         raise ValueError(f"{path} was not written by strucspars.save: it carries no plan")
-    if metadata.get(FORMAT_KEY) != FORMAT:
+    if metadata.get(FORMAT_KEY) != FORMAT_VERSION:
         raise ValueError(
             f"{path} holds its weights in storage format {metadata.get(FORMAT_KEY, '1')}, this version reads format "
-            f"{FORMAT}; save the network again with this version"
+            f"{FORMAT_VERSION}; save the network again with this version"
         )
     plan = GroupingPlan.from_json(metadata[PLAN_KEY], str(path))
     transforms = read_transforms(metadata, str(path))

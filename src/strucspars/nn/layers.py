@@ -57,7 +57,7 @@ def kept_connections(layer: LayerPlan) -> torch.Tensor:
     return torch.from_numpy(mask[inverse(layer.out_perm)][:, inverse(layer.in_perm)])
 
 
-ORDERS = ("in_perm", "out_inverse")
+ORDER_NAMES = ("in_perm", "out_inverse")
 
 
 class _Shuffled(nn.Module):
@@ -103,7 +103,7 @@ class _Shuffled(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        others = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in ORDERS}
+        others = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in ORDER_NAMES}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         for name, order in channel_orders(self).items():
             key, saved = prefix + name, state_dict.get(prefix + name)
@@ -361,7 +361,7 @@ def planned_orders(layer: LayerPlan) -> dict[str, torch.Tensor]:
 
 def channel_orders(module: nn.Module) -> dict[str, torch.Tensor]:
     """The orders that a grouped layer has, by the same names."""
-    return {name: getattr(module, name) for name in ORDERS}
+    return {name: getattr(module, name) for name in ORDER_NAMES}
 
 
 def is_grouped_as(module: nn.Module, layer: LayerPlan) -> bool:
