@@ -3,8 +3,8 @@
     python tools/mutation_check.py --places 60 --seed 0
 
 Draws places in core, nn, sparsify, convert, channels and export with a seeded generator, changes one operator,
-comparison or constant there in a copy of the checkout, and runs the tests: first those of the same folder, then the
-others that cover the library. Prints a line per place.
+comparison or constant there in a copy of the checkout, and runs the tests: first those of the same module, then those
+of its folder, then the others that cover the library. Prints every place and the test that fails there.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import ast
 import copy
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 from queue import Queue
 
 ROOT = Path(__file__).parent.parent
+SURVIVED, TIMED_OUT = "survived", "timed out"
 FOLDERS = ("core", "nn", "sparsify", "convert", "channels", "export")
 SWAPPED = {
     ast.Add: ast.Sub,
@@ -99,21 +101,32 @@ def _mutant(node: ast.AST) -> ast.AST:
     return ast.Constant(not node.value if isinstance(node.value, bool) else node.value + 1)
 
 
-def survives(tree: Path, folder: str, seconds: int) -> bool:
-    """Whether all tests pass in a tree."""
+def verdict(tree: Path, source: Path, seconds: int) -> str:
+    """The first test that fails in a tree, SURVIVED if all pass, or TIMED_OUT, which may be an endless loop.
+
+    The tests named after the module run first, then those of its folder, then the others.
+    """
+    folder, stem = source.parent.name, source.stem
+    own = [str(path.relative_to(tree)) for path in sorted((tree / "tests" / folder).glob(f"test_*{stem}*.py"))]
     others = [name for name in (*FOLDERS, "cost", "golden") if name != folder]
     rest = [f"tests/{name}" for name in others] + ["tests/test_extensions.py", "tests/test_architectures.py"]
-    for tests in ([f"tests/{folder}", f"src/strucspars/{folder}"], rest):
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    settings = {"PYTHONPATH": f"{tree}/src", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    for tests in (own, [f"tests/{folder}", f"src/strucspars/{folder}"], rest):
         there = [test for test in tests if (tree / test).exists()]
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *there]
-        settings = {"PYTHONPATH": f"{tree}/src", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        if not there:
+            continue
+        command = [sys.executable, "-m", "pytest", *options, *there]
         try:
-            outcome = subprocess.run(command, cwd=tree, env=os.environ | settings, capture_output=True, timeout=seconds)
+            outcome = subprocess.run(
+                command, cwd=tree, env=os.environ | settings, capture_output=True, text=True, timeout=seconds
+            )
         except subprocess.TimeoutExpired:
-            return False  # an endless loop is noticed, too
+            return TIMED_OUT
         if outcome.returncode:
-            return False
-    return True
+            failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", outcome.stdout, re.MULTILINE)
+            return failures[0] if failures else f"pytest, status {outcome.returncode}"
+    return SURVIVED
 
 
 def main() -> None:
@@ -122,7 +135,7 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=int, default=900, help="time for the tests of one place")
+    parser.add_argument("--seconds", type=int, default=900, help="time for each of the three groups of tests")
     options = parser.parse_args()
     files = sorted(file for name in FOLDERS for file in (ROOT / "src" / "strucspars" / name).rglob("*.py"))
     everywhere = [(file, number) for file in files for number in range(len(list(places(ast.parse(file.read_text())))))]
@@ -134,10 +147,10 @@ def main() -> None:
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "demo-output"))
             trees.put(tree)
 
-        if not survives(tree, "core", 3 * options.seconds):
-            sys.exit("the tests fail before anything is broken")
+        if (before := verdict(tree, ROOT / "src/strucspars/core/plan.py", options.seconds)) != SURVIVED:
+            sys.exit(f"before anything is broken: {before}")
 
-        def check(place: tuple[Path, int]) -> str | None:
+        def check(place: tuple[Path, int]) -> str:
             file, number = place
             source = file.read_text()
             mutated, line, what = changed(source, number)
@@ -145,16 +158,17 @@ def main() -> None:
             target = tree / file.relative_to(ROOT)
             try:
                 target.write_text(mutated)
-                lives = survives(tree, target.relative_to(tree / "src" / "strucspars").parts[0], options.seconds)
+                found = verdict(tree, target, options.seconds)
             finally:
                 target.write_text(source)
                 trees.put(tree)
-            text = f"{file.relative_to(ROOT)}:{line}: {what}"
-            print("survived" if lives else "killed  ", text, flush=True)
-            return text if lives else None
+            print(f"{file.relative_to(ROOT)}:{line}: {what}\n    {found}", flush=True)
+            return found
 
-        survivors = [text for text in pool.map(check, drawn) if text]
-    print(f"seed {options.seed}: {len(drawn) - len(survivors)} of {len(drawn)} killed")
+        found = list(pool.map(check, drawn))
+    survived, timed_out = found.count(SURVIVED), found.count(TIMED_OUT)
+    killed = len(drawn) - survived - timed_out
+    print(f"seed {options.seed}: of {len(drawn)} {killed} killed, {survived} survived, {timed_out} timed out")
 
 
 if __name__ == "__main__":
