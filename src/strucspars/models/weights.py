@@ -13,8 +13,8 @@ from torch import nn
 
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import (
-    FORMAT,
     FORMAT_KEY,
+    FORMAT_VERSION,
     PLAN_KEY,
     SELECTION_KEY,
     read_tensors,
@@ -22,7 +22,7 @@ from strucspars.export.storage import (
 )
 from strucspars.io.files import check_not_packed, open_file
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
-from strucspars.nn.layers import ORDERS, dense_weight
+from strucspars.nn.layers import ORDER_NAMES, dense_weight
 from strucspars.nn.names import COMPILED
 
 logger = logging.getLogger(__name__)
@@ -170,9 +170,9 @@ def _with_zeros(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
     """The dense state of a compressed network."""
     plan = GroupingPlan.from_json(metadata[PLAN_KEY], where)
     grouped = {name: layer for name, layer in plan.layers.items() if layer.group_level > 1}
-    if grouped and metadata.get(FORMAT_KEY) != FORMAT:
+    if grouped and metadata.get(FORMAT_KEY) != FORMAT_VERSION:
         raise ValueError(f"{where}: it is of another storage format; save the network again with this version")
-    orders = {f"{name}.{order}" for name in grouped for order in ORDERS}
+    orders = {f"{name}.{order}" for name in grouped for order in ORDER_NAMES}
     state = {key: value for key, value in tensors.items() if key not in orders}
     for name, layer in grouped.items():
         groups = torch.Size((layer.weight_shape[0], layer.weight_shape[1] // layer.num_groups, *layer.weight_shape[2:]))
