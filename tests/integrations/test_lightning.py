@@ -192,7 +192,7 @@ def test_with_a_gradient_scaler_the_penalty_joins_unscaled_gradients() -> None:
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale))
     fit(Classifier(), scaled, plugins=[plugin], max_epochs=3)
     fit(Classifier(), plain, max_epochs=3)
-    strength = scaled.sparsifier.lambda_value - CONFIG.schedule.lambda_step  # of the last epoch's steps
+    strength = scaled.sparsifier.lambda_value - CONFIG.penalty_schedule.lambda_step  # of the last epoch's steps
     assert scaled.added.abs().max().item() == pytest.approx(strength, rel=1e-3)
     # Half precision differs a little; a forgotten factor of 1024 would differ a lot.
     torch.testing.assert_close(scaled.loss_gradient, plain.loss_gradient, rtol=0.5, atol=0.05)

@@ -240,8 +240,8 @@ def test_a_report_counts_the_macs_that_are_removed_where_the_target_does() -> No
 
 def test_the_default_step_of_lambda_follows_epochs_steps_and_learning_rate() -> None:
     config = ss.SparsifyConfig(target=0.5, epochs=40, steps_per_epoch=100, lr=0.03)
-    assert config.schedule.lambda_step == ss.core.default_lambda_step(40, steps_per_epoch=100, lr=0.03)
-    assert replace(config, lambda_step=0.5).schedule.lambda_step == 0.5
+    assert config.penalty_schedule.lambda_step == ss.core.default_lambda_step(40, steps_per_epoch=100, lr=0.03)
+    assert replace(config, lambda_step=0.5).penalty_schedule.lambda_step == 0.5
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -250,4 +250,4 @@ def test_the_defaults_are_the_papers() -> None:
         config, budget="params", min_kept_norm=0.9, decay=0.5, importance="l1", lambda_warmup=0.1, lambda_step=None
     )
     assert (config.min_channels_per_group, config.method, config.seed) == (1, "fast", 0)
-    assert config.schedule == ss.core.LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-6, warmup=0.1)
+    assert config.penalty_schedule == ss.core.LambdaSchedule(target=0.6, epochs=100, lambda_step=2e-6, warmup=0.1)

@@ -97,7 +97,7 @@ def test_a_report_of_it_misses_nothing(run: RunFolder) -> None:
 def test_warmups_of_a_stage_that_is_left_out_do_not_matter(small_recipe: Recipes) -> None:
     options = ("stage1.epochs=0", "model.weights=there.pt", "stage1.lr_warmup=0.5")
     recipe = small_recipe(*options, "sparsify.lambda_warmup=0.3")
-    assert recipe.sparsify_config(steps_per_epoch=7).schedule.warmup_epochs == 0
+    assert recipe.sparsify_config(steps_per_epoch=7).penalty_schedule.warmup_epochs == 0
     trained = ModelRecipe(weights="there.pt")
     assert Recipe(name="mine", model=trained, stage1=StageRecipe(epochs=0)).stage1.epochs == 0
 

@@ -300,7 +300,7 @@ def test_a_name_of_the_package_goes_before_a_file_of_that_name(tmp_path: Path, m
 @pytest.mark.parametrize(("epochs", "warmups"), [(1, (0, 0)), (2, (0, 0)), (6, (1, 0)), (60, (6, 4)), (100, (10, 6))])
 def test_warmups_are_fractions_of_their_stages(epochs: int, warmups: tuple[int, int]) -> None:
     recipe = read_recipe("cifar10-resnet20-40", [f"stage1.epochs={epochs}", f"stage2.epochs={epochs}"])
-    schedule = recipe.sparsify_config(steps_per_epoch=1).schedule
+    schedule = recipe.sparsify_config(steps_per_epoch=1).penalty_schedule
     assert (schedule.warmup_epochs, recipe.stage2.lr_warmup_epochs) == warmups
     assert "sparsify.lambda_warmup must be below 1" in complaint("demo", ("sparsify.lambda_warmup=1",))
 

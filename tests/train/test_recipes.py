@@ -63,7 +63,7 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
     assert recipe.model.name == (f"preact-{network}" if dataset == "cifar10" else network)
     assert recipe.sparsify.lambda_step == 2e-6
     if recipe.kind == "strucspars":
-        assert recipe.sparsify_config(steps_per_epoch=1).schedule.warmup_epochs == 10
+        assert recipe.sparsify_config(steps_per_epoch=1).penalty_schedule.warmup_epochs == 10
     assert recipe.stage2.lr_warmup_epochs == (0 if recipe.kind == "slimming" else 10)
     epochs = {"cifar10": (100, 160), "imagenet": (60, 120)}[dataset]
     assert recipe.stage2.epochs == epochs[1]

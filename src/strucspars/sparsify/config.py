@@ -76,7 +76,7 @@ class SparsifyConfig(SparsifyOptions):
         seed: of the solver's random starts.
 
     >>> config = SparsifyConfig(target=0.6, epochs=50, exclude=("*.shortcut",), min_channels_per_group=16)
-    >>> config.schedule.lambda_step, config.schedule.warmup_epochs
+    >>> config.penalty_schedule.lambda_step, config.penalty_schedule.warmup_epochs
     (8e-06, 5)
     """
 
@@ -88,9 +88,9 @@ class SparsifyConfig(SparsifyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked_seed("seed", self.seed)
-        _ = self.schedule  # checks the rest
+        _ = self.penalty_schedule  # checks the rest
 
     @property
-    def schedule(self) -> LambdaSchedule:
+    def penalty_schedule(self) -> LambdaSchedule:
         """The controller's part of the options."""
         return self.lambda_schedule(epochs=self.epochs, steps_per_epoch=self.steps_per_epoch, lr=self.lr)

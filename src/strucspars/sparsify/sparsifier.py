@@ -219,7 +219,7 @@ class Sparsifier:
         # With lambda's state, so that a rank that resumed from another checkpoint follows rank 0.
         self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
         removed = removed_by(self.selection, self._states, self._size(), self.config)
-        self._controller = next_lambda(self.config.schedule, self._controller, removed)
+        self._controller = next_lambda(self.config.penalty_schedule, self._controller, removed)
         self._set_strengths_()
         self._count = StepCount.of_layers(len(before))
         layers = [
