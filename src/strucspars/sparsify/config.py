@@ -1,7 +1,7 @@
 """The options of sparsification, the same ones in Python, in recipes and on the command line."""
 
 from dataclasses import dataclass, fields
-from typing import get_args
+from typing import Literal, get_args
 
 from strucspars.core.checks import checked_fraction, checked_seed, checked_target
 from strucspars.core.controller import LambdaSchedule, default_lambda_step
@@ -9,6 +9,8 @@ from strucspars.core.hierarchy import group_penalty
 from strucspars.core.learning import Method
 from strucspars.nn.groupable import LayerRules
 from strucspars.sparsify.extensions import BUDGETS, IMPORTANCES, ORDERS
+
+Schedule = Literal["two-stage", "progressive"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,12 @@ class SparsifyOptions(LayerRules):
         lambda_warmup: fraction of the epochs before lambda may rise.
         method: how the channel orders are found: `fast`, better and faster than the others; `paper`, the paper's
             alternation; or `paper-pot`, the same by the package POT, as in the authors' code.
+        schedule: `two-stage`, sparse training to the end, then conversion and finetuning as in the paper; or
+            `progressive`, one training in which levels and orders are decided early and what they remove is then
+            annealed to exact zero.
+        decide_by: fraction of the epochs by which a progressive schedule decides; it decides earlier once the plan has
+            settled. 0 decides from the weights it starts with, which should be trained ones.
+        anneal: fraction of the epochs that the annealing takes.
     """
 
     target: float = 0.5
@@ -39,6 +47,9 @@ class SparsifyOptions(LayerRules):
     lambda_step: float | None = None
     lambda_warmup: float = 0.1
     method: Method = "fast"
+    schedule: Schedule = "two-stage"
+    decide_by: float = 0.25
+    anneal: float = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +61,12 @@ class SparsifyOptions(LayerRules):
         group_penalty(0, decay=self.decay)
         if self.method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
+        if self.schedule not in get_args(Schedule):
+            raise ValueError(f"schedule must be one of {', '.join(get_args(Schedule))}, got {self.schedule!r}")
+        if checked_fraction("decide_by", self.decide_by) + checked_fraction("anneal", self.anneal) > 1:
+            raise ValueError(
+                f"decide_by {self.decide_by:g} and anneal {self.anneal:g} are more than the whole training; lower one"
+            )
         _ = self.lambda_schedule(epochs=1, steps_per_epoch=1, lr=1)  # checks the rest
 
     def config(self, *, epochs: int = 1, steps_per_epoch: int = 1, lr: float = 0.1, seed: int = 0) -> "SparsifyConfig":
@@ -93,4 +110,24 @@ class SparsifyConfig(SparsifyOptions):
     @property
     def penalty_schedule(self) -> LambdaSchedule:
         """The controller's part of the options."""
-        return self.lambda_schedule(epochs=self.epochs, steps_per_epoch=self.steps_per_epoch, lr=self.lr)
+        return self.lambda_schedule(epochs=self.penalty_epochs, steps_per_epoch=self.steps_per_epoch, lr=self.lr)
+
+    @property
+    def penalty_epochs(self) -> int:
+        """Epochs in which the penalty may act: all, or those before a progressive schedule decides.
+
+        >>> SparsifyConfig(epochs=160).penalty_epochs, SparsifyConfig(epochs=160, schedule="progressive").penalty_epochs
+        (160, 40)
+        """
+        return self.epochs if self.schedule == "two-stage" else max(1, self.decision_epoch)
+
+    @property
+    def decision_epoch(self) -> int:
+        """After how many epochs a progressive schedule decides at the latest; the annealing has one at least."""
+        wanted = round(self.decide_by * self.epochs)
+        return min(max(wanted, 1 if self.decide_by else 0), self.epochs - 1)
+
+    @property
+    def annealing_epochs(self) -> int:
+        """Epochs in which the removed connections go to zero; 0 for all at once."""
+        return max(round(self.anneal * self.epochs), 1) if self.anneal else 0

@@ -16,7 +16,7 @@ from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.controller import LambdaState, next_lambda
 from strucspars.core.hierarchy import checked_group_level, num_groups, penalty_matrix
 from strucspars.core.permutation import checked_permutation, inverse
-from strucspars.core.plan import GroupingPlan, group_counts
+from strucspars.core.plan import GroupingPlan, LayerPlan, group_counts
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
@@ -34,6 +34,7 @@ from strucspars.sparsify.planning import (
     removed_by,
     threshold_for_target,
 )
+from strucspars.sparsify.progressive import Annealing, Decision, planned_state
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class EpochReport:
         removed_fraction: fraction of the budget that the present levels would remove.
         seconds: how long the decisions took.
         layers: layer by layer.
+        annealed: share of their size that the removed connections have lost, once a progressive schedule has decided.
     """
 
     epoch: int
@@ -72,11 +74,13 @@ class EpochReport:
     removed_fraction: float
     seconds: float
     layers: tuple[LayerReport, ...]
+    annealed: float | None = None
 
     def __repr__(self) -> str:
+        phase = f"lambda {self.lambda_value:.2g}" if self.annealed is None else f"{self.annealed:.1%} annealed"
         return (
-            f"epoch {self.epoch}: {self.removed_fraction:.1%} removed, lambda {self.lambda_value:.2g}, "
-            f"{self.seconds:.1f} s\n{group_counts(num_groups(layer.group_level) for layer in self.layers)}"
+            f"epoch {self.epoch}: {self.removed_fraction:.1%} removed, {phase}, {self.seconds:.1f} s\n"
+            f"{group_counts(num_groups(layer.group_level) for layer in self.layers)}"
         )
 
 
@@ -134,7 +138,11 @@ class Sparsifier:
         self._states = agreed(lambda: self._learned_states(None))
         # Fail now, not after the training, if the target is out of reach.
         threshold_for_target(self.selection, self._states, self._size(), config)
+        self._decision = Decision()
+        self._annealing = Annealing(self.selection.layers) if config.schedule == "progressive" else None
         self._set_strengths_()
+        if self._annealing is not None and config.decision_epoch == 0:
+            self.decide()
 
     def __repr__(self) -> str:
         config, layers = self.config, self.selection.layers
@@ -212,36 +220,129 @@ class Sparsifier:
         return network_size(self._model, self._example_inputs)
 
     def end_epoch(self) -> EpochReport:
-        """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7)."""
+        """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7).
+
+        Once a progressive schedule has decided, only the annealing goes on.
+        """
         begin = time.perf_counter()
         self._check_layers()
+        if self._annealing is not None and self.decided_plan is not None:
+            return self._end_annealing_epoch(self._annealing, self.decided_plan, begin)
         before = self._states
         # With lambda's state, so that a rank that resumed from another checkpoint follows rank 0.
         self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
         removed = removed_by(self.selection, self._states, self._size(), self.config)
+        is_penalised = self.lambda_value > 0
         self._controller = next_lambda(self.config.penalty_schedule, self._controller, removed)
         self._set_strengths_()
         self._count = StepCount.of_layers(len(before))
+        if self._annealing is not None:
+            self._prepare_decision_(self._annealing, is_penalised=is_penalised)
         layers = [
             LayerReport(layer.name, new.group_level, new.kept_norm, new.cost, churn(layer, old, new))
             for layer, old, new in zip(self.selection.layers, before, self._states, strict=True)
         ]
         seconds = time.perf_counter() - begin
-        return EpochReport(self._controller.epoch, self.lambda_value, removed, seconds, tuple(layers))
+        annealed = None if self._annealing is None or self.decided_plan is None else self._annealing.annealed
+        return EpochReport(self._controller.epoch, self.lambda_value, removed, seconds, tuple(layers), annealed)
 
     def plan(self) -> GroupingPlan:
-        """The grouping that meets the target from the present weights.
+        """The grouping that meets the target from the present weights; the fixed one once a schedule has decided.
 
         Raises:
             ValueError: the target cannot be reached; the message names what can.
         """
         self._check_layers()
+        if self.decided_plan is not None:
+            return self.decided_plan
 
         def decide() -> GroupingPlan:
             states = self._learned_states(self._states)
             return plan_for_target(self.selection, states, self._size(), self.config)
 
         return agreed(decide)
+
+    @property
+    def decided_plan(self) -> GroupingPlan | None:
+        """The plan that a progressive schedule has decided on; None before."""
+        return None if self._decision.epoch is None else self._decision.plan
+
+    @property
+    def present_plan(self) -> GroupingPlan | None:
+        """What a progressive schedule would deploy after the last epoch; None before the first, and of two stages."""
+        return self._decision.plan
+
+    def annealing_tensors(self) -> list[torch.Tensor]:
+        """What the annealing changes in an optimizer step besides the weights, for capturing a CUDA graph."""
+        return [] if self._annealing is None else self._annealing.tensors()
+
+    def decide(self, plan: GroupingPlan | None = None) -> GroupingPlan:
+        """Fix the plan of a progressive schedule now: the one given, or that of the present weights; returns it.
+
+        `end_epoch` decides by itself. From trained weights a plan may be known before the first epoch, for instance
+        that of `one_shot_plan`.
+
+        >>> import strucspars as ss
+        >>> model = nn.Sequential(nn.Conv2d(4, 8, 3))
+        >>> plan = ss.one_shot_plan(model, target=0.5)
+        >>> sparsifier = ss.Sparsifier(model, ss.SparsifyConfig(target=0.5, epochs=4, schedule="progressive"))
+        >>> sparsifier.decide(plan) == sparsifier.plan() == plan
+        True
+        """
+        self._check_layers()
+        if self._annealing is None:
+            raise ValueError("only a progressive schedule decides early; set SparsifyConfig(schedule='progressive')")
+        if self._decision.epoch is not None:
+            raise ValueError(
+                f"the plan was decided after epoch {self._decision.epoch}; make a new Sparsifier for another"
+            )
+        found = agreed(lambda: plan or plan_for_target(self.selection, self._states, self._size(), self.config))
+        found.check_matches({layer.name: layer.weight_shape for layer in self.selection.layers})
+        for layer in self.selection.layers:
+            if layer.name not in found.layers:
+                raise ValueError(f"the plan lacks layer {layer.name!r}; make it with the options of this Sparsifier")
+        steps = self._annealing.steps_done() if self._controller.epoch else self.config.steps_per_epoch
+        self._decision = Decision(found, epoch=self._controller.epoch)
+        self._controller = replace(self._controller, lambda_value=0.0)
+        self._annealing.remove_(found)
+        self._begin_annealing_epoch_(self._annealing, steps)
+        self._set_strengths_()
+        return found
+
+    def _prepare_decision_(self, annealing: Annealing, *, is_penalised: bool) -> None:
+        """See whether the plan has settled, and decide if so or if it is time."""
+        found = threshold_for_target(self.selection, self._states, self._size(), self.config)
+        layers = {
+            layer.name: LayerPlan(
+                group_level=found.group_levels[layer.name],
+                out_perm=state.out_perm,
+                in_perm=state.in_perm,
+                weight_shape=layer.weight_shape,
+            )
+            for layer, state in zip(self.selection.layers, self._states, strict=True)
+        }
+        self._decision = self._decision.followed_by(GroupingPlan(layers), is_penalised=is_penalised)
+        if self._decision.is_due(self.config, self._controller.epoch):
+            self.decide()
+        else:
+            annealing.begin_epoch_(first=1.0, last=1.0, steps=None)
+
+    def _begin_annealing_epoch_(self, annealing: Annealing, steps: int | None) -> None:
+        first, last = (self._decision.share_left(self.config, self._controller.epoch + more) for more in (0, 1))
+        annealing.begin_epoch_(first=first, last=last, steps=steps or None)
+
+    def _end_annealing_epoch(self, annealing: Annealing, plan: GroupingPlan, begin: float) -> EpochReport:
+        self._states = [planned_state(layer, plan.layers[layer.name], self.config) for layer in self.selection.layers]
+        removed = removed_by(self.selection, self._states, self._size(), self.config)
+        self._controller = replace(self._controller, epoch=self._controller.epoch + 1, removed_fraction=removed)
+        self._count = StepCount.of_layers(len(self._states))
+        self._begin_annealing_epoch_(annealing, annealing.steps_done())
+        layers = [
+            LayerReport(layer.name, state.group_level, state.kept_norm, state.cost, churn=0.0)
+            for layer, state in zip(self.selection.layers, self._states, strict=True)
+        ]
+        seconds = time.perf_counter() - begin
+        return EpochReport(self._controller.epoch, 0.0, removed, seconds, tuple(layers), annealing.annealed)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the future, in plain numbers and tensors that `weights_only=True` loads."""
@@ -259,6 +360,8 @@ class Sparsifier:
             "controller": asdict(self._controller),
             "count": asdict(self._count),
             "layers": layers,
+            "decision": self._decision.state_dict(),
+            "annealing": None if self._annealing is None else self._annealing.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -280,6 +383,11 @@ class Sparsifier:
         self._states = [self._restored_state(index, layer) for index, layer in enumerate(saved.values())]
         self._controller = LambdaState(**state["controller"])
         self._count = StepCount(**copy.deepcopy(state["count"]))
+        self._decision = Decision.from_state_dict(state["decision"])
+        if self._annealing is not None:
+            if self.decided_plan is not None:
+                self._annealing.remove_(self.decided_plan)
+            self._annealing.load_state_dict(state["annealing"])
         self._set_strengths_()
 
     def _restored_state(self, index: int, saved: Mapping[str, Any]) -> LayerState:
