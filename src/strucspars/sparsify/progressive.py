@@ -123,6 +123,11 @@ class Annealing:
         """Share of their size that the removed connections have lost: 0 before, 1 when they are zero."""
         return 1 - float(self._left) ** 3
 
+    @property
+    def has_held(self) -> bool:
+        """Whether the removed connections have been zero since the epoch began."""
+        return float(self._first) == 0
+
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that a step changes, the weights apart."""
         return [self._left, self._done]

@@ -272,6 +272,11 @@ class Sparsifier:
         """What a progressive schedule would deploy after the last epoch; None before the first, and of two stages."""
         return self._decision.plan
 
+    @property
+    def has_held_zeros(self) -> bool:
+        """Whether what a progressive schedule removes has been zero since the epoch began."""
+        return self._annealing is not None and self._annealing.has_held
+
     def annealing_tensors(self) -> list[torch.Tensor]:
         """What the annealing changes in an optimizer step besides the weights, for capturing a CUDA graph."""
         return [] if self._annealing is None else self._annealing.tensors()

@@ -114,27 +114,20 @@ class StructuredSparsification(Method):
             check_fits(model, run.given_plan)
             self._learned = run.given_plan
             return None
-        # Counting operations sets the random state aside, from which other threads may be drawing weights.
-        with CAPTURE_LOCK:
-            self._sparsifier = Sparsifier(
-                model,
-                run.recipe.sparsify_config(steps_per_epoch=run.train.steps),
-                example_inputs=run.example,
-                executor=run.executor,
-            )
+        self._sparsifier = new_sparsifier(run, model)
         return SparsifyRule(self._sparsifier)
 
     @override
     def note_start(self) -> None:
-        if self._run.checkpoint is None:
-            self._store_importance("start")
+        if self._run.checkpoint is None and self._sparsifier is not None:
+            store_importance(self._run, self._sparsifier, "start")
 
     @override
     def decide(self, model: nn.Module) -> dict[str, Any]:
         learned = self._learned
         if learned is None:
             assert self._sparsifier is not None
-            self._store_importance("end")
+            store_importance(self._run, self._sparsifier, "end")
             learned = self._sparsifier.plan()
         ablation = self._run.recipe.finetune.ablation
         self._plan = learned
@@ -206,17 +199,73 @@ class StructuredSparsification(Method):
                 f"sparsify.from_run: {source} belongs to another network: {reason}; name another, or leave it out"
             ) from error
 
-    def _store_importance(self, moment: str) -> None:
-        """Save importance matrices and shapes of the layers for the report; half precision is enough for pictures."""
-        run = self._run
-        if not run.engine.is_first or self._sparsifier is None:
-            return
-        layers = self._sparsifier.selection.layers
-        importance = run.recipe.sparsify.importance
-        matrices = {layer.name: importance_of(layer, importance).astype(np.float16) for layer in layers}
-        save_arrays(run.folder.importance / f"{moment}.npz", matrices)
-        shapes = [{"name": layer.name, "weight_shape": list(layer.weight_shape)} for layer in layers]
-        run.folder.write_json(run.folder.path / "layers.json", shapes)
+
+@final
+class ProgressiveSparsification(Method):
+    """The method in one stage: decided early, annealed while training goes on, converted at the end."""
+
+    last_stage = TRAIN
+    form = "masked"
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._sparsifier: Sparsifier | None = None
+
+    @override
+    def first_rule(self, model: nn.Module) -> None:
+        if self._run.given_plan is not None:
+            raise ValueError(
+                f"model.weights: {self._run.recipe.model.weights} is compressed already, so there is nothing to decide; "
+                "set sparsify.schedule=two-stage to finetune it, or give dense weights"
+            )
+        self._sparsifier = new_sparsifier(self._run, model)
+
+    @override
+    def trainable(self, model: nn.Module) -> tuple[nn.Module, TrainingRule]:
+        if self._sparsifier is None:
+            self._sparsifier = new_sparsifier(self._run, model)
+        if self._run.checkpoint is None:
+            store_importance(self._run, self._sparsifier, "start")
+            if self._sparsifier.decided_plan is not None:
+                self._store_decision(self._sparsifier.decided_plan)
+        return model, SparsifyRule(self._sparsifier, self._store_decision)
+
+    @override
+    def finish_(self, model: nn.Module) -> None:
+        assert self._sparsifier is not None, "trained before"
+        # Not after `convert_`, which the Sparsifier would refuse.
+        plan = self._sparsifier.plan()
+        convert_(model, plan)
+        if self._run.engine.is_first:
+            # Again: a stop between decision and checkpoint, and then another machine, may have decided otherwise.
+            self._run.folder.save_plan(plan)
+            save(model, self._run.folder.model_path, plan=plan)
+
+    def _store_decision(self, plan: GroupingPlan) -> None:
+        assert self._sparsifier is not None, "it has decided"
+        store_importance(self._run, self._sparsifier, "end")
+        if self._run.engine.is_first:
+            self._run.folder.save_plan(plan)
+
+
+def new_sparsifier(run: Run, model: nn.Module) -> Sparsifier:
+    """The training state of the method for this network."""
+    config = run.recipe.sparsify_config(steps_per_epoch=run.train.steps)
+    # Counting operations sets the random state aside, from which other threads may be drawing weights.
+    with CAPTURE_LOCK:
+        return Sparsifier(model, config, example_inputs=run.example, executor=run.executor)
+
+
+def store_importance(run: Run, sparsifier: Sparsifier, moment: str) -> None:
+    """Save importance matrices and shapes of the layers for the report; half precision is enough for pictures."""
+    if not run.engine.is_first:
+        return
+    layers = sparsifier.selection.layers
+    importance = run.recipe.sparsify.importance
+    matrices = {layer.name: importance_of(layer, importance).astype(np.float16) for layer in layers}
+    save_arrays(run.folder.importance / f"{moment}.npz", matrices)
+    shapes = [{"name": layer.name, "weight_shape": list(layer.weight_shape)} for layer in layers]
+    run.folder.write_json(run.folder.path / "layers.json", shapes)
 
 
 def finetuning_form(run: Run) -> FinetuneForm:
@@ -295,3 +344,8 @@ METHODS: dict[Kind, Callable[[Run], Method]] = {
     "slimming": NetworkSlimming,
     "dense": DenseTraining,
 }
+
+
+def method_of(run: Run) -> Method:
+    """What the run's recipe asks for."""
+    return ProgressiveSparsification(run) if run.recipe.is_progressive else METHODS[run.recipe.kind](run)

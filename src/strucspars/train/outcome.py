@@ -13,7 +13,7 @@ from strucspars.cost.counting import BeforeAfter, count_macs
 from strucspars.cost.text_table import Column, duration, percent, text_table
 from strucspars.io.records import as_record, check_header, convert
 from strucspars.train.epochs import Accuracy
-from strucspars.train.recipe import COMPRESS, FINETUNE, SLIM, SPARSIFY, TRAIN, Recipe, stage_epochs
+from strucspars.train.recipe import COMPRESS, FINETUNE, SLIM, SPARSIFY, Recipe, last_stage, learning_stage, stage_epochs
 from strucspars.train.run_folder import RunFolder
 
 SUMMARY_VERSION = 1
@@ -156,10 +156,12 @@ def run_summary(
 ) -> RunSummary:
     """The summary of a run from its metrics, its two networks and the accuracy of the saved one."""
     compressed = next((row for row in rows if row["stage"] == COMPRESS), {})
-    removed = [row.get("removed_fraction") for row in rows if row["stage"] == SPARSIFY]
+    learning = [row for row in rows if row["stage"] == learning_stage(recipe)]
+    # A progressive run knows its threshold from the epoch after its decision on.
+    removed = [row.get("removed_fraction") for row in learning if row.get("min_kept_norm") is None]
     before, after = count_macs(dense, example), count_macs(small, example)
     params, macs = BeforeAfter(before.params, after.params), BeforeAfter(before.macs, after.macs)
-    finetuned = stage_accuracy(rows, TRAIN if recipe.kind == "dense" else FINETUNE)
+    finetuned = stage_accuracy(rows, last_stage(recipe))
     assert finetuned is not None, "a finished run has trained its last stage"
     return RunSummary(
         name=recipe.name,
@@ -173,7 +175,7 @@ def run_summary(
         target={"strucspars": recipe.sparsify.target, "slimming": recipe.slimming.target}.get(recipe.kind),
         removed_param_fraction=params.removed_fraction,
         removed_mac_fraction=macs.removed_fraction,
-        min_kept_norm=compressed.get("min_kept_norm"),
+        min_kept_norm=compressed.get("min_kept_norm", rows[-1].get("min_kept_norm")),
         removed_before_search=removed[-1] if removed else None,
         sparsified=stage_accuracy(rows, SPARSIFY) or stage_accuracy(rows, SLIM),
         before_compression_top1=compressed.get("before_top1"),
@@ -193,7 +195,7 @@ def outcome_text(summary: RunSummary, recipe: Recipe, folder: RunFolder) -> str:
     parts = [
         f"{summary.name}, seed {summary.seed}: {summary.model} on {summary.data}",
         _sizes(summary),
-        f"{_accuracies(summary)}\n{OPTIMISM}",
+        f"{_accuracies(summary, recipe)}\n{OPTIMISM}",
         "\n".join(_facts(summary, recipe)),
         _places(summary, folder),
     ]
@@ -236,7 +238,7 @@ def _sizes(summary: RunSummary) -> str:
     )
 
 
-def _accuracies(summary: RunSummary) -> str:
+def _accuracies(summary: RunSummary, recipe: Recipe) -> str:
     rows: list[tuple[str, float | None, float | None]] = []
     sparsified, finetuned = summary.sparsified, summary.finetuned
 
@@ -251,7 +253,7 @@ def _accuracies(summary: RunSummary) -> str:
         rows.append(("after compression", summary.compressed_top1, summary.compressed_top5))
     if summary.recalibrated_top1 is not None:
         rows.append(("the same, batch norm recalibrated", summary.recalibrated_top1, None))
-    stage = "trained" if summary.kind == "dense" else "finetuned"
+    stage = "finetuned" if last_stage(recipe) == FINETUNE else "trained"
     rows.append((f"{stage}, last epoch", finetuned.last_top1, finetuned.last_top5))
     add_best(stage, finetuned)
     rows.append(("saved network", summary.converted_top1, summary.converted_top5))

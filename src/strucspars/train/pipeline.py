@@ -21,7 +21,7 @@ from strucspars.nn.names import copied
 from strucspars.train.checkpoint import save_named
 from strucspars.train.engine import lost_processes_explained
 from strucspars.train.epochs import CAPTURE_LOCK, Accuracy, Evaluation
-from strucspars.train.methods import METHODS, Method
+from strucspars.train.methods import Method, method_of
 from strucspars.train.observer import RunObserver, TensorBoardLog
 from strucspars.train.outcome import RunSummary, outcome_text, read_metrics, read_summary, run_summary
 from strucspars.train.recipe import COMPRESS, Recipe
@@ -79,7 +79,7 @@ def run_pipeline(
 
 def _run(run: Run, stack: ExitStack) -> RunSummary:
     """The whole run; `stack` holds the folder's lock, the stream and the log until its end."""
-    engine, folder, recipe = run.engine, run.folder, run.recipe
+    engine, folder = run.engine, run.folder
     if engine.device.type == "cuda":
         # Graphs cannot be captured on the default stream, and runs side by side need one each.
         stack.enter_context(torch.cuda.stream(torch.cuda.Stream(engine.device)))  # type: ignore[no-untyped-call]  # in torch
@@ -90,7 +90,7 @@ def _run(run: Run, stack: ExitStack) -> RunSummary:
     if finished is not None:
         return finished
     run.checkpoint = engine.fabric.broadcast(_load_checkpoint(run) if engine.is_first else None)
-    method = METHODS[recipe.kind](run)
+    method = method_of(run)
     _ = run.train.steps
     last_loss = run.last_loss()
     first_rule, is_last = None, run.has_begun(method.last_stage)

@@ -221,8 +221,9 @@ class Recipe:
         kind: `strucspars`; or a baseline, `dense` (second stage only) or `slimming`.
         seed: of everything random.
         data, model, sparsify, slimming, finetune, engine: the options of one part each.
-        stage1: training with the penalty; without an epoch, trained weights are grouped unchanged, one-shot.
-        stage2: finetuning; for a dense network, its training.
+        stage1: training with the penalty; without an epoch, trained weights are grouped unchanged, one-shot. Not used
+            by a progressive schedule.
+        stage2: finetuning; for a dense network or a progressive schedule, the whole training.
 
     >>> Recipe(name="mine", stage1=StageRecipe(epochs=20)).sparsify_config(steps_per_epoch=10).epochs
     20
@@ -250,10 +251,16 @@ class Recipe:
         if self.kind == "strucspars":
             _ = self.sparsify_config(steps_per_epoch=1)  # checks the rest
 
+    @property
+    def is_progressive(self) -> bool:
+        """Whether the method runs in one stage, the second."""
+        return self.kind == "strucspars" and self.sparsify.schedule == "progressive"
+
     def sparsify_config(self, *, steps_per_epoch: int) -> SparsifyConfig:
         """The method's options for a data set of so many steps."""
-        epochs = max(self.stage1.epochs, 1)  # one-shot runs have none
-        return self.sparsify.config(epochs=epochs, steps_per_epoch=steps_per_epoch, lr=self.stage1.lr, seed=self.seed)
+        stage = self.stage2 if self.is_progressive else self.stage1
+        epochs = max(stage.epochs, 1)  # one-shot runs have none
+        return self.sparsify.config(epochs=epochs, steps_per_epoch=steps_per_epoch, lr=stage.lr, seed=self.seed)
 
     def _check_kind(self) -> None:
         if self.kind != "strucspars" and self.finetune.ablation != "finetune":
@@ -262,8 +269,37 @@ class Recipe:
             raise ValueError("finetune.recalibrate_bn needs a compressed network, but kind is dense")
         if self.kind != "strucspars" and self.sparsify.from_run is not None:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
+        if self.is_progressive:
+            self._check_progressive()
+
+    def _check_progressive(self) -> None:
+        """Refuse what only means something between two stages."""
+        refused = {
+            "sparsify.from_run": self.sparsify.from_run is not None,
+            "finetune.ablation": self.finetune.ablation != "finetune",
+            "finetune.form": self.finetune.form == "grouped",
+            "finetune.recalibrate_bn": self.finetune.recalibrate_bn,
+        }
+        if given := [key for key, is_given in refused.items() if is_given]:
+            raise ValueError(
+                f"{', '.join(given)}: a progressive schedule has one stage, and its network is dense to the end; "
+                "leave that out, or set sparsify.schedule=two-stage"
+            )
+        if self.sparsify.decide_by > 0 and self.stage2.optimizer != "sgd":
+            raise ValueError(
+                f"stage2.optimizer {self.stage2.optimizer!r} does not follow the strength of the penalty, by which a "
+                "progressive schedule learns what to remove; use sgd, or decide about trained weights at once with "
+                "sparsify.decide_by=0"
+            )
+        if self.sparsify.decide_by == 0 and self.model.weights is None:
+            raise ValueError(
+                "sparsify.decide_by 0 decides from the weights that the run starts with, but they are fresh; name "
+                "trained ones with model.weights, or leave time for the decision"
+            )
 
     def _check_first_stage(self) -> None:
+        if self.is_progressive:
+            return
         if self.stage1.epochs:
             if self.kind != "dense" and self.stage1.optimizer != "sgd":
                 raise ValueError(
@@ -285,6 +321,16 @@ SLIM = "slim"
 COMPRESS = "compress"
 FINETUNE = "finetune"
 TRAIN = "train"
+
+
+def last_stage(recipe: Recipe) -> str:
+    """The stage that ends in the saved network."""
+    return TRAIN if recipe.kind == "dense" or recipe.is_progressive else FINETUNE
+
+
+def learning_stage(recipe: Recipe) -> str:
+    """The stage in which channel orders are learned."""
+    return TRAIN if recipe.is_progressive else SPARSIFY
 
 
 def stage_epochs(recipe: Recipe, stage: str) -> int:

@@ -28,7 +28,9 @@ def identity(recipe: Recipe) -> dict[str, Any]:
     """The options that make a run this one, by dotted key; those that it does not read have their defaults."""
     options, defaults = flat_options(recipe), flat_options(Recipe(name="any"))
     for key, value in options.items():
-        if key in PLACE or READERS.get(key.partition(".")[0], recipe.kind) != recipe.kind:
+        section = key.partition(".")[0]
+        is_unread = READERS.get(section, recipe.kind) != recipe.kind or (recipe.is_progressive and section == "stage1")
+        if key in PLACE or is_unread:
             options[key] = defaults[key]
         elif key in PATHS and value is not None:
             options[key] = Path(value).name

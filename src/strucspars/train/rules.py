@@ -1,6 +1,7 @@
 """What training does besides minimising the loss: the structured penalty, held zeros, or the slimming penalty."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import numpy as np
@@ -30,6 +31,14 @@ class TrainingRule:
         """Decide after an epoch; returns entries for its row of the metrics."""
         return {}
 
+    def plan_to_cut(self) -> GroupingPlan | None:
+        """What a network deployed after this epoch would still lose; None where it stays as it is."""
+        return None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor that a step changes for this rule, besides the model and its gradients."""
+        return []
+
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """State of the layers after the epoch, for a report."""
         return {}
@@ -48,11 +57,15 @@ class TrainingRule:
 
 @final
 class SparsifyRule(TrainingRule):
-    """The structured penalty, and the decisions of Algorithm 1 after every epoch."""
+    """The structured penalty, and the decisions of Algorithm 1 after every epoch.
 
-    def __init__(self, sparsifier: Sparsifier) -> None:
-        self._sparsifier = sparsifier
+    `on_decision` is called with the plan once a progressive schedule has decided.
+    """
+
+    def __init__(self, sparsifier: Sparsifier, on_decision: Callable[[GroupingPlan], None] = lambda plan: None) -> None:
+        self._sparsifier, self._on_decision = sparsifier, on_decision
         self._report: EpochReport | None = None
+        self._plan_to_cut: GroupingPlan | None = None
 
     @override
     def add_gradient_(self) -> None:
@@ -60,14 +73,31 @@ class SparsifyRule(TrainingRule):
 
     @override
     def end_epoch(self) -> Mapping[str, Any]:
-        before = self._sparsifier.lambda_value
+        before, decided = self._sparsifier.lambda_value, self._sparsifier.decided_plan
+        has_held = self._sparsifier.has_held_zeros
         self._report = self._sparsifier.end_epoch()
-        return {
+        self._plan_to_cut = None if has_held else self._sparsifier.present_plan
+        row: dict[str, float | None] = {
             "lambda": before,
             "removed_fraction": self._report.removed_fraction,
             "mean_churn": float(np.mean([layer.churn for layer in self._report.layers])),
             "solver_seconds": self._report.seconds,
         }
+        if self._sparsifier.present_plan is not None:
+            row["annealed"] = self._report.annealed or 0.0
+        if decided is not None:
+            row["min_kept_norm"] = decided.min_kept_norm
+        elif self._sparsifier.decided_plan is not None:
+            self._on_decision(self._sparsifier.decided_plan)
+        return row
+
+    @override
+    def plan_to_cut(self) -> GroupingPlan | None:
+        return self._plan_to_cut
+
+    @override
+    def tensors(self) -> list[torch.Tensor]:
+        return self._sparsifier.annealing_tensors()
 
     @override
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
@@ -139,6 +169,18 @@ class HeldZerosRule(TrainingRule):
         present = [(weight.grad, mask) for weight, mask in pairs if weight.grad is not None]
         if present:
             torch._foreach_mul_([gradient for gradient, _ in present], [mask for _, mask in present])
+
+
+@contextmanager
+def cut(model: nn.Module, plan: GroupingPlan, *, for_good: bool) -> Iterator[None]:
+    """Zero what the plan removes in place; at the end of the block, unless for good, the weights are as they were."""
+    weights: list[torch.Tensor] = [model.get_submodule(name).get_parameter("weight") for name in plan.layers]
+    before = [weight.detach().clone() for weight in weights]
+    HeldZerosRule(model, plan)
+    yield
+    if not for_good:
+        with torch.no_grad():
+            torch._foreach_copy_(weights, before)
 
 
 @final

@@ -10,7 +10,7 @@ from torch import nn
 
 from strucspars.train.epochs import CAPTURE_LOCK, Evaluation, epoch_runner
 from strucspars.train.recipe import FINETUNE, TRAIN
-from strucspars.train.rules import TrainingRule
+from strucspars.train.rules import TrainingRule, cut
 from strucspars.train.run import Run, RunInterrupted, TrainingDiverged, derived_seed
 from strucspars.train.steps import StageLoss, TrainingStep, learning_rates
 
@@ -126,7 +126,13 @@ class Stage:
         # Also of the test images: weights that the last step has spoilt must not reach a checkpoint.
         for loss in (loss_sum, accuracy.loss):
             self._check_finite(loss, epoch, rate)
-        decided = self._rule.end_epoch()
+        decided = dict(self._rule.end_epoch())
+        plan = self._rule.plan_to_cut()
+        if plan is not None:
+            decided["uncut_top1"] = accuracy.top1
+            # An average still holds some of what the model has lost by then.
+            with cut(self.trained_model, plan, for_good=decided["annealed"] == 1):
+                accuracy = self._evaluation.accuracy()
         row = {
             "stage": self._name,
             "epoch": epoch,

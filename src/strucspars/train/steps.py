@@ -184,7 +184,7 @@ class TrainingStep:
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that a step changes."""
         averaged = [] if self.average is None else list(self.average.model.state_dict().values())
-        return [*self.model.state_dict().values(), *self.momenta(), *averaged, self.sums]
+        return [*self.model.state_dict().values(), *self.momenta(), *averaged, self.sums, *self._rule.tensors()]
 
 
 def _optimizer(
