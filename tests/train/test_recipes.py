@@ -35,6 +35,7 @@ def removed_fraction(recipe: Recipe) -> float:
 def test_every_row_of_the_paper_has_a_recipe_and_every_recipe_a_row() -> None:
     own = {"demo", "demo-dense", *(f"cifar10-resnet56-60-{ablation}" for ablation in ABLATIONS)}
     own |= {f"{row}-deploy" for row in DEPLOYED}
+    own |= {f"cifar10-{row}-progressive-distilled" for row in ("resnet20-40", "resnet56-60")}
     variants = {name for name in recipe_names() if base_row(name) in PAPER_ROWS}
     assert set(recipe_names()) == {*PAPER_ROWS, *own, *variants}
     tables = [row.table for row in PAPER_ROWS.values()]
@@ -61,8 +62,8 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
     assert recipe.name == name
     assert recipe.data.name == dataset
     assert recipe.model.name == (f"preact-{network}" if dataset == "cifar10" else network)
-    assert recipe.sparsify.lambda_step == 2e-6
-    if recipe.kind == "strucspars":
+    assert recipe.sparsify.lambda_step == (None if recipe.is_progressive else 2e-6)
+    if recipe.kind == "strucspars" and not recipe.is_progressive:
         assert recipe.sparsify_config(steps_per_epoch=1).penalty_schedule.warmup_epochs == 10
     assert recipe.stage2.lr_warmup_epochs == (0 if recipe.kind == "slimming" else 10)
     epochs = {"cifar10": (100, 160), "imagenet": (60, 120)}[dataset]
@@ -79,6 +80,16 @@ def test_recipes_follow_the_papers_protocol(name: str) -> None:
             0.0,
             "constant",
         )
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if "progressive" in name])
+def test_a_progressive_recipe_removes_its_connections_before_the_rate_first_falls(name: str) -> None:
+    recipe = read_recipe(name)
+    config = recipe.sparsify_config(steps_per_epoch=782)
+    assert recipe.is_progressive
+    assert config.epochs == recipe.stage2.epochs == 160
+    assert config.decision_epoch + config.annealing_epochs <= 0.5 * config.epochs
+    assert recipe.stage2.lr_warmup_epochs < config.decision_epoch
 
 
 @pytest.mark.parametrize("name", recipe_names())

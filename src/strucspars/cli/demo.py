@@ -76,6 +76,10 @@ def _recipes(
         if "name" in override_keys(override):
             raise ValueError(f"{override!r}: the two runs of the demo have their own names; leave it out, or use --out")
     compressed = {out / run_name(recipe): recipe for recipe in seeded_recipes("demo", overrides, seeds)}
+    if any(recipe.is_progressive for recipe in compressed.values()):
+        raise ValueError(
+            "the demo shows two stages; for one, strucspars run demo sparsify.schedule=progressive stage2.epochs=31"
+        )
     dense = {}
     for recipe, small in zip(seeded_recipes("demo-dense", overrides, seeds), compressed.values(), strict=True):
         # As many epochs as both stages of the other have, also if those are overridden.

@@ -106,7 +106,7 @@ PAPER_TIMES = PublishedTimes(
 ABLATED = ("cifar10-resnet56-60", "imagenet-resnet50-65", "imagenet-resnet101-65")
 ABLATIONS = tuple(ablation for ablation in get_args(Ablation) if ablation != "finetune")
 # Endings of recipes that compress a row to the same size in another way, and of those by another method.
-TRAINED_OTHERWISE = ("low-rate", "distilled", "modern", "paper-solver")
+TRAINED_OTHERWISE = ("low-rate", "distilled", "modern", "paper-solver", "progressive")
 OTHER_METHOD = "slimming"
 USUAL_ROWS = "cifar10-*"
 
@@ -147,4 +147,5 @@ def base_row(name: str) -> str | None:
 def published_row(name: str) -> PaperRow | None:
     """The paper's row for a recipe: the same method at the same size, however it was trained; None if there is none."""
     base = base_row(name)
-    return PAPER_ROWS.get(base) if base and name.endswith(TRAINED_OTHERWISE) else PAPER_ROWS.get(name)
+    # Of a variant of a variant, such as a distilled progressive run, the row of its base's base.
+    return published_row(base) if base and name.endswith(TRAINED_OTHERWISE) else PAPER_ROWS.get(name)

@@ -16,6 +16,7 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.cost.text_table import percent
 from strucspars.report.drawing import BLUE, FAINT, GREEN, INK, PURPLE, SEQUENTIAL, VERMILLION, NamedFigure, house_style
 from strucspars.report.reading import EpochLayers, RunData
+from strucspars.train.recipe import learning_stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,7 @@ def dynamics_figure(run: RunData) -> NamedFigure | None:
         _draw_accuracy: True,
         _draw_lambda: epochs.has("lambda"),
         _draw_removed: epochs.has("removed_fraction"),
+        _draw_annealed: epochs.has("annealed"),
         _draw_levels: bool(run.dynamics),
     }
     drawn = [panel for panel, is_known in panels.items() if is_known]
@@ -109,6 +111,11 @@ def _caption(epochs: Epochs) -> str:
         sentences.append("lambda is the strength of the structured penalty.")
     if epochs.has("removed_fraction"):
         sentences.append("The removed fraction is what the group levels of that epoch would remove.")
+    if epochs.has("annealed"):
+        sentences.append(
+            "Test loss and accuracy are those of the network without what the plan removes, as it would be deployed; "
+            "the grey line is the accuracy with it. Annealed: the share of their size that these connections have lost."
+        )
     return " ".join(sentences)
 
 
@@ -133,6 +140,8 @@ def _draw_loss(axis: Axes, epochs: Epochs) -> None:
 
 def _draw_accuracy(axis: Axes, epochs: Epochs) -> None:
     _plot(axis, epochs, "train_top1", colour=BLUE, label="train")
+    if epochs.has("uncut_top1"):
+        _plot(axis, epochs, "uncut_top1", colour=FAINT, label="test, not cut")
     _plot(axis, epochs, "test_top1", colour=VERMILLION, label="test")
     if epochs.compression is not None:
         after, row = epochs.compression
@@ -143,7 +152,7 @@ def _draw_accuracy(axis: Axes, epochs: Epochs) -> None:
     axis.set_ylabel("top-1 accuracy")
     axis.yaxis.set_major_formatter("{x:.0%}")
     axis.set_ylim(top=1.0)
-    axis.legend(loc="lower right", ncols=2)
+    axis.legend(loc="lower right", ncols=3)
 
 
 def _draw_lambda(axis: Axes, epochs: Epochs) -> None:
@@ -163,6 +172,13 @@ def _draw_removed(axis: Axes, epochs: Epochs) -> None:
     axis.set_ylabel(f"removed fraction\nof {epochs.budget}")
     axis.yaxis.set_major_formatter("{x:.0%}")
     axis.set_ylim(0, 1.18 * max(float(np.nanmax(epochs.curve("removed_fraction"))), target or 0.0) or 1.0)
+
+
+def _draw_annealed(axis: Axes, epochs: Epochs) -> None:
+    _plot(axis, epochs, "annealed", colour=INK)
+    axis.set_ylabel("annealed")
+    axis.yaxis.set_major_formatter("{x:.0%}")
+    axis.set_ylim(0, 1.05)
 
 
 def _draw_levels(axis: Axes, epochs: Epochs) -> None:
@@ -215,12 +231,16 @@ def _alt(epochs: Epochs) -> str:
         target = "" if epochs.target is None else f", the target is {percent(epochs.target)}"
         reached = percent(curve[np.isfinite(curve)][-1])
         sentences.append(f"The removed fraction of {epochs.budget} comes to {reached}{target}.")
+    annealed = epochs.curve("annealed")
+    if (annealed == 1).any():
+        sentences.append(f"What the plan removes is zero from epoch {int((annealed == 1).argmax()) + 1} on.")
     return " ".join(sentences)
 
 
 def churn_figure(run: RunData) -> NamedFigure | None:
     """Draw the mean churn over all layers, and below it every stored layer as a row of colours; None if not known."""
-    rows = [row for row in run.rows if row["stage"] == "sparsify" and "mean_churn" in row]
+    stage = learning_stage(run.recipe)
+    rows = [row for row in run.rows if row["stage"] == stage and "mean_churn" in row]
     if not rows:
         return None
     epochs, mean = (np.array([row[key] for row in rows], dtype=np.float64) for key in ("epoch", "mean_churn"))
@@ -240,7 +260,7 @@ def churn_figure(run: RunData) -> NamedFigure | None:
             _draw_layer_churn(figure, axes[1], run.dynamics)
             last = run.dynamics[-1].churn
             alt += f" In the last stored epoch {(last == 0).sum()} of {len(last)} layers did not change at all."
-        axes[-1].set_xlabel("epoch (sparsify)")
+        axes[-1].set_xlabel(f"epoch ({stage})")
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[-1].set_xlim(0.5, float(epochs.max()) + 0.5)
     return NamedFigure(

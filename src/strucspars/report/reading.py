@@ -20,7 +20,7 @@ from strucspars.io.files import read_text
 from strucspars.io.records import convert
 from strucspars.nn.importance import importance_matrix
 from strucspars.train.outcome import RunSummary, progress_words, read_metrics, read_summary, stage_seconds
-from strucspars.train.recipe import Recipe
+from strucspars.train.recipe import Recipe, learning_stage
 from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE, RunFolder
 
 # S is stored in half precision, which is enough for pictures.
@@ -61,10 +61,10 @@ class RunData:
         name: of the folder, which tells seeds apart; the recipe has the name of the experiment.
         summary: None if the run is not finished.
         rows: of the metrics.
-        plan: None before compression, and for other kinds of runs.
+        plan: None before compression or the decision of a progressive run, and for other kinds of runs.
         weight_shapes: of the layers that may be grouped, by name, in network order.
-        dynamics: the epochs of the first stage; empty where the run stored none.
-        importance: `start` and `end` to S of every layer, where stored; `now` of a run in its first stage.
+        dynamics: the epochs of the stage that learns channel orders; empty where the run stored none.
+        importance: `start` and `end` (of the learning) to S of every layer, where stored; `now` of a run in between.
         environment: versions and hardware.
         decisions: what the run decided once.
         bench: what `strucspars bench RUN --out RUN/bench.json` measured; None where there is no such file.
@@ -131,7 +131,8 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
     ]
     shapes = _weight_shapes(folder, plan)
     # A killed run may have stored one epoch more than its metrics have.
-    epochs = sum(row["stage"] == "sparsify" for row in rows)
+    stage = learning_stage(recipe)
+    epochs = sum(row["stage"] == stage for row in rows)
     return RunData(
         path=folder.path,
         name=folder.path.resolve().name,
@@ -140,7 +141,7 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         rows=rows,
         plan=plan,
         weight_shapes=shapes,
-        dynamics=_dynamics(folder, list(shapes.values()), epochs),
+        dynamics=_dynamics(folder, list(shapes.values()), stage, epochs),
         importance=_importance(folder, recipe, shapes),
         environment=_json_object(folder, folder.environment_path),
         decisions=_json_object(folder, folder.decisions_path),
@@ -165,10 +166,10 @@ def _weight_shapes(folder: RunFolder, plan: GroupingPlan | None) -> Shapes:
     return {layer.name: layer.weight_shape for layer in layers}
 
 
-def _dynamics(folder: RunFolder, shapes: Sequence[tuple[int, ...]], epochs: int) -> list[EpochLayers]:
-    if not shapes or not any(folder.dynamics.glob("sparsify-*.npz")):
+def _dynamics(folder: RunFolder, shapes: Sequence[tuple[int, ...]], stage: str, epochs: int) -> list[EpochLayers]:
+    if not shapes or not any(folder.dynamics.glob(f"{stage}-*.npz")):
         return []
-    return [_epoch_layers(folder.dynamics / f"sparsify-{epoch:04d}.npz", shapes) for epoch in range(1, epochs + 1)]
+    return [_epoch_layers(folder.dynamics / f"{stage}-{epoch:04d}.npz", shapes) for epoch in range(1, epochs + 1)]
 
 
 def _epoch_layers(path: Path, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:
@@ -217,7 +218,7 @@ def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[st
                     )
     may_compute = list(stored) == ["start"] and recipe.sparsify.importance in get_args(Norm)
     checkpoint = folder.load_checkpoint() if may_compute else None
-    if checkpoint is not None and checkpoint.get("stage") == "sparsify":
+    if checkpoint is not None and checkpoint.get("stage") == learning_stage(recipe):
         stored["now"] = _matrices(checkpoint["model"], recipe, shapes)
     return {moment: matrices for moment, matrices in stored.items() if matrices}
 

@@ -1,6 +1,6 @@
 """One training instead of two stages: what the plan removes is annealed to exact zero while the rest goes on learning.
 
-Beyond the paper, whose future work it is; `docs/decisions/0021-progressive.md` has the reasons and the measurements.
+Beyond the paper, whose future work it is.
 """
 
 import threading
