@@ -145,8 +145,9 @@ class _Stops(RunObserver):
         self.rows.append(dict(row))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_trained_weights_may_be_decided_about_at_once_and_taught_by_the_dense_network(
-    small_recipe: Recipes, tmp_path: Path
+    optimizer: str, small_recipe: Recipes, tmp_path: Path
 ) -> None:
     run_pipeline(small_recipe("kind=dense", "stage2.epochs=3"), tmp_path / "dense")
     weights, observer = tmp_path / "dense" / "model.safetensors", _Stops()
@@ -154,6 +155,8 @@ def test_trained_weights_may_be_decided_about_at_once_and_taught_by_the_dense_ne
     torch.save(trained, tmp_path / "trained.pth")
     options = (
         "sparsify.decide_by=0",
+        f"stage2.optimizer={optimizer}",
+        "stage2.lr=0.01",
         f"model.weights={tmp_path / 'trained.pth'}",
         f"finetune.teacher={tmp_path / 'dense'}",
     )
@@ -173,6 +176,7 @@ def test_trained_weights_may_be_decided_about_at_once_and_taught_by_the_dense_ne
         ("finetune.form=grouped", "finetune.form: a progressive schedule has one stage"),
         ("finetune.recalibrate_bn=true", "finetune.recalibrate_bn: a progressive schedule has one stage"),
         ("sparsify.decide_by=0", "decides from the weights that the run starts with, but they are fresh"),
+        ("stage2.optimizer=adamw", "stage2.optimizer 'adamw' does not follow the strength of the penalty"),
         ("sparsify.anneal=0.9", "more than the whole training"),
     ],
 )
@@ -181,6 +185,13 @@ def test_what_needs_two_stages_or_trained_weights_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         progressive(small_recipe, override)
+
+
+def test_a_network_that_is_compressed_already_is_refused(
+    finished: RunFolder, small_recipe: Recipes, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="is compressed already, with nothing to decide"):
+        run_pipeline(progressive(small_recipe, f"model.weights={finished.model_path}"), tmp_path / "run")
 
 
 def test_a_target_out_of_reach_is_refused_before_anything_is_written(small_recipe: Recipes, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ class ProgressiveSparsification(Method):
     def first_rule(self, model: nn.Module) -> None:
         if self._run.given_plan is not None:
             raise ValueError(
-                f"model.weights: {self._run.recipe.model.weights} is compressed already, so there is nothing to decide; "
+                f"model.weights: {self._run.recipe.model.weights} is compressed already, with nothing to decide; "
                 "set sparsify.schedule=two-stage to finetune it, or give dense weights"
             )
         self._sparsifier = new_sparsifier(self._run, model)
