@@ -209,6 +209,16 @@ def test_outputs_in_containers_of_other_classes_are_exported(
         assert type(torch.export.load(tmp_path / file_name).module()(IMAGES)) is plain
 
 
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_zeros_around_negative_numbers_stay_the_maximum(format: str, tmp_path: Path) -> None:
+    # The stem of timm's resnetv2_50x1_bit. ONNX Runtime would leave the zeros out.
+    model = nn.Sequential(nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(3, 2)).eval()
+    images = -1 - torch.rand(2, 8, 9, 9, generator=torch.Generator().manual_seed(0))
+    assert (model(images) == 0).any()
+    path = tmp_path / f"network{EXPORTERS.find(format).suffix}"
+    assert ss.export(model, path, example_inputs=images, format=format).agreement.num_outputs == 1
+
+
 @dataclass
 class Pair:
     boxes: torch.Tensor

@@ -50,7 +50,9 @@ class OnnxExporter(Exporter):
 
     def write(self, program: InferenceProgram, path: Path) -> None:
         """Write the file."""
-        write_onnx(onnx_model(program), path)
+        model = onnx_model(program)
+        keep_paddings_(model.graph)
+        write_onnx(model, path)
 
     def load(self, path: Path) -> Inference:
         """The network on one core, all samples of a batch at once."""
@@ -122,6 +124,18 @@ def name_batch_axis_(graph: onnx.GraphProto, is_batched: Sequence[bool]) -> None
         for size in value.type.tensor_type.shape.dim:
             if size.dim_param:
                 size.dim_param = whole_word.sub(BATCH_AXIS, size.dim_param)
+
+
+def keep_paddings_(graph: onnx.GraphProto) -> None:
+    """Give every maximum pooling right after a padding a second, unused output, the indices: the same function.
+
+    ONNX Runtime 1.31 moves paddings into poolings without a second output, whatever their value; but there a padded
+    entry never is the maximum, while padded zeros are the maximum of negative numbers.
+    """
+    padded = {node.output[0] for node in graph.node if node.op_type == "Pad"}
+    for node in graph.node:
+        if node.op_type == "MaxPool" and node.input[0] in padded and len(node.output) == 1:
+            node.output.append(f"{node.output[0]}_indices")
 
 
 def drop_origins_(model: onnx.ModelProto) -> None:
