@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -16,7 +15,6 @@ from strucspars.train.observer import RunFailed
 
 if TYPE_CHECKING:
     from strucspars.bench.networks import BenchNetwork
-    from strucspars.bench.suite import OnProgress
 
 EXAMPLES = console.examples(
     "strucspars bench",
@@ -104,7 +102,7 @@ def bench(
     rules = TimingRules(seconds=seconds)
     if out is not None:
         console.check_can_be_written(out, force=force)
-    with _shown_progress(output) as on_progress:
+    with console.work_progress(output) as on_progress:
         report = run_bench(subject, command=_command(context), rules=rules, on_progress=on_progress)
     if out is not None:
         write_text(followed(out), report.to_json())
@@ -149,17 +147,3 @@ def _command(context: typer.Context) -> str:
             if value is not True:
                 words.append(f"{value:g}" if option.name == "seconds" else str(value))
     return shlex.join(words)
-
-
-@contextmanager
-def _shown_progress(output: console.Output) -> Iterator[OnProgress]:
-    """A bar that moves, on a terminal only."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    if output.is_quiet or not output.console.is_interactive:
-        yield lambda words, done: None
-        return
-    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=output.console, transient=True) as progress:
-        task = progress.add_task("", total=1.0)
-        yield lambda words, done: progress.update(task, description=words, completed=done)

@@ -5,7 +5,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.resources import files
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from typing_extensions import override
 
@@ -191,6 +192,18 @@ class Output:
         if text and is_first_process():
             # Not by rich, which would wrap a table that is wider than the terminal.
             print(text, file=sys.stdout, flush=True)
+
+
+@contextmanager
+def work_progress(output: Output) -> Iterator[Callable[[str, float], None]]:
+    """A bar that moves, on a terminal only; give it what is being done, and how much of it is done, from 0 to 1."""
+    if output.is_quiet or not output.console.is_interactive:
+        yield lambda words, done: None
+        return
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=output.console, transient=True) as progress:
+        task = progress.add_task("", total=1.0)
+        yield lambda words, done: progress.update(task, description=words, completed=done)
 
 
 @dataclass

@@ -11,13 +11,9 @@ import typer
 from strucspars.cli import console
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from strucspars.cli.networks import Target
-    from strucspars.train.engine import Engine
     from strucspars.train.epochs import Accuracy
 
-BATCH_SIZE = 32
 CHANGEABLE = ("data.", "engine.")
 EXAMPLES = console.examples(
     "strucspars eval runs/demo",
@@ -78,7 +74,7 @@ def evaluate(
         raise ValueError(f"{target}: to evaluate a file, name its network and some images: --model NAME --data FOLDER")
     if overrides:
         raise ValueError(f"{overrides[0]!r}: changes are for the recipe of a run, and {target} is a file; leave it out")
-    accuracy = accuracy_on(found, found.network(), data)
+    accuracy = accuracy_on(found, data)
     text = accuracy_text(path, data, accuracy)
     output.outcome(text, {"path": str(path), "data": data, **asdict(accuracy), "recorded_top1": None})
 
@@ -116,34 +112,21 @@ def _run_again(folder: Path, overrides: Sequence[str], model: str | None) -> tup
     )
 
 
-def accuracy_on(found: Target, network: nn.Module, data: str, engine: Engine | None = None) -> Accuracy:
-    """The accuracy of a network on the images of a folder, or on those to test on of `package.module:function`."""
-    import torch
-
-    from strucspars.data.batches import Batches, EpochOrder, FolderBatches
-    from strucspars.data.catalogue import batches_of, load_data
-    from strucspars.data.folder import evaluation_split
-    from strucspars.models.catalogue import names_a_function
+def accuracy_on(found: Target, data: str) -> Accuracy:
+    """The accuracy of a file's network on the images of a folder, or on those to test on of a function."""
     from strucspars.models.preprocessing import preprocessing_of
+    from strucspars.train.deploy import labelled_batches, num_outputs
     from strucspars.train.engine import Engine, lost_processes_explained
     from strucspars.train.epochs import Evaluation
     from strucspars.train.recipe import EngineRecipe
-    from strucspars.train.run import default_readers
 
-    engine = engine or Engine(EngineRecipe(cuda_graph=False))
-    workers = default_readers()
-    if names_a_function(data):
-        made = load_data(data, None)
-        batches: Batches = batches_of(
-            made, training=False, batch_size=BATCH_SIZE, device=engine.device, workers=workers
-        )
-    else:
-        with torch.no_grad():
-            num_classes = network.eval()(torch.zeros(1, *found.image_shape)).shape[-1]
-        preprocessing = found.preprocessing or preprocessing_of(found.name)
-        split = evaluation_split(Path(data).expanduser(), preprocessing, num_classes=num_classes)
-        order = EpochOrder(count=len(split), batch_size=BATCH_SIZE, shuffled=False, seed=0)
-        batches = FolderBatches(split, order, device=engine.device, workers=workers)
+    engine, network = Engine(EngineRecipe(cuda_graph=False)), found.network()
+    batches = labelled_batches(
+        data,
+        found.preprocessing or preprocessing_of(found.name),
+        num_classes=num_outputs(network, found.image_shape),
+        device=engine.device,
+    )
     with lost_processes_explained():
         return Evaluation(engine, engine.placed(network), batches).accuracy()
 

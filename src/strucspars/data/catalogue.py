@@ -34,6 +34,7 @@ def load_data(
     *,
     download: bool = False,
     preprocessing: Preprocessing | None = None,
+    val: Path | None = None,
     seed: int = 0,
     num_classes: int | None = None,
 ) -> ResidentData | FolderData:
@@ -45,6 +46,7 @@ def load_data(
         root: the folder of the data.
         download: fetch CIFAR to `root` if it is not there.
         preprocessing: of image folders; None for ImageNet's.
+        val: folder of the images of an image folder to test on, if they are not in root.
         seed: of the random crops of image folders.
         num_classes: outputs of the network that the folders must fit, as in `FolderSplit`.
 
@@ -67,7 +69,7 @@ def load_data(
         raise ValueError(
             f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}, and leave download out"
         )
-    return replace(image_folder(root, preprocessing, seed=seed, num_classes=num_classes), name=name)
+    return replace(image_folder(root, preprocessing, val=val, seed=seed, num_classes=num_classes), name=name)
 
 
 def batches_of(

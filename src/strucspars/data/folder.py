@@ -136,18 +136,29 @@ def normalised(image: Image.Image, preprocessing: Preprocessing) -> torch.Tensor
     return normal
 
 
+def fits_outputs(classes: Sequence[str], num_classes: int) -> bool:
+    """Whether folders of these names can mean outputs of a network: all of them, or some by their numbers."""
+    return len(classes) == num_classes or _numbers(classes, num_classes) is not None
+
+
+def _numbers(classes: Sequence[str], num_classes: int) -> IntArray | None:
+    """The numbers that folders are named by; None if they are not all different outputs."""
+    if not all(name.isascii() and name.isdecimal() for name in classes):
+        return None
+    numbers = np.array([int(name) for name in classes])
+    is_valid = len({*numbers.tolist()}) == len(classes) and numbers.max() < num_classes
+    return numbers if is_valid else None
+
+
 def _outputs_of(classes: Sequence[str], num_classes: int, root: Path) -> IntArray:
     """The output of the network that each class folder means."""
-    if all(name.isascii() and name.isdecimal() for name in classes):
-        numbers = np.array([int(name) for name in classes])
-        if len({*numbers.tolist()}) == len(classes) and numbers.max() < num_classes:
-            return numbers
-    if len(classes) != num_classes:
+    if not fits_outputs(classes, num_classes):
         raise ValueError(
             f"{root} has {len(classes)} folders of classes ({', '.join(classes[:3])}, ...), but the network has "
             f"{num_classes} outputs; give images of all its classes, or name every folder by the number of its output"
         )
-    return np.arange(num_classes)
+    numbers = _numbers(classes, num_classes)
+    return np.arange(num_classes) if numbers is None else numbers
 
 
 def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: int) -> FolderSplit:
@@ -157,10 +168,15 @@ def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: i
         FileNotFoundError: there is no such folder, or it has no folder of images per class.
         ValueError: the classes are not those of the network.
     """
-    place = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), root)
+    place = test_folder(root) or root
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give one with a folder of images for every class")
     return FolderSplit(place, preprocessing, random=False, seed=0, num_classes=num_classes)
+
+
+def test_folder(root: Path) -> Path | None:
+    """The folder of the images to test on inside another one; None where there is none."""
+    return next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
 
 
 def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, seed: int = 0) -> torch.Tensor:
@@ -232,7 +248,12 @@ class FolderData:
 
 
 def image_folder(
-    root: Path, preprocessing: Preprocessing | None = None, *, seed: int = 0, num_classes: int | None = None
+    root: Path,
+    preprocessing: Preprocessing | None = None,
+    *,
+    val: Path | None = None,
+    seed: int = 0,
+    num_classes: int | None = None,
 ) -> FolderData:
     """Images in `root/train/CLASS/` and `root/val/CLASS/` (or `root/test/CLASS/`), with the paper's transforms.
 
@@ -240,8 +261,9 @@ def image_folder(
     centre.
 
     Args:
-        root: the folder with the two splits.
+        root: the folder with the two splits; with `val`, it may hold the classes to learn from itself.
         preprocessing: of the images; None for ImageNet's.
+        val: folder of the images to test on, if they are elsewhere.
         seed: of the random crops and mirrors.
         num_classes: outputs of the network, as in `FolderSplit`.
 
@@ -250,12 +272,14 @@ def image_folder(
         ValueError: the splits have different classes, or not those of the network.
     """
     preprocessing = preprocessing or Preprocessing()
-    train_root = root / "train"
-    test_root = next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
-    if not train_root.is_dir() or test_root is None:
+    train_root, test_root = root / "train", test_folder(root if val is None else val)
+    if val is not None:
+        train_root, test_root = train_root if train_root.is_dir() else root, test_root or val
+    if not train_root.is_dir() or test_root is None or not test_root.is_dir():
+        places = [str(root / name) for name in TEST_FOLDERS] if val is None else [str(val)]
         raise FileNotFoundError(
-            f"no image folders under {root}; looked for {train_root} and for "
-            f"{' or '.join(str(root / name) for name in TEST_FOLDERS)}, each with one folder of images per class"
+            f"no image folders under {root}; looked for {train_root} and for {' or '.join(places)}, each with one "
+            "folder of images per class"
         )
     # Networks that are evaluated on whole images, without a border to crop, are still trained on random crops.
     wider = max(preprocessing.resize or 0, round(preprocessing.size * 8 / 7))

@@ -109,7 +109,9 @@ def _sizes(run: RunData) -> Iterator[Headline]:
 
 def _accuracies(run: RunData) -> Iterator[Headline]:
     if run.one_shot is not None:
-        yield Headline(label="accuracy", value="not measured", note="one-shot: never trained here")
+        top1 = run.one_shot.get("top1")
+        value = "not measured" if top1 is None else percent(top1)
+        yield Headline(label="accuracy", value=value, note="one-shot: never trained here")
         lost = percent(run.one_shot.get("lost_norm"))
         note = "of the layers that can be grouped; finetune before you judge the network"
         yield Headline(label="lost norm", value=lost, note=note)
@@ -190,6 +192,9 @@ def _one_shot_command(recipe: Recipe, one_shot: Mapping[str, Any]) -> str:
         if getattr(options, option) != getattr(usual, option):
             words += [word for value in getattr(options, option) for word in (flag, value)]
     words += ["--classes", one_shot["classes"], "--image-shape", "x".join(map(str, one_shot["image_shape"]))]
+    for option in ("data", "val", "images"):
+        if one_shot.get(option) is not None:
+            words += [f"--{option}", one_shot[option]]
     words += ["--out", f"{recipe.name}-again.safetensors", "--run", f"runs/{recipe.name}-again"]
     source = ["strucspars", "compress", recipe.model.weights or "", "--model", recipe.model.name]
     return shlex.join([*source, *map(str, words)])

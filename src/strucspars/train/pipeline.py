@@ -24,7 +24,7 @@ from strucspars.train.epochs import CAPTURE_LOCK, Accuracy, Evaluation
 from strucspars.train.methods import Method, method_of
 from strucspars.train.observer import RunObserver, TensorBoardLog
 from strucspars.train.outcome import RunSummary, outcome_text, read_metrics, read_summary, run_summary
-from strucspars.train.recipe import COMPRESS, Recipe
+from strucspars.train.recipe import COMPRESS, WEIGHTS, Recipe
 from strucspars.train.recipe_identity import check_same_run
 from strucspars.train.recipe_reading import recipe_yaml
 from strucspars.train.rules import TrainingRule
@@ -154,7 +154,8 @@ def _load_checkpoint(run: Run) -> dict[str, Any] | None:
 def _digests(run: Run, method: Method) -> dict[Path, str]:
     """SHA-256 of the files that the last stage builds on besides its checkpoints: decision and teacher."""
     teacher = run.recipe.finetune.teacher
-    paths = (method.decision_path, None if teacher is None else RunFolder(Path(teacher).expanduser()).model_path)
+    is_run = teacher is not None and teacher != WEIGHTS
+    paths = (method.decision_path, RunFolder(Path(str(teacher)).expanduser()).model_path if is_run else None)
     contents = {path: read_bytes(path, limit=CHECKPOINT_BYTES) for path in paths if path is not None}
     return {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
 

@@ -17,6 +17,8 @@ FinetuneForm = Literal["auto", "masked", "grouped"]
 Ablation = Literal["finetune", "from-scratch", "shufflenet", "random", "no-shuffle"]
 Kind = Literal["strucspars", "dense", "slimming"]
 Device = Literal["auto", "cpu", "cuda"]
+# As a teacher: the network of `model.weights` itself.
+WEIGHTS = "weights"
 
 
 def _check_range(key: str, value: float, *, above: float | None = None, below: float = math.inf) -> None:
@@ -33,6 +35,7 @@ class DataRecipe:
         name: `digits` (embedded), `cifar10`, `cifar100`, `imagenet`, `folder`, or `package.module:function`, which is
             called with `root`.
         root: folder that holds them; not needed for the digits.
+        val: folder of the images of an image folder to test on; None where root holds val/ or test/.
         download: fetch CIFAR where it is missing.
         batch_size: images per step, over all processes together; at most as many as there are to learn from.
         image_size: side of the crops of image folders.
@@ -46,6 +49,7 @@ class DataRecipe:
 
     name: str = "digits"
     root: str | None = None
+    val: str | None = None
     download: bool = False
     batch_size: int = 64
     image_size: int = 224
@@ -170,7 +174,8 @@ class FinetuneRecipe:
             the learned (`from-scratch`) or other orders.
         recalibrate_bn: recompute the batch-norm statistics of the compressed network before it is evaluated and
             finetuned; of a slimmed one, for the evaluation only.
-        teacher: folder of a finished dense run to distil from; None for none.
+        teacher: folder of a finished dense run to distil from; `weights` for the network of `model.weights` as it is
+            before the run; None for none.
         distill_weight: share of the teacher in the loss.
         distill_temperature: the higher, the softer are both predictions.
     """

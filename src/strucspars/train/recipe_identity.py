@@ -10,7 +10,7 @@ from strucspars.train.run_folder import RunFolder
 
 # Where the data are and what computes: on another machine it is still the same run.
 PLACE = (
-    *("data.root", "data.download", "data.workers"),
+    *("data.root", "data.val", "data.download", "data.workers"),
     *("engine.device", "engine.cuda_graph", "engine.solver_workers"),
 )
 # Files and folders may have moved: only the last part of their path counts.

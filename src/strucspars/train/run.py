@@ -27,7 +27,7 @@ from strucspars.models.weights import load_weights_
 from strucspars.train.engine import Engine
 from strucspars.train.epochs import CAPTURE_LOCK
 from strucspars.train.observer import RunFailed, RunObserver
-from strucspars.train.recipe import Recipe
+from strucspars.train.recipe import WEIGHTS, Recipe
 from strucspars.train.run_folder import RunFolder, check_same_classes
 from strucspars.train.steps import StageLoss
 
@@ -100,10 +100,11 @@ class Run:
             raise ValueError(
                 f"data.batch_size {options.batch_size} cannot be shared by {self.engine.world_size} processes"
             )
-        root = None if options.root is None else Path(options.root).expanduser()
+        root, val = (None if each is None else Path(each).expanduser() for each in (options.root, options.val))
         data = load_data(
             options.name,
             root,
+            val=val,
             download=options.download,
             preprocessing=wanted_preprocessing(self.recipe),
             seed=self.recipe.seed,
@@ -204,17 +205,19 @@ class Run:
         if self.given_plan is not None and self.recipe.kind != "strucspars":
             raise ValueError(
                 f"model.weights: {self.recipe.model.weights} is compressed already, and a run of kind "
-                f"{self.recipe.kind} would fill its zeros again; finetune it with kind=strucspars, or give dense weights"
+                f"{self.recipe.kind} would fill its zeros again; finetune it with kind=strucspars, or give dense ones"
             )
         if self.recipe.model.weights is not None:
             load_weights_(model, self.recipe.model.weights, self.recipe.model.name)
         return model
 
     def last_loss(self) -> StageLoss:
-        """The loss of the last stage, with the recipe's teacher, from the folder of a finished run, if it names one."""
-        options, label_smoothing = self.recipe.finetune, self.recipe.stage2.label_smoothing
+        """The loss of the last stage, with the recipe's teacher if it names one."""
+        options = self.recipe.finetune
         if options.teacher is None:
-            return StageLoss(label_smoothing=label_smoothing)
+            return StageLoss(label_smoothing=self.recipe.stage2.label_smoothing)
+        if options.teacher == WEIGHTS:
+            return self._taught_by(self._dense_model())
         folder = RunFolder(Path(options.teacher).expanduser())
         if not folder.is_finished:
             raise ValueError(
@@ -238,14 +241,28 @@ class Run:
         if problem:
             raise ValueError(f"finetune.teacher: {folder.path} {problem}")
         self.check_classes_of(folder)
-        model = load(folder.model_path, self.fresh_model(name=teacher.model.name))
-        model.eval().requires_grad_(False)
+        return self._taught_by(load(folder.model_path, self.fresh_model(name=teacher.model.name)))
+
+    def _taught_by(self, teacher: nn.Module) -> StageLoss:
+        options = self.recipe.finetune
         return StageLoss(
-            label_smoothing=label_smoothing,
-            teacher=model,
+            label_smoothing=self.recipe.stage2.label_smoothing,
+            teacher=teacher.eval().requires_grad_(False),
             weight=options.distill_weight,
             temperature=options.distill_temperature,
         )
+
+    def _dense_model(self) -> nn.Module:
+        """The network of the recipe's weights before anything is removed."""
+        weights = self.recipe.model.weights
+        if weights is None or self.given_plan is not None:
+            raise ValueError(
+                f"finetune.teacher is {WEIGHTS}, the network of model.weights, but that is {weights or 'not named'}"
+                f"{' and compressed already' if weights else ''}; name the folder of a finished dense run"
+            )
+        model = self.fresh_model()
+        load_weights_(model, weights, self.recipe.model.name, with_classifier=True)
+        return model
 
 
 def wanted_preprocessing(recipe: Recipe) -> Preprocessing:

@@ -35,7 +35,7 @@ from strucspars.train.recipe_reading import read_recipe
 ONE_SHOT = "one_shot"
 # The decision of a run with data of a function: the shape of its images, so that others need not call the function.
 DATA_OF_FUNCTION = "data_of_function"
-ONE_SHOT_STATE = "one-shot: never trained here, accuracy not measured"
+ONE_SHOT_STATE = "one-shot: never trained here"
 
 # Descriptors of the lock files that this process holds.
 _held: set[int] = set()

@@ -1,0 +1,181 @@
+"""A dense and a compressed network side by side, as files: size, speed in ONNX Runtime, accuracy on labelled images.
+
+What is timed and scored are the exported files themselves, in one process, in turn.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from strucspars.bench.results import Ratio
+from strucspars.bench.suite import OnProgress, TimingRules, interleaved_times, paired_ratio, quartiles
+from strucspars.convert.comparison import random_image
+from strucspars.core.plan import Preprocessing
+from strucspars.cost.counting import count_macs
+from strucspars.cost.text_table import Column, percent, text_table
+from strucspars.data.batches import Batch
+from strucspars.export.checked import export
+from strucspars.export.onnx import OnnxRunner
+
+FORMS = ("dense", "compressed")
+# A small sitting: half a minute for both networks together.
+SITTING = TimingRules(seconds=20.0, max_rounds=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedNetwork:
+    """One network as a file.
+
+    Attributes:
+        top1: accuracy of the file on the labelled images; None where there were none, or it was never trained for them.
+        params, macs: of the network, for one image.
+        file_bytes: of the ONNX file.
+        ms: median milliseconds for one image on one thread.
+    """
+
+    top1: float | None
+    params: int
+    macs: int
+    file_bytes: int
+    ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedPair:
+    """What compression has won and lost. `str()` of it is a table.
+
+    Attributes:
+        dense, compressed: the two networks.
+        speedup: of the compressed file, within the same rounds.
+        images: how many labelled ones there were.
+        path: the ONNX file of the compressed network.
+    """
+
+    dense: DeployedNetwork
+    compressed: DeployedNetwork
+    speedup: Ratio
+    images: int
+    path: Path
+
+    def __str__(self) -> str:
+        dense, small = self.dense, self.compressed
+        both = None if dense.top1 is None or small.top1 is None else 100 * (small.top1 - dense.top1)
+        speed = self.speedup
+        rows: list[tuple[str, ...]] = [
+            ("parameters", f"{dense.params:,}", f"{small.params:,}", _change(dense.params, small.params)),
+            ("MACs", f"{dense.macs:,}", f"{small.macs:,}", _change(dense.macs, small.macs)),
+            (
+                "ONNX file, MB",
+                f"{dense.file_bytes / 1e6:.2f}",
+                f"{small.file_bytes / 1e6:.2f}",
+                _change(dense.file_bytes, small.file_bytes),
+            ),
+            (
+                "ms per image",
+                f"{dense.ms:.2f}",
+                f"{small.ms:.2f}",
+                f"{speed.median:.2f} x as fast ({speed.low:.2f} to {speed.high:.2f})",
+            ),
+        ]
+        if self.images:
+            points = "" if both is None else f"{both:+.2f} points"
+            top1 = [percent(each.top1) or "not trained for these" for each in (dense, small)]
+            rows.insert(0, (f"top-1 on {self.images:,} images", *top1, points))
+        titles = ("", *FORMS, "change")
+        return text_table([Column(title, list(cells), is_text=not title) for title, *cells in _turned(titles, rows)])
+
+
+def deployed_pair(
+    dense: nn.Module,
+    compressed: nn.Module,
+    path: Path,
+    *,
+    image_shape: tuple[int, int, int],
+    preprocessing: Preprocessing | None = None,
+    batches: Iterable[Batch] = (),
+    is_dense_trained: bool = True,
+    rules: TimingRules = SITTING,
+    on_progress: OnProgress = lambda words, done: None,
+) -> DeployedPair:
+    """Export both networks to ONNX, time the files in turn, and score them on labelled images.
+
+    Args:
+        dense: the network before.
+        compressed: the same after compression.
+        path: the file of the compressed network to write; that of the dense one is temporary.
+        image_shape: channels, height and width.
+        preprocessing: of the images, for the metadata of the file.
+        batches: labelled images; each is read once.
+        is_dense_trained: False where the dense network has never learned these labels: it is not scored.
+        rules: of the timing.
+        on_progress: called with what is being done, and how much of it is done.
+
+    Raises:
+        ImportError: ONNX Runtime is not installed.
+        ValueError: a network cannot be exported.
+    """
+    models: Mapping[str, nn.Module] = dict(zip(FORMS, (dense, compressed), strict=True))
+    example = random_image(image_shape)
+    with tempfile.TemporaryDirectory(prefix="strucspars-dense-") as folder:
+        files = {"dense": Path(folder) / "dense.onnx", "compressed": path}
+        reports = {}
+        for form, model in models.items():
+            on_progress(f"exporting the {form} network", 0.0)
+            reports[form] = export(model, files[form], example_inputs=example, preprocessing=preprocessing)
+        image = example[:1].numpy()
+        programs = {form: _timed(OnnxRunner(file, threads=1), image) for form, file in files.items()}
+        times = interleaved_times(
+            programs, rules, on_round=lambda _, elapsed: on_progress("timing", min(1.0, elapsed / rules.seconds))
+        )
+        scored = FORMS if is_dense_trained else FORMS[1:]
+        hits, images = _hits({form: OnnxRunner(files[form]) for form in scored}, batches, on_progress)
+    counts = {form: count_macs(model, example[:1]) for form, model in models.items()}
+    found = {
+        form: DeployedNetwork(
+            top1=hits[form] / images if images and form in hits else None,
+            params=counts[form].params,
+            macs=counts[form].macs,
+            file_bytes=reports[form].nbytes,
+            ms=1000 * quartiles(times[form])[1],
+        )
+        for form in FORMS
+    }
+    return DeployedPair(
+        dense=found["dense"],
+        compressed=found["compressed"],
+        speedup=paired_ratio(times["dense"], times["compressed"]),
+        images=images,
+        path=path,
+    )
+
+
+def _timed(runner: OnnxRunner, image: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Callable[[], object]:
+    return lambda: runner(image)
+
+
+def _hits(
+    runners: Mapping[str, OnnxRunner], batches: Iterable[Batch], on_progress: OnProgress
+) -> tuple[dict[str, int], int]:
+    """How many labels each file guesses, and how many there were."""
+    hits, images = dict.fromkeys(runners, 0), 0
+    for batch in batches:
+        for form, runner in runners.items():
+            guesses = torch.from_numpy(runner(batch.images.numpy())[0]).argmax(dim=1)
+            hits[form] += int(((guesses == batch.labels) & batch.valid).sum())
+        images += int(batch.valid.sum())
+        on_progress(f"scoring, {images:,} images", 0.0)
+    return hits, images
+
+
+def _change(before: float, after: float) -> str:
+    return f"{100 * (after / before - 1):+.1f} %" if before else ""
+
+
+def _turned(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Columns of rows, each with its title first."""
+    return [(title, *column) for title, column in zip(titles, zip(*rows, strict=True), strict=True)]
