@@ -234,7 +234,7 @@ class ProgressiveSparsification(Method):
     def finish_(self, model: nn.Module) -> None:
         assert self._sparsifier is not None, "trained before"
         # Not after `convert_`, which the Sparsifier would refuse.
-        plan = self._sparsifier.plan()
+        plan = replace(self._sparsifier.plan(), preprocessing=self._run.preprocessing)
         convert_(model, plan)
         if self._run.engine.is_first:
             # Again: a stop between decision and checkpoint, and then another machine, may have decided otherwise.
@@ -245,7 +245,7 @@ class ProgressiveSparsification(Method):
         assert self._sparsifier is not None, "it has decided"
         store_importance(self._run, self._sparsifier, "end")
         if self._run.engine.is_first:
-            self._run.folder.save_plan(plan)
+            self._run.folder.save_plan(replace(plan, preprocessing=self._run.preprocessing))
 
 
 def new_sparsifier(run: Run, model: nn.Module) -> Sparsifier:
