@@ -48,8 +48,6 @@ def test_fit_recovers_the_weight_that_made_the_outputs(layer: nn.Module, shape: 
     expected = layer(inputs).movedim(-1 if isinstance(layer, nn.Linear) else 1, -1).reshape(-1, len(weight))
     mean = moments.output_mean(weight) + (layer.get_parameter("bias") if has_bias else 0)
     torch.testing.assert_close(mean.float(), expected.mean(0), rtol=1e-4, atol=1e-5)
-    variance = moments.output_variance(weight).float()
-    torch.testing.assert_close(variance, expected.var(0, correction=0), rtol=1e-3, atol=1e-5)
 
 
 def test_fit_equals_ridge_regression_on_all_samples() -> None:
@@ -73,23 +71,37 @@ def test_fit_equals_ridge_regression_on_all_samples() -> None:
 @given(st.integers(0, 1000), st.floats(0, 1), st.floats(1e-4, 1))
 def test_fit_never_increases_the_error_that_it_minimises(seed: int, coherence: float, ridge: float) -> None:
     layer = nn.Conv2d(4, 4, 1, bias=False)
-    moments = PatchMoments(layer, coherence=coherence)
+    moments = PatchMoments(layer)
     inputs, wanted = images(3, 4, 3, 3, seed=seed), images(3, 4, 3, 3, seed=seed + 1)
     moments.add(inputs, wanted)
-    start = images(4, 4, 1, 1, seed=seed + 2)
+    start = images(4, 4, 1, 1, seed=seed + 2).flatten(1).double()
 
     def error(weight: torch.Tensor) -> float:
-        left = wanted - torch.einsum("oi,nihw->nohw", weight.flatten(1).float(), inputs)
+        left = wanted - torch.einsum("oi,nihw->nohw", weight.float(), inputs)
         left = (left - left.mean((0, 2, 3), keepdim=True)).flatten(2)
         return float((1 - coherence) * left.square().mean() + coherence * 9 * left.mean(2).square().mean())
 
-    assert error(moments.fitted(start, ridge=ridge)) <= error(start) * (1 + 1e-5)
+    fitted = ridge_solution(*moments.moments(coherence, False), start[None], ridge=ridge)[0]
+    assert error(fitted) <= error(start) * (1 + 1e-5)
+
+
+def test_what_is_held_out_keeps_a_fit_from_following_noise() -> None:
+    layer, errors = nn.Conv2d(30, 4, 1), []
+    inputs, noise = images(60, 30, 1, 1), 3 * images(60, 4, 1, 1, seed=1)
+    for held_out in (False, True):
+        moments = PatchMoments(layer)
+        for place, batch in enumerate(torch.split(inputs, 15)):
+            moments.add(
+                batch, layer(batch).detach() + noise[15 * place : 15 * place + 15], held_out=held_out and place == 3
+            )
+        errors.append(float((moments.fitted(layer.weight.detach()) - layer.weight.detach()).square().sum()))
+    assert errors[1] < 0.9 * errors[0]
 
 
 def test_solution_without_data_is_the_present_weight() -> None:
     weight = torch.ones(2, 3).double()
     nothing = torch.zeros(3, 3).double(), torch.zeros(2, 3).double()
-    torch.testing.assert_close(ridge_solution(*nothing, weight), weight)
+    torch.testing.assert_close(ridge_solution(*nothing, weight, ridge=0.01), weight)
 
 
 def test_few_positions_of_every_image_give_about_the_same_fit() -> None:

@@ -11,12 +11,12 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from strucspars.channels.tracing import ORIGIN_KEY, asks_for_shape, has_plain_forward, traced
+from strucspars.channels.tracing import ORIGIN_KEY, FoldedGraph, asks_for_shape, has_plain_forward, traced
 from strucspars.convert.comparison import relative_error
 from strucspars.cost.counting import uncompiled, undisturbed
 from strucspars.nn.batch_norms import is_batch_norm, modules_after_norm
 from strucspars.nn.names import bare_modules, unwrapped
-from strucspars.nn.refit import MAX_SAMPLES, RIDGE, PatchMoments, can_be_refitted
+from strucspars.nn.refit import MAX_SAMPLES, PatchMoments, can_be_refitted
 from strucspars.sparsify.calibration import (
     Calibration,
     CalibrationBatch,
@@ -36,22 +36,10 @@ IMAGES_FOR_COHERENCE = 64
 GRAPH_TOLERANCE = 0.02
 
 
-@dataclass(frozen=True, eq=False)
-class FitStep:
-    """A layer of the compressed network, in forward order, and what it should give.
-
-    Attributes:
-        name: of the layer.
-        layer: to be fitted.
-        norm: the batch norm that alone reads its outputs; None where there is none.
-        samples: yields for every batch the inputs, as the network compressed so far has them, and the wanted outputs:
-            after the norm, if there is one.
-    """
-
-    name: str
-    layer: nn.Module
-    norm: nn.Module | None
-    samples: Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+# `samples()` yields for every batch what a layer reads, in the network as compressed so far, and the wanted outputs.
+Samples = Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
+# `refit(name, layer, samples, scale)` fits the layer, whose weight counts times `scale`, and gives the mean target.
+Refit = Callable[[str, nn.Module, Samples, torch.Tensor | None], torch.Tensor]
 
 
 def reconstruct_(
@@ -59,7 +47,7 @@ def reconstruct_(
     dense: nn.Module,
     batches: Iterable[CalibrationBatch] | Calibration,
     *,
-    ridge: float = RIDGE,
+    ridge: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Refit the weights of a compressed network to the outputs of the dense one, in place, without training.
@@ -73,7 +61,8 @@ def reconstruct_(
         model: the compressed network.
         dense: the network it was made from; unchanged.
         batches: a few hundred images, or pairs of images and labels; at most the first 1,024 images are used.
-        ridge: how strongly the weights are drawn to the present ones, as a fraction of the inputs' mean square.
+        ridge: how strongly the weights are drawn to the present ones, as a fraction of the inputs' mean square; None
+            takes for every layer what does best on a quarter of the images that the others do not know.
         on_progress: called as `on_progress(what, done, total)`.
 
     Raises:
@@ -92,42 +81,59 @@ def reconstruct_(
     model, dense, progress = unwrapped(model), unwrapped(dense), on_progress or ignore_progress
     data = Calibration.of(batches, name="batches")
     layers = {name: module for name, module in bare_modules(dense) if can_be_refitted(module)}
+    for name, module in bare_modules(model):
+        if can_be_refitted(module) and name not in layers:
+            raise ValueError(f"layer {name!r} is not in the dense network; give the network that was compressed")
     coherence = coherences(dense, layers, data.first(IMAGES_FOR_COHERENCE))
-    positions = -(-MAX_SAMPLES // len(data))
+
+    def refit(name: str, layer: nn.Module, samples: Samples, scale: torch.Tensor | None) -> torch.Tensor:
+        moments = PatchMoments(layer, coherence=coherence.get(name, 0.0), max_positions=-(-MAX_SAMPLES // len(data)))
+        for place, (inputs, wanted) in enumerate(samples()):
+            moments.add(inputs, wanted, held_out=data.is_held_out(place))
+        _fit_(layer, moments, ridge, scale)
+        return moments.target_mean
+
     with undisturbed(model), undisturbed(dense), uncompiled(model), uncompiled(dense):
-        steps = _steps_by_graph(model, dense, data, progress) or _steps_by_hooks(model, dense, data, progress)
-        for step in steps:
-            moments = PatchMoments(step.layer, coherence=coherence.get(step.name, 0.0), max_positions=positions)
-            for inputs, wanted in step.samples():
-                moments.add(inputs, wanted)
-            _fit_(step, moments, ridge)
+        if (graphs := _traced_alike(model, dense, data)) is not None:
+            _refit_along_(graphs, data, refit, progress)
+        else:
+            _refit_by_hooks_(model, dense, data, refit, progress)
 
 
-def _fit_(step: FitStep, moments: PatchMoments, ridge: float) -> None:
-    """Write the solution into the layer and its norm: the norm's affine map is exact for the statistics it gets."""
-    weight, bias = step.layer.get_parameter("weight"), step.layer._parameters.get("bias")
-    norm = step.norm
+def _fit_(layer: nn.Module, moments: PatchMoments, ridge: float | None, scale: torch.Tensor | None) -> None:
+    """Write the solution into the layer."""
+    weight, bias = layer.get_parameter("weight"), layer._parameters.get("bias")
     start = weight.data
-    if norm is not None:
-        scale = _scale(norm).to(weight.dtype)
-        start = weight.data * scale.view(-1, *[1] * (weight.dim() - 1))
-    fitted = moments.fitted(start, ridge=ridge, has_bias=norm is not None or bias is not None)
-    mean = moments.output_mean(fitted)
+    if scale is not None:
+        start = start * scale.to(start.dtype).view(-1, *[1] * (start.dim() - 1))
+    fitted = moments.fitted(start, ridge=ridge, has_bias=scale is not None or bias is not None)
     weight.data.copy_(fitted)
-    if norm is None:
-        if bias is not None:
-            bias.data.copy_(moments.target_mean - mean)
-        return
-    variance = moments.output_variance(fitted).clamp_min(0)
     if bias is not None:
-        mean = mean + bias.to(mean)
-    for name, values in {
-        "running_mean": mean,
+        # A norm after the layer has the constant part.
+        shift = moments.target_mean - moments.output_mean(fitted) if scale is None else torch.zeros(())
+        bias.data.copy_(shift.expand(bias.shape))
+
+
+def _renormalise_(norm: nn.Module, outputs: Iterable[torch.Tensor], wanted_mean: torch.Tensor) -> None:
+    """Give a norm the statistics of a layer's outputs, and an affine map that only moves them to the wanted mean."""
+    batch_norm = cast(nn.BatchNorm2d, norm)
+    sums = torch.zeros(2, len(wanted_mean), dtype=wanted_mean.dtype, device=wanted_mean.device)
+    count, center = 0, None
+    for batch in outputs:
+        values = batch.movedim(1, -1).flatten(0, -2)
+        center = values.mean(0) if center is None else center
+        count += len(values)
+        sums += torch.stack([(values - center).sum(0), (values - center).square().sum(0)]).to(sums)
+    assert center is not None, "there are batches"
+    shift, square = sums / count
+    variance = (square - shift.square()).clamp_min(0)
+    for name, new in {
+        "running_mean": center.to(shift) + shift,
         "running_var": variance,
-        "weight": (variance + cast(nn.BatchNorm2d, norm).eps).sqrt(),
-        "bias": moments.target_mean,
+        "weight": (variance + batch_norm.eps).sqrt(),
+        "bias": wanted_mean,
     }.items():
-        getattr(norm, name).data.copy_(values)
+        getattr(norm, name).data.copy_(new)
 
 
 def _scale(norm: nn.Module) -> torch.Tensor:
@@ -183,23 +189,21 @@ def _kept(value: Any) -> Any:
     def halved(tensor: torch.Tensor) -> _Halved:
         half = tensor.half() if tensor.is_floating_point() else tensor
         # Not every network stays below 65,504. In-place operations must not change what is kept.
-        return _Halved(half if half.isfinite().all() else tensor.clone(), tensor.dtype)
+        fits = not tensor.is_floating_point() or bool(half.sum(dtype=torch.float32).isfinite())
+        return _Halved(half if fits else tensor.clone(), tensor.dtype)
 
     return pytree.tree_map_only(torch.Tensor, halved, value)
 
 
-def _steps_by_graph(
-    model: nn.Module, dense: nn.Module, data: Calibration, progress: OnProgress
-) -> Iterator[FitStep] | None:
-    """The steps along the traced graphs; None, with a line in the log, where the networks cannot be traced."""
+def _traced_alike(model: nn.Module, dense: nn.Module, data: Calibration) -> list[FoldedGraph] | None:
+    """The graphs of both networks; None, with a line in the log, where they cannot be traced."""
     example = data.images[0][:2].to(device_of(model))
     try:
         graphs = [traced(network, (example,)) for network in (model, dense)]
-        pairs = list(zip(graphs[0].graph.nodes, graphs[1].graph.nodes, strict=True))
-        wrong = "" if all(_match(*pair) for pair in pairs) else "the graphs of both networks differ"
-        wrong = wrong or "".join(
-            _wrong(graph, network, example) for graph, network in zip(graphs, (model, dense), strict=True)
-        )
+        pairs = zip(graphs[0].graph.nodes, graphs[1].graph.nodes, strict=True)
+        alike = all(_match(*pair) for pair in pairs)
+        wrong = "" if alike else "the graphs of both networks differ"
+        wrong = wrong or _wrong(graphs[0], model, example) or _wrong(graphs[1], dense, example)
     # Tracing runs the network's own code on symbols, which can raise any error.
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -210,7 +214,7 @@ def _steps_by_graph(
             wrong,
         )
         return None
-    return _along(pairs, graphs, data, progress)
+    return graphs
 
 
 def _match(one: fx.Node, other: fx.Node) -> bool:
@@ -231,41 +235,42 @@ def _wrong(graph: fx.GraphModule, network: nn.Module, example: torch.Tensor) -> 
     return "" if max(errors, default=0) <= GRAPH_TOLERANCE else "the graph computes something else"
 
 
-def _along(
-    pairs: list[tuple[fx.Node, fx.Node]], graphs: Sequence[fx.GraphModule], data: Calibration, progress: OnProgress
-) -> Iterator[FitStep]:
-    """Compute both graphs node by node, and stop at every layer that can be refitted."""
+def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Refit, progress: OnProgress) -> None:
+    """Compute both graphs node by node, and refit every layer on the way."""
     ours, theirs = (_Activations(graph, data.images) for graph in graphs)
-    partner, seen = dict(pairs), set[fx.Node]()
-
-    for place, (node, dense_node) in enumerate(pairs):
+    pairs = dict(zip(graphs[0].graph.nodes, graphs[1].graph.nodes, strict=True))
+    seen = set[fx.Node]()
+    batches = range(len(data.images))
+    for done, (node, dense_node) in enumerate(pairs.items()):
         theirs.compute(dense_node)
         layer = graphs[0].get_submodule(str(node.target)) if node.op == "call_module" else None
-        if layer is not None and _can_be_fitted(layer, node):
+        if layer is None or not _can_be_fitted(layer, node):
+            ours.compute(node)
+        else:
             norm_node = _norm_after(graphs[0], node)
+            norms = [] if norm_node is None else [graph.get_submodule(str(norm_node.target)) for graph in graphs]
             shortcut = _shortcut(graphs[0], norm_node or node, seen)
-            dense_norm = graphs[1].get_submodule(str(norm_node.target)) if norm_node is not None else None
-            source = cast(fx.Node, node.args[0])
 
             def samples(
-                node: fx.Node = node,
-                source: fx.Node = source,
-                dense_norm: nn.Module | None = dense_norm,
+                source: fx.Node = node.all_input_nodes[0],
+                dense_node: fx.Node = dense_node,
+                norms: list[nn.Module] = norms,
                 shortcut: fx.Node | None = shortcut,
             ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-                for batch in range(len(data.images)):
-                    wanted = theirs.value(partner[node], batch)
-                    if dense_norm is not None:
-                        wanted = _normalised(dense_norm, wanted)
+                for batch in batches:
+                    wanted = theirs.value(dense_node, batch)
+                    if norms:
+                        wanted = _normalised(norms[1], wanted)
                     if shortcut is not None:
-                        wanted = wanted + theirs.value(partner[shortcut], batch) - ours.value(shortcut, batch)
+                        wanted = wanted + theirs.value(pairs[shortcut], batch) - ours.value(shortcut, batch)
                     yield ours.value(source, batch), wanted
 
-            norm = graphs[0].get_submodule(str(norm_node.target)) if norm_node is not None else None
-            yield FitStep(str(node.target), layer, norm, samples)
-        ours.compute(node)
+            wanted_mean = refit(str(node.target), layer, samples, _scale(norms[0]) if norms else None)
+            ours.compute(node)
+            if norms:
+                _renormalise_(norms[0], (ours.value(node, batch) for batch in batches), wanted_mean)
         seen.add(node)
-        progress("reconstruction", place + 1, len(pairs))
+        progress("reconstruction", done + 1, len(pairs))
 
 
 def _can_be_fitted(layer: nn.Module, node: fx.Node) -> bool:
@@ -311,25 +316,23 @@ def _does_nothing(module: nn.Module) -> bool:
     return isinstance(module, nn.Identity | nn.Dropout | nn.Dropout2d)
 
 
-def _steps_by_hooks(model: nn.Module, dense: nn.Module, data: Calibration, progress: OnProgress) -> Iterator[FitStep]:
-    """The layers that are called once, in the order of their calls; each step runs both networks up to its layer."""
+def _refit_by_hooks_(model: nn.Module, dense: nn.Module, data: Calibration, refit: Refit, progress: OnProgress) -> None:
+    """Refit the layers that are called once, in the order of their calls; run both networks up to each of them."""
     ours, theirs = (dict(bare_modules(each)) for each in (model, dense))
-    if missing := [name for name, module in ours.items() if can_be_refitted(module) and name not in theirs]:
-        raise ValueError(f"layer {missing[0]!r} is not in the dense network; give the network that was compressed")
     names = {module: name for name, module in ours.items() if can_be_refitted(module) and has_plain_forward(module)}
     calls: list[nn.Module] = []
     with hooked(names, lambda module, _, __: calls.append(module)):
         model(data.images[0][:2].to(device_of(model)))
     once = [module for module in calls if calls.count(module) == 1]
-    for place, module in enumerate(once):
+    for done, module in enumerate(once):
 
         def samples(module: nn.Module = module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             for images in data.images:
                 inputs, _ = _call_of(model, module, images.to(device_of(model)))
                 yield inputs, _call_of(dense, theirs[names[module]], images.to(device_of(dense)))[1]
 
-        yield FitStep(names[module], module, None, samples)
-        progress("reconstruction", place + 1, len(once))
+        refit(names[module], module, samples, None)
+        progress("reconstruction", done + 1, len(once))
 
 
 class _ReachedError(Exception):

@@ -1,7 +1,10 @@
 """Fitting the weight of a layer to wanted outputs: input patches, their second moments, the ridge solution."""
 
+import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import cast
 
 import torch
@@ -11,7 +14,9 @@ from torch.nn import functional
 from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES, channel_orders, channels, groups_of_weight, is_grouped
 
 # Of the mean square of the inputs. Smaller values fit a few hundred images better than the images that come later.
-RIDGE = 3e-3
+RIDGES = (3e-3, 2e-2, 0.1)
+# Of the measured coherence, how much a fit may follow.
+COHERENCE_SHARES = (0.0, 0.1, 1.0)
 # Per layer. More neighbouring positions of the same images tell little new.
 MAX_SAMPLES = 65_536
 
@@ -92,27 +97,37 @@ class PatchMoments:
         self.blocks = Blocks.of(module)
         self._module, self._coherence, self._max_positions = module, coherence, max_positions
         self._generator = torch.Generator().manual_seed(0)
-        self.num_positions = 0
-        self._positions = _Sums()
-        self._images = _Sums()
+        self._center: Sample | None = None
+        # By whether they are held out. A mean has a sample per image, which are few; positions are many.
+        self._positions: dict[bool, _Sums] = {}
+        self._means: dict[bool, list[Sample]] = {False: [], True: []}
 
     @torch.no_grad()
-    def add(self, inputs: torch.Tensor, targets: torch.Tensor | None = None) -> None:
-        """Take in what the layer reads, and the outputs that it should give, unless only the inputs matter."""
-        seen, shape = windows(self._module, inputs)
-        self.num_positions = math.prod(shape)
-        chosen = self._chosen().to(seen.device)
-        places: tuple[slice | torch.Tensor, ...] = (slice(None), *torch.unravel_index(chosen, shape))
-        sampled = seen[places]
-        mean = seen.mean(tuple(range(1, 1 + len(shape))))[:, None]
-        wanted = None if targets is None else by_position(self._module, targets)
-        self._images.add(self._patches(mean), wanted if wanted is None else self._outputs(wanted.mean(1)))
-        self._positions.add(self._patches(sampled), wanted if wanted is None else self._outputs(wanted[:, chosen]))
+    def add(self, inputs: torch.Tensor, targets: torch.Tensor | None = None, *, held_out: bool = False) -> None:
+        """Take in what the layer reads, and the outputs that it should give, unless only the inputs matter.
 
-    def _chosen(self) -> torch.Tensor:
-        if self._max_positions is None or self._max_positions >= self.num_positions:
-            return torch.arange(self.num_positions)
-        return torch.randperm(self.num_positions, generator=self._generator)[: self._max_positions]
+        The batches that are held out decide how the others are fitted.
+        """
+        seen, shape = windows(self._module, inputs)
+        self._num_positions = math.prod(shape)
+        chosen = torch.arange(self._num_positions)
+        if self._max_positions is not None and self._max_positions < self._num_positions:
+            chosen = torch.randperm(self._num_positions, generator=self._generator)[: self._max_positions]
+        chosen = chosen.to(seen.device)
+        places: tuple[slice | torch.Tensor, ...] = (slice(None), *torch.unravel_index(chosen, shape))
+        means = self._patches(seen.mean(tuple(range(1, 1 + len(shape))))[:, None])
+        patches = self._patches(seen[places])
+        wanted_means, wanted = means[..., :0], patches[..., :0]
+        if targets is not None:
+            outputs = by_position(self._module, targets)
+            wanted_means, wanted = self._outputs(outputs.mean(1, keepdim=True)), self._outputs(outputs[:, chosen])
+        if self._center is None:
+            self._center = means.mean(1, keepdim=True), wanted_means.mean(1, keepdim=True)
+        # Single precision would lose a small variance beside a large mean.
+        center, target_center = self._center
+        self._means[held_out].append((means - center, wanted_means - target_center))
+        sample = patches - center, wanted - target_center
+        self._positions[held_out] = _Sums.of(sample, self._positions.get(held_out))
 
     def _patches(self, seen: torch.Tensor) -> torch.Tensor:
         """`(batch, positions, C_in, *kernel)` to `(G, samples, width of a group)`."""
@@ -123,96 +138,117 @@ class PatchMoments:
         """`(..., C_out)` to `(G, samples, C_out / G)`."""
         return wanted.reshape(-1, wanted.shape[-1])[:, self.blocks.rows].transpose(0, 1).float()
 
+    def _mean(self, place: int) -> torch.Tensor:
+        """Mean of the inputs (0) or targets (1) over all images and positions, in double precision."""
+        assert self._center is not None, "read before anything was added"
+        samples = torch.cat([each[place] for part in self._means.values() for each in part], 1)
+        return in_double(self._center[place][:, 0]) + in_double(samples).mean(1)
+
     @property
     def target_mean(self) -> torch.Tensor:
         """Mean of the wanted outputs, `(C_out,)`, in double precision."""
-        return self._by_row(self._images.mean_target)
+        return self._by_row(self._mean(1))
 
-    def covariance(self) -> torch.Tensor:
-        """Covariance of the patches as the network weighs it, `(G, width, width)`, in double precision."""
-        return self._weighed(self._positions.covariance(), self._images.covariance())
-
-    def cross_covariance(self) -> torch.Tensor:
-        """The same of wanted outputs and patches, `(G, C_out / G, width)`."""
-        return self._weighed(self._positions.cross_covariance(), self._images.cross_covariance())
-
-    def _weighed(self, of_positions: torch.Tensor, of_images: torch.Tensor) -> torch.Tensor:
-        if self._coherence == 0:
-            return of_positions
-        return (1 - self._coherence) * of_positions + self._coherence * self.num_positions * of_images
-
-    def output_variance(self, weight: torch.Tensor) -> torch.Tensor:
-        """Variance over images and positions of what a weight makes of the inputs, `(C_out,)`."""
-        covariance = self._positions.covariance()
-        blocks = self.blocks.of_weight(weight).to(covariance)
-        return self._by_row(((blocks @ covariance) * blocks).sum(2))
+    def output_mean(self, weight: torch.Tensor) -> torch.Tensor:
+        """Mean over images and positions of what a weight makes of the inputs, `(C_out,)`."""
+        mean = self._mean(0)
+        return self._by_row((self.blocks.of_weight(weight).to(mean) @ mean[:, :, None])[:, :, 0])
 
     def _by_row(self, values: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(values.flatten()).index_copy_(0, self.blocks.rows.flatten(), values.flatten())
 
-    def fitted(self, weight: torch.Tensor, *, ridge: float = RIDGE, has_bias: bool = True) -> torch.Tensor:
+    def moments(self, coherence: float, *parts: bool, has_bias: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """The second moments of the inputs `(G, width, width)`, and of targets and inputs, for this coherence.
+
+        Of the parts of the data that are held out, or not; without a bias about zero, instead of about the mean.
+        """
+        covariance, cross = _Sums.total(self._positions[part] for part in parts if part in self._positions).central()
+        if coherence > 0:
+            samples = [each for part in parts for each in self._means[part]]
+            of_means = _Sums.of(
+                (torch.cat([x for x, _ in samples], 1), torch.cat([t for _, t in samples], 1))
+            ).central()
+            weights = 1 - coherence, coherence * self._num_positions
+            covariance = weights[0] * covariance + weights[1] * of_means[0]
+            cross = weights[0] * cross + weights[1] * of_means[1]
+        if not has_bias:
+            weight, mean = 1 - coherence + coherence * self._num_positions, self._mean(0)[:, None]
+            covariance = covariance + weight * mean.mT @ mean
+            cross = cross + weight * self._mean(1)[:, :, None] @ mean
+        return covariance, cross
+
+    def fitted(self, weight: torch.Tensor, *, ridge: float | None = None, has_bias: bool = True) -> torch.Tensor:
         """The weight that reproduces the wanted outputs best, near the given weight where the data are silent.
 
-        With a bias, that is up to constants.
+        With a bias, that is up to constants. What is held out decides, as far as it is open, how strong the ridge is,
+        and how far the fit follows the coherence: few images have few means.
         """
-        covariance, cross = self.covariance(), self.cross_covariance()
-        if not has_bias:
-            means = self._images.mean_input, self._images.mean_target
-            share = 1 - self._coherence + self._coherence * self.num_positions
-            covariance.baddbmm_(means[0][:, :, None], means[0][:, None], alpha=share)
-            cross.baddbmm_(means[1][:, :, None], means[0][:, None], alpha=share)
-        blocks = ridge_solution(covariance, cross, self.blocks.of_weight(weight).to(cross), ridge=ridge)
-        return self.blocks.as_weight(blocks, weight.shape)
+        start = self.blocks.of_weight(weight).to(self._mean(0))
+        ridges = RIDGES if ridge is None else (ridge,)
+        choices = [(share * self._coherence, each) for share in COHERENCE_SHARES for each in ridges]
+        chosen = choices[0] if len(self._positions) < 2 else self._best(choices, start, has_bias)
+        self.chosen = chosen
+        moments = self.moments(chosen[0], False, True, has_bias=has_bias)
+        return self.blocks.as_weight(ridge_solution(*moments, start, ridge=chosen[1]), weight.shape)
 
-    def output_mean(self, weight: torch.Tensor) -> torch.Tensor:
-        """Mean over images and positions of what a weight makes of the inputs, `(C_out,)`."""
-        blocks = self.blocks.of_weight(weight).to(self._images.mean_input)
-        return self._by_row((blocks @ self._images.mean_input[:, :, None])[:, :, 0])
+    def _best(self, choices: Iterable[tuple[float, float]], start: torch.Tensor, has_bias: bool) -> tuple[float, float]:
+        """The coherence and ridge whose fit to the other images does best on those that are held out."""
+        covariance, cross = self.moments(self._coherence, True, has_bias=has_bias)
+        errors = {}
+        for coherence, ridges in itertools.groupby(choices, key=itemgetter(0)):
+            seen = self.moments(coherence, False, has_bias=has_bias)
+            for _, ridge in ridges:
+                blocks = ridge_solution(*seen, start, ridge=ridge)
+                errors[coherence, ridge] = float(((blocks @ covariance - 2 * cross) * blocks).sum())
+        return min(errors, key=errors.__getitem__)
 
 
+# Inputs `(G, samples, width)` and targets `(G, samples, rows)`.
+Sample = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
 class _Sums:
-    """Sums of products over samples; centred when they are read."""
+    """Sums over samples: how many they are, inputs, targets, products of inputs, and of targets and inputs."""
 
-    count = 0
+    count: int
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    second: torch.Tensor
+    cross: torch.Tensor
 
-    def add(self, inputs: torch.Tensor, targets: torch.Tensor | None) -> None:
-        """Add `(G, samples, width)` inputs and `(G, samples, rows)` targets."""
-        if targets is None:
-            targets = inputs[..., :0]
-        if not self.count:
-            groups, _, width = inputs.shape
-            rows = targets.shape[2]
-            self.first, self.first_target = inputs.mean(1, keepdim=True), targets.mean(1, keepdim=True)
-            self.total, self.target_total = inputs.new_zeros(groups, width), inputs.new_zeros(groups, rows)
-            self.second = inputs.new_zeros(groups, width, width)
-            self.cross = inputs.new_zeros(groups, rows, width)
-        # Relative to the first batch's mean: single precision loses a small variance beside a large mean.
-        inputs, targets = inputs - self.first, targets - self.first_target
-        self.count += inputs.shape[1]
-        self.total += inputs.sum(1)
-        self.target_total += targets.sum(1)
-        self.second.baddbmm_(inputs.transpose(1, 2), inputs)
-        self.cross.baddbmm_(targets.transpose(1, 2), inputs)
+    @staticmethod
+    def of(sample: Sample, before: "_Sums | None" = None) -> "_Sums":
+        """The sums of a sample, added to those of before, whose tensors are used again."""
+        inputs, targets = sample
+        if before is None:
+            sums = inputs.sum(1), targets.sum(1), inputs.mT @ inputs, targets.mT @ inputs
+            return _Sums(inputs.shape[1], *sums)
+        return _Sums(
+            before.count + inputs.shape[1],
+            before.inputs.add_(inputs.sum(1)),
+            before.targets.add_(targets.sum(1)),
+            before.second.baddbmm_(inputs.mT, inputs),
+            before.cross.baddbmm_(targets.mT, inputs),
+        )
 
-    @property
-    def mean_input(self) -> torch.Tensor:
-        """Mean input `(G, width)`."""
-        return in_double(self.first[:, 0]) + in_double(self.total) / self.count
+    @staticmethod
+    def total(parts: Iterable["_Sums"]) -> "_Sums":
+        """The sums over all parts."""
+        first, *others = parts
+        for each in others:
+            sums = (getattr(first, name.name) + getattr(each, name.name) for name in fields(_Sums))
+            first = _Sums(*sums)
+        return first
 
-    @property
-    def mean_target(self) -> torch.Tensor:
-        """Mean target `(G, rows)`."""
-        return in_double(self.first_target[:, 0]) + in_double(self.target_total) / self.count
-
-    def covariance(self) -> torch.Tensor:
-        """Covariance of the inputs."""
-        mean = in_double(self.total) / self.count
-        return (in_double(self.second) / self.count).baddbmm_(mean[:, :, None], mean[:, None], alpha=-1)
-
-    def cross_covariance(self) -> torch.Tensor:
-        """Covariance of targets and inputs."""
-        mean, target_mean = in_double(self.total) / self.count, in_double(self.target_total) / self.count
-        return (in_double(self.cross) / self.count).baddbmm_(target_mean[:, :, None], mean[:, None], alpha=-1)
+    def central(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Covariance of the inputs, and of targets and inputs, in double precision."""
+        mean, target_mean = in_double(self.inputs) / self.count, in_double(self.targets) / self.count
+        second, cross = in_double(self.second) / self.count, in_double(self.cross) / self.count
+        return (
+            second.baddbmm_(mean[:, :, None], mean[:, None], alpha=-1),
+            cross.baddbmm_(target_mean[:, :, None], mean[:, None], alpha=-1),
+        )
 
 
 def in_double(tensor: torch.Tensor) -> torch.Tensor:
@@ -221,7 +257,7 @@ def in_double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def ridge_solution(
-    covariance: torch.Tensor, cross: torch.Tensor, weight: torch.Tensor, *, ridge: float = RIDGE
+    covariance: torch.Tensor, cross: torch.Tensor, weight: torch.Tensor, *, ridge: float
 ) -> torch.Tensor:
     """`(B + l W0) (A + l I)^-1`, the weights of least squared error that are drawn towards W0.
 

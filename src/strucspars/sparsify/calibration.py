@@ -63,13 +63,18 @@ class Calibration:
         starts = itertools.accumulate(map(len, self.images), initial=0)
         return self._batches(place for place, start in enumerate(starts) if start < min(count, len(self)))
 
+    def is_held_out(self, place: int) -> bool:
+        """Whether a batch is for measuring what fits to the others leave."""
+        every = min(HELD_OUT, len(self.images))
+        return every > 1 and place % every == every - 1
+
     def split(self) -> "tuple[Calibration, Calibration]":
         """Images to fit with, and a quarter of them, of other batches where there are several, to measure with."""
         if len(self.images) == 1:
             return self, self
-        every = min(HELD_OUT, len(self.images))
-        held = range(every - 1, len(self.images), every)
-        return self._batches(place for place in range(len(self.images)) if place not in held), self._batches(held)
+        places = range(len(self.images))
+        held = [place for place in places if self.is_held_out(place)]
+        return self._batches(place for place in places if place not in held), self._batches(held)
 
     def _batches(self, places: Iterable[int]) -> "Calibration":
         chosen = list(places)

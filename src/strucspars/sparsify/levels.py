@@ -18,7 +18,7 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.cost.counting import undisturbed
 from strucspars.nn.groupable import SelectedLayer
 from strucspars.nn.names import unwrapped
-from strucspars.nn.refit import MAX_SAMPLES, PatchMoments, by_position, ridge_solution, windows
+from strucspars.nn.refit import MAX_SAMPLES, PatchMoments, by_position, in_double, ridge_solution, windows
 from strucspars.sparsify.calibration import (
     Calibration,
     Coherence,
@@ -31,6 +31,9 @@ from strucspars.sparsify.extensions import Need, Orders
 
 # For numbers of which there is one per layer or per output channel.
 IMAGES_FOR_SENSITIVITY = 32
+# Of the measured coherence, and of the inputs' mean square: what fits to some hundred images choose most.
+COHERENCE_SHARE = 0.1
+RIDGE = 2e-2
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +64,18 @@ def layer_data(
 
     visit_gradients(model, sums, few, visit, progress=lambda done, total: on_progress("sensitivity", done, total))
     positions = -(-MAX_SAMPLES // len(data))
-    moments = {module: PatchMoments(module, coherence=coherence.of(module), max_positions=positions) for module in sums}
+    moments = {module: PatchMoments(module, max_positions=positions) for module in sums}
     with undisturbed(model), hooked(sums, lambda module, inputs, _: moments[module].add(inputs[0])):
         for place, images in enumerate(data.images):
             unwrapped(model)(images.to(device_of(model)))
             on_progress("inputs of the layers", place + 1, len(data.images))
-    return [LayerData(moments[layer.module].covariance()[0].float(), sums[layer.module] / len(few)) for layer in layers]
+    return [
+        LayerData(
+            moments.pop(layer.module).moments(COHERENCE_SHARE * coherence.of(layer.module), False)[0][0].float(),
+            sums[layer.module] / len(few),
+        )
+        for layer in layers
+    ]
 
 
 def error_importance(layer: SelectedLayer, found: LayerData) -> FloatArray:
@@ -81,21 +90,18 @@ def error_importance(layer: SelectedLayer, found: LayerData) -> FloatArray:
 
 def refit_change(layer: SelectedLayer, found: LayerData, orders: Orders, level: int) -> torch.Tensor:
     """By how much grouping with refitted weights changes the dense weight, `(C_out, C_in * kernel)`."""
-    weight = layer.weight.detach().flatten(1)
+    weight, covariance = layer.weight.detach().flatten(1).float(), found.covariance
     groups, area = num_groups(level), weight.shape[1] // layer.weight_shape[1]
-    rows = torch.tensor(orders[0], device=weight.device).view(groups, -1)
-    columns = torch.tensor(orders[1], device=weight.device).view(groups, -1, 1) * area
-    columns = (columns + torch.arange(area, device=weight.device)).flatten(1)
-    covariance = found.covariance
-    # Of the dense layer's outputs and all inputs; blocks of it are those of a group.
-    cross = weight.float() @ covariance
-    change = -weight.float()
-    for kept, read in zip(rows, columns, strict=True):
-        inside = kept[:, None], read
-        fitted = ridge_solution(
-            covariance[read[:, None], read].double(), cross[inside].double(), weight[inside].double()
-        )
-        change[inside] += fitted.float()
+    rows, columns = (torch.tensor(order, device=weight.device).view(groups, -1, 1) for order in orders)
+    columns = (columns * area + torch.arange(area, device=weight.device)).flatten(1)[:, None]
+    # The covariance of the dense layer's outputs and its inputs; of each group its own block.
+    cross = weight @ covariance
+    among = covariance[columns.mT, columns]
+    fitted = ridge_solution(
+        *(in_double(each) for each in (among, cross[rows, columns], weight[rows, columns])), ridge=RIDGE
+    )
+    change = -weight
+    change[rows, columns] += fitted.to(change)
     return change
 
 
