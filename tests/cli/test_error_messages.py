@@ -153,10 +153,8 @@ def test_what_the_system_refuses_comes_with_a_remedy(call: Any, monkeypatch: pyt
     monkeypatch.setattr(Path, "is_dir", refuse)
     said = call("summary", "sealed/run")
     assert said.status == 2
-    assert (
-        said.err
-        == "error: sealed/run: Permission denied; give yourself access to it and its folder, or choose another path\n"
-    )
+    remedy = "change its permissions or those of its folder, or choose another path"
+    assert said.err == f"error: sealed/run: Permission denied; {remedy}\n"
 
 
 REFUSED = {

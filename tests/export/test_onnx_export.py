@@ -235,7 +235,7 @@ def test_a_full_disk_and_a_missing_folder_are_named(
     def full_disk(self: Path, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(FileNotFoundError, match=r"cannot write .*missing.*make its folder first"):
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*missing.*create its folder first"):
         ss.export(small, tmp_path / "missing" / "network.onnx", example_inputs=IMAGES)
     path = tmp_path / "network.onnx"
     path.write_text("the former one")

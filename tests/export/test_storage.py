@@ -352,7 +352,7 @@ def test_a_plan_may_name_a_shared_module_by_its_second_name(tmp_path: Path) -> N
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"cannot write .*missing.x\.safetensors: .*; make its folder"):
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*missing.x\.safetensors: .*; create its folder"):
         ss.save(network(), tmp_path / "missing" / "x.safetensors")
 
 

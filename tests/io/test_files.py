@@ -107,8 +107,8 @@ def test_places_that_take_no_file_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, kind, words in [
         (tmp_path, IsADirectoryError, "choose the path of a file"),
-        (tmp_path / "file" / "a.onnx", NotADirectoryError, "a file is in the place of a folder"),
-        (tmp_path / "no" / "a.onnx", FileNotFoundError, "make its folder first"),
+        (tmp_path / "file" / "a.onnx", NotADirectoryError, "a file exists where a folder is needed"),
+        (tmp_path / "no" / "a.onnx", FileNotFoundError, "create its folder first"),
     ]:
         with pytest.raises(kind, match=f"^cannot write {path}: .*; {words}"):
             write_text(path, "")
@@ -217,7 +217,7 @@ def circle(path: Path) -> None:
         (sparse_file, "it has more than 1,000 bytes"),
         (circle, "Too many levels of symbolic links; it is a link"),
         (os.mkdir, "Is a directory; choose the path of a file"),
-        (lambda path: None, "No such file or directory; make its folder first, or choose a path that is there"),
+        (lambda path: None, "No such file or directory; create its folder first, or choose an existing path"),
     ],
 )
 def test_what_is_no_regular_file_of_a_fitting_size_is_refused_at_once(

@@ -112,7 +112,7 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
 
 def test_below_a_file_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match="is in the place of a folder"):
+    with pytest.raises(OSError, match="exists where a folder is needed"):
         write(tmp_path / "file" / "out", "index.html")
 
 

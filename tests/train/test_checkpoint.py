@@ -260,7 +260,7 @@ def test_an_unreadable_checkpoint_is_not_taken_for_a_damaged_one(
     save_checkpoint(tmp_path, state(2))
 
     monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
-    with pytest.raises(PermissionError, match=r"cannot read .*last\.pt: Permission denied; give yourself access"):
+    with pytest.raises(PermissionError, match=r"cannot read .*last\.pt: Permission denied; change its permissions"):
         load_checkpoint(tmp_path)
 
 

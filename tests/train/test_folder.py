@@ -102,8 +102,8 @@ def test_no_run_moves_in_where_one_shot_compression_has_left_its_network(tmp_pat
     ("below", "complaint"),
     [
         ("", "is a file; choose another path"),
-        ("run", "Not a directory; a file is in the place of a folder; choose another path"),
-        ("deep/run", "Not a directory; a file is in the place of a folder; choose another path"),
+        ("run", "Not a directory; a file exists where a folder is needed; choose another path"),
+        ("deep/run", "Not a directory; a file exists where a folder is needed; choose another path"),
     ],
 )
 def test_a_file_in_the_way_is_named(tmp_path: Path, below: str, complaint: str) -> None:
@@ -116,7 +116,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path, below: str, complaint: str) 
 def test_a_file_in_the_place_of_a_subfolder_is_named(folder: RunFolder) -> None:
     folder.importance.rmdir()
     folder.importance.touch()
-    with pytest.raises(FileExistsError, match=r"run/importance: File exists; a file is in the place of a folder"):
+    with pytest.raises(FileExistsError, match=r"run/importance: File exists; a file exists where a folder is needed"):
         folder.create()
 
 
@@ -125,7 +125,7 @@ def test_an_unwritable_parent_is_named_with_the_remedy(tmp_path: Path, monkeypat
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(PermissionError, match=r"run: Permission denied; give yourself access to it and its folder"):
+    with pytest.raises(PermissionError, match=r"run: Permission denied; change its permissions or those of its folder"):
         RunFolder(tmp_path / "run").create()
 
 

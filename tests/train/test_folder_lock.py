@@ -64,7 +64,7 @@ def test_a_lock_file_with_anything_in_it_is_not_repeated_in_the_message(tmp_path
 def test_a_path_that_is_no_folder_is_named(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
     path = {"missing": tmp_path / "nowhere", "file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}[kind]
-    with pytest.raises(OSError, match=rf"cannot lock {path}/\.lock: .*(make its folder first|choose another path)"):
+    with pytest.raises(OSError, match=rf"cannot lock {path}/\.lock: .*(create its folder first|choose another path)"):
         RunFolder(path).locked().__enter__()
 
 
@@ -76,7 +76,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(kind, match=f"lock {tmp_path}/.lock: {os.strerror(number)}; (give your|choose a disk)"):
+    with pytest.raises(kind, match=f"lock {tmp_path}/.lock: {os.strerror(number)}; (change its|choose a disk)"):
         RunFolder(tmp_path).locked().__enter__()
 
 

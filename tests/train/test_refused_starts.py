@@ -145,7 +145,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_data_are_read(
     # Not by taking the right away: the administrator may write anywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     monkeypatch.setattr("strucspars.train.run.load_data", None)
-    with pytest.raises(PermissionError, match=r"cannot make the run folder .*run: Permission denied; give yourself"):
+    with pytest.raises(PermissionError, match=r"cannot make the run folder .*run: Permission denied; change its"):
         run_pipeline(small_recipe(), tmp_path / "run")
 
 

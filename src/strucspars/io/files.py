@@ -28,12 +28,12 @@ REMEDIES = {
     errno.ENOSPC: "free some space on that disk",
     errno.EDQUOT: "free some of your disk quota",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-    errno.EACCES: "give yourself access to it and its folder, or choose another path",
-    errno.EPERM: "give yourself access to it and its folder, or choose another path",
+    errno.EACCES: "change its permissions or those of its folder, or choose another path",
+    errno.EPERM: "change its permissions or those of its folder, or choose another path",
     errno.EROFS: "choose a disk that is not read-only",
-    errno.ENOENT: "make its folder first, or choose a path that is there",
-    errno.ENOTDIR: "a file is in the place of a folder; choose another path",
-    errno.EEXIST: "a file is in the place of a folder; choose another path",
+    errno.ENOENT: "create its folder first, or choose an existing path",
+    errno.ENOTDIR: "a file exists where a folder is needed; choose another path",
+    errno.EEXIST: "a file exists where a folder is needed; choose another path",
     errno.EISDIR: "choose the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ELOOP: "it is a link; delete it, or choose another path",
@@ -142,7 +142,7 @@ def check_not_packed(file: BinaryIO) -> None:
 
 
 def _too_large(path: str | os.PathLike[str], limit: int) -> ValueError:
-    return ValueError(f"cannot read {path}: it has more than {limit:,} bytes, so it is not what belongs there")
+    return ValueError(f"cannot read {path}: it has more than {limit:,} bytes, which is the limit for such a file")
 
 
 def _special_file(path: str | os.PathLike[str]) -> ValueError:
