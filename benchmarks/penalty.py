@@ -46,7 +46,7 @@ def training_step(name: str, variant: str) -> Callable[[], None]:
     build, side, classes = NETWORKS[name]
     torch.manual_seed(0)
     model = build().cuda().to(memory_format=torch.channels_last)
-    config = ss.SparsifyConfig(target=0.5, epochs=10, lambda_step=1e-6, lambda_warmup=0)
+    config = ss.SparsifyConfig(target=0.5, epochs=10, controller="paper", lambda_step=1e-6, lambda_warmup=0)
     sparsifier = ss.Sparsifier(model, config)
     sparsifier.end_epoch()
     assert sparsifier.lambda_value > 0

@@ -56,7 +56,7 @@ class BenchmarkRun:
     def _prepared(self, depth: int, engine: Engine, seed: int) -> EpochRunner:
         torch.manual_seed(seed)
         model = engine.placed(PreactivationResNet(depth)).train()
-        config = ss.SparsifyConfig(target=0.5, epochs=10, lambda_step=1e-6, lambda_warmup=0)
+        config = ss.SparsifyConfig(target=0.5, epochs=10, controller="paper", lambda_step=1e-6, lambda_warmup=0)
         sparsifier = ss.Sparsifier(model, config)
         sparsifier.end_epoch()
         images = torch.randint(256, (BATCH * STEPS, 3, 32, 32), dtype=torch.uint8)

@@ -126,7 +126,8 @@ def test_the_folder_tells_the_same_as_the_command(call: Any, arguments: tuple[st
 
 
 def test_compress_takes_every_option_of_sparsification_that_does_not_train() -> None:
-    of_training = {"min_kept_norm", "decay", "lambda_step", "lambda_warmup", "method"}
+    of_training = {"min_kept_norm", "decay", "controller", "lambda_step", "lambda_warmup", "method"}
+    of_training |= {"schedule", "decide_by", "anneal"}
     of_recipes = {"fixed_levels", "largest_levels"}
     options = {option.name for option in fields(SparsifyOptions)} - of_training - of_recipes
     assert {name.removesuffix("s") if name == "layer_types" else name for name in options} <= set(

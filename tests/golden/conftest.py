@@ -25,7 +25,7 @@ name: golden
 seed: 3
 data: {{name: digits, batch_size: 128}}
 model: {{name: "{NETWORK}"}}
-sparsify: {{target: 0.4, lambda_step: 0.004, lambda_warmup: 0, min_kept_norm: 0.55}}
+sparsify: {{target: 0.4, controller: paper, lambda_step: 0.004, lambda_warmup: 0, min_kept_norm: 0.55}}
 slimming: {{target: 0.3, strength: 0.01}}
 stage1: {{epochs: 4, lr: 0.02}}
 finetune: {{form: masked}}

@@ -76,7 +76,9 @@ def test_a_one_shot_plan_of_resnet18_is_the_recorded_one(golden: Record) -> None
 def test_a_sparsifier_reports_its_epochs_and_plans_as_recorded(golden: Record) -> None:
     torch.manual_seed(0)
     model = small(4)
-    config = ss.SparsifyConfig(target=0.6, epochs=4, lambda_step=5e-3, lambda_warmup=0, min_kept_norm=0.535)
+    config = ss.SparsifyConfig(
+        target=0.6, epochs=4, controller="paper", lambda_step=5e-3, lambda_warmup=0, min_kept_norm=0.535
+    )
     sparsifier = ss.Sparsifier(model, config, example_inputs=images(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     labels = torch.arange(4)
@@ -95,7 +97,9 @@ def test_a_sparsifier_reports_its_epochs_and_plans_as_recorded(golden: Record) -
 
 
 def test_the_default_penalty_steps_as_recorded(golden: Record) -> None:
-    sparsifier = ss.Sparsifier(residual(), ss.SparsifyConfig(target=0.4, epochs=30, lambda_warmup=10 / 30))
+    sparsifier = ss.Sparsifier(
+        residual(), ss.SparsifyConfig(target=0.4, controller="paper", epochs=30, lambda_warmup=10 / 30)
+    )
     values = []
     for _ in range(30):
         values.append(sparsifier.lambda_value)

@@ -10,7 +10,7 @@ from strucspars.core.importance import Norm
 from strucspars.nn.importance import importance_matrix
 from strucspars.sparsify.sparsifier import EpochReport
 
-CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup=1 / 8)
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, controller="paper", lambda_step=1e-3, lambda_warmup=1 / 8)
 
 
 def network(seed: int = 0) -> nn.Sequential:

@@ -39,7 +39,7 @@ class Classifier(LightningModule):
 
 def main(folder: Path) -> None:
     """Fit, convert, write."""
-    config = ss.SparsifyConfig(target=0.4, epochs=3, lambda_step=1e-2, lambda_warmup=0)
+    config = ss.SparsifyConfig(target=0.4, epochs=3, controller="paper", lambda_step=1e-2, lambda_warmup=0)
     callback = SparsifyCallback(config, convert=True)
     images = torch.randn(32, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     data = DataLoader(TensorDataset(images, torch.arange(32) % 4), batch_size=8)

@@ -13,7 +13,7 @@ from torch.nn import functional
 import strucspars as ss
 from strucspars.sparsify.planning import agreed
 
-CONFIG = ss.SparsifyConfig(target=0.4, epochs=6, lambda_step=1e-3, lambda_warmup=1 / 6)
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=6, controller="paper", lambda_step=1e-3, lambda_warmup=1 / 6)
 
 
 def network(seed: int = 0) -> nn.Sequential:

@@ -12,7 +12,9 @@ from torch import nn
 
 import strucspars as ss
 
-CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup=1 / 8, min_channels_per_group=8)
+CONFIG = ss.SparsifyConfig(
+    target=0.4, epochs=8, controller="paper", lambda_step=1e-3, lambda_warmup=1 / 8, min_channels_per_group=8
+)
 # Odd multiples too: 24 channels can be halved three times, but into two groups of at least 8 only.
 WIDTHS = (3, 8, 16, 24, 32)
 

@@ -16,7 +16,7 @@ from strucspars.nn.importance import importance_matrix
 from strucspars.sparsify.planning import LayerState, learned_states, network_size, plan_for_target
 from strucspars.sparsify.sparsifier import churn
 
-CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, lambda_step=1e-3, lambda_warmup=1 / 8)
+CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, controller="paper", lambda_step=1e-3, lambda_warmup=1 / 8)
 SOLVER_OPTIONS: list[dict[str, Any]] = [{"seed": 3}, {"decay": 0.3}, {"method": "paper"}, {"importance": "l2"}]
 
 
@@ -241,7 +241,7 @@ def test_a_report_counts_the_macs_that_are_removed_where_the_target_does() -> No
 def test_the_default_step_of_lambda_follows_epochs_steps_and_learning_rate() -> None:
     config = ss.SparsifyConfig(target=0.5, epochs=40, steps_per_epoch=100, lr=0.03)
     assert config.penalty_schedule.lambda_step == ss.core.default_lambda_step(40, steps_per_epoch=100, lr=0.03)
-    assert replace(config, lambda_step=0.5).penalty_schedule.lambda_step == 0.5
+    assert replace(config, controller="paper", lambda_step=0.5).penalty_schedule.lambda_step == 0.5
 
 
 def test_the_defaults_are_the_papers() -> None:

@@ -28,10 +28,12 @@ def test_plans_print_what_they_remove_and_how_many_groups() -> None:
 
 
 def test_a_sparsifier_and_its_epochs_print_where_they_are() -> None:
-    sparsifier = ss.Sparsifier(network(), ss.SparsifyConfig(target=0.4, epochs=4, lambda_step=0.1, lambda_warmup=0))
+    sparsifier = ss.Sparsifier(
+        network(), ss.SparsifyConfig(target=0.4, epochs=4, controller="paper", lambda_step=0.1, lambda_warmup=0)
+    )
     report = sparsifier.end_epoch()
     assert str(report).splitlines() == [
-        f"epoch 1: 0.0% removed, lambda 0.1, {report.seconds:.1f} s",
+        f"epoch 1: 0.0% removed, 52.6% kept at target, lambda 0.1, {report.seconds:.1f} s",
         "groups per layer: 1 (2 layers)",
     ]
     assert repr(report) == str(report)

@@ -77,7 +77,7 @@ def test_a_compiled_penalty_follows_weights_that_replace_others() -> None:
 
 def test_training_makes_groups_after_weights_were_assigned() -> None:
     model = network()
-    config = ss.SparsifyConfig(target=0.5, epochs=30, lambda_step=2e-3, lambda_warmup=2 / 30)
+    config = ss.SparsifyConfig(target=0.5, epochs=30, controller="paper", lambda_step=2e-3, lambda_warmup=2 / 30)
     sparsifier = ss.Sparsifier(model, config)
     load_assigning_(model)
     reports = train(model, sparsifier, 30)

@@ -25,7 +25,7 @@ def test_the_models_keys_and_modules_do_not_change() -> None:
 
 def test_sparse_training_makes_groups() -> None:
     model = network()
-    config = ss.SparsifyConfig(target=0.5, epochs=30, lambda_step=2e-3, lambda_warmup=2 / 30)
+    config = ss.SparsifyConfig(target=0.5, epochs=30, controller="paper", lambda_step=2e-3, lambda_warmup=2 / 30)
     sparsifier = ss.Sparsifier(model, config)
     fresh = ss.one_shot_plan(network(), target=0.5)
     reports = train(model, sparsifier, 30)
@@ -176,7 +176,7 @@ def test_a_coarse_network_says_how_much_more_is_removed_than_asked(caplog: pytes
 
 
 def test_numbers_of_numpy_are_as_good_as_plain_ones() -> None:
-    numbers: dict[str, Any] = {"target": np.float64(0.4), "epochs": np.int64(20), "lambda_step": np.float32(1e-3)}
+    numbers: dict[str, Any] = {"target": np.float64(0.4), "epochs": np.int64(20), "lambda_warmup": np.float32(0.25)}
     levels: dict[str, Any] = {"2": np.int64(2)}
     config = ss.SparsifyConfig(**numbers, fixed_levels=levels)
     sparsifier = ss.Sparsifier(network(), config)

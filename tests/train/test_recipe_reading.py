@@ -62,6 +62,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     sparsify = SparsifyRecipe(
         target=draw(st.floats(0, 0.99)),
         min_kept_norm=draw(fractions),
+        controller="paper",
         lambda_step=draw(st.none() | st.floats(1e-12, 1)),
         lambda_warmup=draw(st.floats(0, 0.99)),
         fixed_levels=draw(st.dictionaries(texts, st.integers(1, 9), max_size=2)),
@@ -102,9 +103,9 @@ def test_what_is_not_given_has_the_defaults_of_its_section(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "key", "value"),
     [
-        ("sparsify: {lambda_step: 2e-6}", "lambda_step", 2e-6),  # text to YAML
-        ("sparsify: {lambda_step: 1}", "lambda_step", 1.0),
-        ("sparsify: {lambda_step: null}", "lambda_step", None),
+        ("sparsify: {controller: paper, lambda_step: 2e-6}", "lambda_step", 2e-6),  # text to YAML
+        ("sparsify: {controller: paper, lambda_step: 1}", "lambda_step", 1.0),
+        ("sparsify: {controller: paper, lambda_step: null}", "lambda_step", None),
         ("sparsify: {exclude: [conv1, '*.fc']}", "exclude", ("conv1", "*.fc")),
         ("sparsify: {layer_types: [Conv2d, Linear]}", "layer_types", ("Conv2d", "Linear")),
         ("sparsify: {exclude: []}", "exclude", ()),

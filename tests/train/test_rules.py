@@ -113,7 +113,9 @@ def test_a_plan_without_groups_holds_nothing() -> None:
 
 
 def sparsify_rule(model: nn.Module) -> tuple[SparsifyRule, ss.Sparsifier]:
-    sparsifier = ss.Sparsifier(model, ss.SparsifyConfig(target=0.5, epochs=9, lambda_step=1e-2, lambda_warmup=0))
+    sparsifier = ss.Sparsifier(
+        model, ss.SparsifyConfig(target=0.5, epochs=9, controller="paper", lambda_step=1e-2, lambda_warmup=0)
+    )
     return SparsifyRule(sparsifier), sparsifier
 
 
@@ -210,7 +212,9 @@ def test_the_arrays_of_an_epoch_are_those_of_its_report(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_the_pictured_matrices_are_in_the_present_orders_and_norm(norm: Norm) -> None:
     model = network()
-    config = ss.SparsifyConfig(target=0.5, epochs=9, lambda_step=1e-2, lambda_warmup=0, importance=norm)
+    config = ss.SparsifyConfig(
+        target=0.5, epochs=9, controller="paper", lambda_step=1e-2, lambda_warmup=0, importance=norm
+    )
     sparsifier = ss.Sparsifier(model, config)
     matrices = SparsifyRule(sparsifier).matrices()
     orders = sparsifier.state_dict()["layers"]

@@ -4,13 +4,21 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from strucspars.core.checks import checked_fraction, checked_seed, checked_target
-from strucspars.core.controller import LambdaSchedule, default_lambda_step
+from strucspars.core.controller import (
+    PAPER_LR,
+    PAPER_STEPS_PER_EPOCH,
+    LambdaSchedule,
+    SteadySchedule,
+    default_lambda_step,
+)
 from strucspars.core.hierarchy import group_penalty
 from strucspars.core.learning import Method
 from strucspars.nn.groupable import LayerRules
 from strucspars.sparsify.extensions import BUDGETS, IMPORTANCES, ORDERS
 
 Schedule = Literal["two-stage", "progressive"]
+Controller = Literal["auto", "paper"]
+USUAL_MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +33,10 @@ class SparsifyOptions(LayerRules):
         orders: which channel orders are learned: `free`, every layer its own; or a registered policy.
         min_kept_norm: share of a layer's norm that its groups must keep while training (p in the paper).
         decay: ratio of the penalties of successive halvings of the channels, in (0, 1].
-        lambda_step: change of lambda, the strength of the penalty, per epoch; None scales the paper's 2e-6 to the
-            epochs, their steps and the learning rate.
+        controller: how lambda, the strength of the penalty, moves: `auto` meets the target whatever the schedule, as
+            far as the loss allows; `paper` moves it by a fixed step after every epoch.
+        lambda_step: of the paper's controller, change of lambda per epoch; None scales the paper's 2e-6 to the epochs,
+            their steps and the learning rate.
         lambda_warmup: fraction of the epochs before lambda may rise.
         method: how the channel orders are found: `fast`, better and faster than the others; `paper`, the paper's
             alternation; or `paper-pot`, the same by the package POT, as in the authors' code.
@@ -44,6 +54,7 @@ class SparsifyOptions(LayerRules):
     orders: str = "free"
     min_kept_norm: float = 0.9
     decay: float = 0.5
+    controller: Controller = "auto"
     lambda_step: float | None = None
     lambda_warmup: float = 0.1
     method: Method = "fast"
@@ -67,6 +78,13 @@ class SparsifyOptions(LayerRules):
             raise ValueError(
                 f"decide_by {self.decide_by:g} and anneal {self.anneal:g} are more than the whole training; lower one"
             )
+        if self.controller not in get_args(Controller):
+            raise ValueError(f"controller must be one of {', '.join(get_args(Controller))}, got {self.controller!r}")
+        if self.controller == "auto" and self.lambda_step is not None:
+            raise ValueError(
+                f"lambda_step is of the paper's controller, got {self.lambda_step!r}; set controller='paper' or "
+                "leave it out"
+            )
         _ = self.lambda_schedule(epochs=1, steps_per_epoch=1, lr=1)  # checks the rest
 
     def config(self, *, epochs: int = 1, steps_per_epoch: int = 1, lr: float = 0.1, seed: int = 0) -> "SparsifyConfig":
@@ -75,7 +93,7 @@ class SparsifyOptions(LayerRules):
         return SparsifyConfig(**options, epochs=epochs, steps_per_epoch=steps_per_epoch, lr=lr, seed=seed)
 
     def lambda_schedule(self, *, epochs: int, steps_per_epoch: int, lr: float) -> LambdaSchedule:
-        """What the controller of lambda aims at in a stage of so many epochs."""
+        """What the paper's controller aims at in a stage of so many epochs."""
         step = self.lambda_step
         if step is None:
             step = default_lambda_step(epochs, steps_per_epoch=steps_per_epoch, lr=lr)
@@ -88,18 +106,20 @@ class SparsifyConfig(SparsifyOptions):
 
     Attributes:
         epochs: how many times `end_epoch` will be called.
-        steps_per_epoch: optimizer steps per epoch.
-        lr: learning rate of the sparse training.
+        steps_per_epoch: optimizer steps per epoch; None counts those of attached optimizers, and takes the paper's 782
+            without one.
+        lr: learning rate of the sparse training; None reads that of attached optimizers at every step, and takes the
+            paper's 0.1 without one.
         seed: of the solver's random starts.
 
-    >>> config = SparsifyConfig(target=0.6, epochs=50, exclude=("*.shortcut",), min_channels_per_group=16)
+    >>> config = SparsifyConfig(target=0.6, epochs=50, exclude=("*.shortcut",), controller="paper")
     >>> config.penalty_schedule.lambda_step, config.penalty_schedule.warmup_epochs
     (8e-06, 5)
     """
 
     epochs: int = 100
-    steps_per_epoch: int = 782
-    lr: float = 0.1
+    steps_per_epoch: int | None = None
+    lr: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -109,8 +129,26 @@ class SparsifyConfig(SparsifyOptions):
 
     @property
     def penalty_schedule(self) -> LambdaSchedule:
-        """The controller's part of the options."""
-        return self.lambda_schedule(epochs=self.penalty_epochs, steps_per_epoch=self.steps_per_epoch, lr=self.lr)
+        """What the paper's controller aims at."""
+        return self.lambda_schedule(epochs=self.penalty_epochs, steps_per_epoch=self._steps, lr=self._lr)
+
+    @property
+    def assumed_reach(self) -> float:
+        """How far an epoch of SGD can move a weight per unit of force, where no optimizer is attached to ask."""
+        return self._steps * self._lr / (1 - USUAL_MOMENTUM)
+
+    @property
+    def _steps(self) -> int:
+        return PAPER_STEPS_PER_EPOCH if self.steps_per_epoch is None else self.steps_per_epoch
+
+    @property
+    def _lr(self) -> float:
+        return PAPER_LR if self.lr is None else self.lr
+
+    @property
+    def steady_schedule(self) -> SteadySchedule:
+        """What the controller for any schedule aims at."""
+        return SteadySchedule(min_kept_norm=self.min_kept_norm, epochs=self.penalty_epochs, warmup=self.lambda_warmup)
 
     @property
     def penalty_epochs(self) -> int:

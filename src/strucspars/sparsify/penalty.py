@@ -32,6 +32,12 @@ class StructuredPenalty:
         values = torch.from_numpy(np.ascontiguousarray(strength)).to(target)
         target.copy_(values.view(*values.shape, *[1] * (target.dim() - 2)).expand_as(target))
 
+    @torch.no_grad()
+    def mean_sizes(self, weights: Sequence[torch.Tensor]) -> list[float]:
+        """Mean over each weight of what its norm shrinks: of the entries, or of the kernels' L2 norms."""
+        sizes = [weight.abs() if self._norm == "l1" else _kernel_norms(weight) for weight in weights]
+        return [float(size.double().mean()) for size in sizes]
+
     def value(self, weights: Sequence[torch.Tensor]) -> torch.Tensor:
         """The penalty on the weights, in the order of construction, as a differentiable scalar."""
         self._check_device(weights)

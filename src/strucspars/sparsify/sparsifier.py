@@ -12,14 +12,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from strucspars.core.budget import ThresholdSearch
 from strucspars.core.checks import FloatArray, IntArray
-from strucspars.core.controller import LambdaState, next_lambda
-from strucspars.core.hierarchy import checked_group_level, num_groups, penalty_matrix
+from strucspars.core.controller import LambdaState, ObservedEpoch, next_lambda, next_steady_lambda
+from strucspars.core.hierarchy import checked_group_level, connection_mask, num_groups, penalty_matrix
 from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan, group_counts
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
+from strucspars.sparsify.advice import Advice
 from strucspars.sparsify.attachment import Attachment, StepCount, bare_optimizer
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import WholeNetwork, find_importance
@@ -64,6 +66,8 @@ class EpochReport:
         epoch: epochs finished.
         lambda_value: strength of the penalty in the next epoch.
         removed_fraction: fraction of the budget that the present levels would remove.
+        kept_norm: share of its norm that every layer keeps in groups that meet the target; it moves smoothly, where the
+            removed fraction jumps once it passes `min_kept_norm`.
         seconds: how long the decisions took.
         layers: layer by layer.
         annealed: share of their size that the removed connections have lost, once a progressive schedule has decided.
@@ -72,6 +76,7 @@ class EpochReport:
     epoch: int
     lambda_value: float
     removed_fraction: float
+    kept_norm: float
     seconds: float
     layers: tuple[LayerReport, ...]
     annealed: float | None = None
@@ -79,9 +84,18 @@ class EpochReport:
     def __repr__(self) -> str:
         phase = f"lambda {self.lambda_value:.2g}" if self.annealed is None else f"{self.annealed:.1%} annealed"
         return (
-            f"epoch {self.epoch}: {self.removed_fraction:.1%} removed, {phase}, {self.seconds:.1f} s\n"
+            f"epoch {self.epoch}: {self.removed_fraction:.1%} removed, {self.kept_norm:.1%} kept at target, {phase}, "
+            f"{self.seconds:.1f} s\n"
             f"{group_counts(num_groups(layer.group_level) for layer in self.layers)}"
         )
+
+
+@dataclass(frozen=True)
+class LayerAim:
+    """The groups that the controller `auto` trains a layer for, and the mean size of its weights."""
+
+    group_level: int
+    mean_size: float
 
 
 STATE_VERSION = 2
@@ -134,10 +148,12 @@ class Sparsifier:
         self._penalty = StructuredPenalty(self._present_weights(), find_importance(config.importance).penalty)
         self._controller = LambdaState()
         self._attachments: list[Attachment] = []
+        self._advice = Advice()
         self._count = StepCount.of_layers(len(self.selection.layers))
         self._states = agreed(lambda: self._learned_states(None))
         # Fail now, not after the training, if the target is out of reach.
-        threshold_for_target(self.selection, self._states, self._size(), config)
+        found = threshold_for_target(self.selection, self._states, self._size(), config)
+        self._aims = self._aims_at(found)
         self._decision = Decision()
         self._annealing = Annealing(self.selection.layers) if config.schedule == "progressive" else None
         self._set_strengths_()
@@ -230,11 +246,17 @@ class Sparsifier:
             return self._end_annealing_epoch(self._annealing, self.decided_plan, begin)
         before = self._states
         # With lambda's state, so that a rank that resumed from another checkpoint follows rank 0.
-        self._states, self._controller = agreed(lambda: (self._learned_states(before), self._controller))
-        removed = removed_by(self.selection, self._states, self._size(), self.config)
+        self._states, self._controller, self._count = agreed(
+            lambda: (self._learned_states(before), self._controller, self._count)
+        )
+        size = self._size()
+        removed = removed_by(self.selection, self._states, size, self.config)
+        found = threshold_for_target(self.selection, self._states, size, self.config)
         is_penalised = self.lambda_value > 0
-        self._controller = next_lambda(self.config.penalty_schedule, self._controller, removed)
-        self._set_strengths_()
+        self._move_lambda_(removed, found)
+        self._advice.after_epoch(
+            self.config, self._controller, steps=max(self._count.steps) if self._attachments else None
+        )
         self._count = StepCount.of_layers(len(before))
         if self._annealing is not None:
             self._prepare_decision_(self._annealing, is_penalised=is_penalised)
@@ -244,7 +266,39 @@ class Sparsifier:
         ]
         seconds = time.perf_counter() - begin
         annealed = None if self._annealing is None or self.decided_plan is None else self._annealing.annealed
-        return EpochReport(self._controller.epoch, self.lambda_value, removed, seconds, tuple(layers), annealed)
+        return EpochReport(
+            self._controller.epoch, self.lambda_value, removed, found.min_kept_norm, seconds, tuple(layers), annealed
+        )
+
+    def _move_lambda_(self, removed: float, found: ThresholdSearch) -> None:
+        if self.config.controller == "paper":
+            first = self._controller.first_outside_norm
+            moved = next_lambda(self.config.penalty_schedule, self._controller, removed)
+            outside = 1 - found.min_kept_norm
+            self._controller = replace(
+                moved, outside_norm=outside, first_outside_norm=outside if first is None else first
+            )
+        else:
+            observed = ObservedEpoch(
+                removed_fraction=removed,
+                outside_norm=1 - found.min_kept_norm,
+                reach=self._reach(),
+                force=self._count.mean_force,
+            )
+            self._controller = next_steady_lambda(self.config.steady_schedule, self._controller, observed)
+            self._aims = self._aims_at(found)
+        self._set_strengths_()
+
+    def _reach(self) -> float:
+        """How far the epoch's steps could move a weight per unit of force."""
+        return float(np.mean(self._count.reach)) if self._attachments else self.config.assumed_reach
+
+    def _aims_at(self, found: ThresholdSearch) -> list[LayerAim]:
+        sizes = self._penalty.mean_sizes(self._present_weights())
+        return [
+            LayerAim(found.group_levels[layer.name], size)
+            for layer, size in zip(self.selection.layers, sizes, strict=True)
+        ]
 
     def plan(self) -> GroupingPlan:
         """The grouping that meets the target from the present weights; the fixed one once a schedule has decided.
@@ -347,7 +401,9 @@ class Sparsifier:
             for layer, state in zip(self.selection.layers, self._states, strict=True)
         ]
         seconds = time.perf_counter() - begin
-        return EpochReport(self._controller.epoch, 0.0, removed, seconds, tuple(layers), annealing.annealed)
+        kept = min(state.kept_norm[state.group_level - 1] for state in self._states)
+        self._count = StepCount.of_layers(len(layers))
+        return EpochReport(self._controller.epoch, 0.0, removed, kept, seconds, tuple(layers), annealing.annealed)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides the future, in plain numbers and tensors that `weights_only=True` loads."""
@@ -356,8 +412,9 @@ class Sparsifier:
                 "out_perm": torch.tensor(state.out_perm, device="cpu"),
                 "in_perm": torch.tensor(state.in_perm, device="cpu"),
                 "group_level": state.group_level,
+                "aim": asdict(aim),
             }
-            for layer, state in zip(self.selection.layers, self._states, strict=True)
+            for layer, state, aim in zip(self.selection.layers, self._states, self._aims, strict=True)
         }
         return {
             "version": STATE_VERSION,
@@ -387,6 +444,7 @@ class Sparsifier:
             )
         self._states = [self._restored_state(index, layer) for index, layer in enumerate(saved.values())]
         self._controller = LambdaState(**state["controller"])
+        self._aims = [LayerAim(**layer["aim"]) for layer in saved.values()]
         self._count = StepCount(**copy.deepcopy(state["count"]))
         self._decision = Decision.from_state_dict(state["decision"])
         if self._annealing is not None:
@@ -429,8 +487,13 @@ class Sparsifier:
         return learned_states(self.selection.layers, self.config, previous, self._executor)
 
     def _set_strengths_(self) -> None:
-        for index, (layer, state) in enumerate(zip(self.selection.layers, self._states, strict=True)):
-            strength = penalty_strength(layer, state, decay=self.config.decay, lambda_value=self.lambda_value)
+        for index, (layer, state, aim) in enumerate(zip(self.selection.layers, self._states, self._aims, strict=True)):
+            if self.config.controller == "paper":
+                strength = penalty_strength(layer, state, decay=self.config.decay, lambda_value=self.lambda_value)
+            else:
+                out_channels, in_channels = layer.weight_shape[:2]
+                kept = connection_mask(out_channels, in_channels, aim.group_level).astype(np.float64)
+                strength = in_channel_order(self.lambda_value * aim.mean_size * (1 - kept), state)
             self._penalty.set_strength_(index, strength)
 
 
@@ -440,7 +503,12 @@ def penalty_strength(layer: SelectedLayer, state: LayerState, *, decay: float, l
     penalty = penalty_matrix(
         out_channels, in_channels, state.group_level, decay=decay, largest_level=layer.largest_level
     )
-    return lambda_value * penalty[inverse(state.out_perm)][:, inverse(state.in_perm)]
+    return in_channel_order(lambda_value * penalty, state)
+
+
+def in_channel_order(permuted: FloatArray, state: LayerState) -> FloatArray:
+    """A matrix in the layer's learned orders, in the original ones."""
+    return permuted[inverse(state.out_perm)][:, inverse(state.in_perm)]
 
 
 def churn(layer: SelectedLayer, before: LayerState, after: LayerState) -> float:
