@@ -49,7 +49,8 @@ SLIPS = {
     ("reproduce", "table1", "--rows", ""): "--rows: table1 has no row ''; --list shows all",
     # Options of other commands.
     ("run", "demo", "--target", "0.5"): f"No such option: --target; {AS_KEYS}",
-    ("eval", "runs/demo", "--classes", "3"): AS_KEYS,
+    ("eval", "runs/demo", "--target", "0.5"): f"No such option: --target; {AS_KEYS}",
+    ("eval", "runs/demo", "--classes", "3"): "--classes: the run in runs/demo has its own; leave it out",
     ("summary", "resnet18", "--target", "0.5"): "No such option: --target; --help tells more",
     # Recipes.
     ("run", "nowhere.yaml"): "give the path of a YAML file, or the name of a recipe of the package, such as demo",
