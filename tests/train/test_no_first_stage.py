@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,3 +139,35 @@ def test_a_compressed_file_trained_dense_would_not_stay_compressed(
         with pytest.raises(ValueError, match=f"compressed already, and a run of kind {kind} would fill its zeros"):
             run_pipeline(recipe, tmp_path / kind)
         assert not (tmp_path / kind).exists()
+
+
+def test_calibration_refits_the_network_that_is_finetuned(
+    dense: RunFolder, run: RunFolder, small_recipe: Recipes, tmp_path: Path, stop_after: Callable[[int], Any]
+) -> None:
+    options = ("stage1.epochs=0", f"model.weights={dense.model_path}", "sparsify.calibration=128")
+    recipe = small_recipe(*options, "finetune.teacher=weights")
+    with pytest.raises(RunInterrupted):
+        run_pipeline(recipe, tmp_path / "run", should_stop=stop_after(3))
+    summary = run_pipeline(recipe, tmp_path / "run")
+    plain = finished(run)
+    assert summary.removed_param_fraction >= 0.4
+    assert summary.compressed_top1 is not None
+    assert plain.compressed_top1 is not None
+    assert summary.compressed_top1 > plain.compressed_top1
+    assert summary.before_compression_top1 == plain.before_compression_top1
+    plan = RunFolder(tmp_path / "run").load_plan()
+    assert plan is not None
+    assert plan.predicted_divergence is not None
+
+
+def test_calibration_takes_the_place_of_a_first_stage(small_recipe: Recipes) -> None:
+    with pytest.raises(ValueError, match=r"sparsify\.calibration 8 takes the place of the first stage"):
+        small_recipe("sparsify.calibration=8")
+
+
+def test_weights_that_are_no_dense_network_do_not_teach(run: RunFolder, small_recipe: Recipes, tmp_path: Path) -> None:
+    recipe = small_recipe(f"model.weights={run.model_path}", "finetune.teacher=weights")
+    with pytest.raises(ValueError, match=r"finetune\.teacher is weights, .* compressed already"):
+        run_pipeline(recipe, tmp_path / "run")
+    with pytest.raises(ValueError, match="but that is not named"):
+        run_pipeline(small_recipe("finetune.teacher=weights"), tmp_path / "run")

@@ -152,7 +152,10 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
     if SELECTION_KEY in metadata:
         raise ValueError(f"{where}: this network is slimmed already; give dense weights")
     if PLAN_KEY in metadata:
-        content = _with_zeros(content, metadata, where)
+        plan = GroupingPlan.from_json(metadata[PLAN_KEY], where)
+        if metadata.get(FORMAT_KEY) != FORMAT_VERSION and any(layer.group_level > 1 for layer in plan.layers.values()):
+            raise ValueError(f"{where}: it is of another storage format; save the network again with this version")
+        content = dense_state(content, plan, where)
     for key in STATE_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -166,12 +169,9 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
     return dict(content), read_transforms(metadata, where)
 
 
-def _with_zeros(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], where: str) -> dict[str, Any]:
-    """The dense state of a compressed network."""
-    plan = GroupingPlan.from_json(metadata[PLAN_KEY], where)
+def dense_state(tensors: Mapping[str, torch.Tensor], plan: GroupingPlan, where: str) -> dict[str, torch.Tensor]:
+    """The state of the dense network that computes what a compressed one does, with zeros outside the groups."""
     grouped = {name: layer for name, layer in plan.layers.items() if layer.group_level > 1}
-    if grouped and metadata.get(FORMAT_KEY) != FORMAT_VERSION:
-        raise ValueError(f"{where}: it is of another storage format; save the network again with this version")
     orders = {f"{name}.{order}" for name in grouped for order in ORDER_NAMES}
     state = {key: value for key, value in tensors.items() if key not in orders}
     for name, layer in grouped.items():

@@ -33,6 +33,7 @@ BATCH_SIZE = 32
 RATE = 0.005
 FULL_RATE_STEPS = 500
 FEWEST_BATCHES = 16
+CALIBRATION_IMAGES = 256
 
 CPU = torch.device("cpu")
 
@@ -137,7 +138,7 @@ def has_test_images(data: str) -> bool:
 def finetuning_recipe(
     name: str, network: TrainedNetwork, data: str, val: str | None, *, epochs: int, sparsify: SparsifyRecipe
 ) -> Recipe:
-    """A run that compresses trained weights while it finetunes them.
+    """A run that compresses trained weights with 256 of the images, and finetunes what is left.
 
     The dense network is the teacher where its outputs are the classes of the images; otherwise the classifier is new,
     and there is none. A batch has 32 images, or fewer where they would be less than 16 batches. The rate is 0.005 in
@@ -165,7 +166,7 @@ def finetuning_recipe(
             options, batch_size=batch_size, image_size=network.preprocessing.size, resize=network.preprocessing.resize
         ),
         model=ModelRecipe(name=network.name, weights=network.weights),
-        sparsify=sparsify,
+        sparsify=replace(sparsify, calibration=min(CALIBRATION_IMAGES, count)),
         stage1=StageRecipe(epochs=0),
         finetune=FinetuneRecipe(teacher=WEIGHTS if num_classes == network.num_classes else None),
         stage2=StageRecipe(epochs=epochs, lr=float(f"{rate:.2g}"), weight_decay=1e-4, schedule="cosine", lr_warmup=0.1),

@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
+import torch
 from torch import nn
 from typing_extensions import override
 
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
+from strucspars.convert.compress import recalibrate_
 from strucspars.convert.conversion import check_fits, convert_, model_plan
+from strucspars.convert.reconstruction import reconstruct_
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, save
 from strucspars.io.arrays import save_arrays
 from strucspars.io.files import read_text, write_text
 from strucspars.io.records import convert
+from strucspars.models.weights import dense_state
+from strucspars.nn.names import copied
 from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 from strucspars.sparsify.extensions import importance_of
+from strucspars.sparsify.planning import one_shot_plan
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.checkpoint import load_named
 from strucspars.train.epochs import CAPTURE_LOCK
@@ -101,6 +107,7 @@ class StructuredSparsification(Method):
         self.decision_path = run.folder.plan_path
         self._sparsifier: Sparsifier | None = None
         self._learned: GroupingPlan | None = None
+        self._images: list[torch.Tensor] = []
         # Of `decide` or `recall`.
         self._plan: GroupingPlan
 
@@ -113,6 +120,12 @@ class StructuredSparsification(Method):
         if run.given_plan is not None:
             check_fits(model, run.given_plan)
             self._learned = run.given_plan
+            return None
+        if run.recipe.sparsify.calibration:
+            self._images = run.calibration_images(run.recipe.sparsify.calibration)
+            config = run.recipe.sparsify_config(steps_per_epoch=1)
+            with CAPTURE_LOCK:
+                self._learned = one_shot_plan(model, config, calibration=self._images, example_inputs=run.example)
             return None
         self._sparsifier = new_sparsifier(run, model)
         return SparsifyRule(self._sparsifier)
@@ -151,6 +164,13 @@ class StructuredSparsification(Method):
 
     @override
     def cut_(self, model: nn.Module) -> nn.Module:
+        if self._images:
+            with CAPTURE_LOCK:
+                small = convert_(copied(model), self._plan)
+                reconstruct_(small, copied(model), self._images)
+                recalibrate_(small, self._images)
+            model.load_state_dict(dense_state(small.state_dict(), self._plan, "the refitted network"))
+            self._images = []
         HeldZerosRule(model, self._plan)
         return model
 

@@ -236,7 +236,7 @@ def _compress(run: Run, method: Method, model: nn.Module) -> nn.Module:
         run.folder.append_metrics(row)
     for observer in run.observers:
         observer.epoch_done(run.name, row)
-    return cut if recalibrates and method.is_cut_trainable else model
+    return cut if method.is_cut_trainable else model
 
 
 def _accuracy(run: Run, model: nn.Module) -> Accuracy:

@@ -140,9 +140,12 @@ class SparsifyRecipe(SparsifyOptions):
 
     Attributes:
         from_run: folder of a run whose finished first stage is reused instead of training one.
+        calibration: images to learn from that decide, in place of a first stage, what trained weights lose, and to
+            which the rest is refitted before it is finetuned; 0 for none.
     """
 
     from_run: str | None = None
+    calibration: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,11 +279,17 @@ class Recipe:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
         if self.is_progressive:
             self._check_progressive()
+        if self.sparsify.calibration and (self.kind != "strucspars" or self.stage1.epochs or self.sparsify.from_run):
+            raise ValueError(
+                f"sparsify.calibration {self.sparsify.calibration} takes the place of the first stage of kind "
+                "strucspars; set stage1.epochs=0, and leave sparsify.from_run out"
+            )
 
     def _check_progressive(self) -> None:
         """Refuse what only means something between two stages."""
         refused = {
             "sparsify.from_run": self.sparsify.from_run is not None,
+            "sparsify.calibration": self.sparsify.calibration > 0,
             "finetune.ablation": self.finetune.ablation != "finetune",
             "finetune.form": self.finetune.form == "grouped",
             "finetune.recalibrate_bn": self.finetune.recalibrate_bn,

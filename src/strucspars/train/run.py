@@ -151,6 +151,13 @@ class Run:
             memory_format=engine.memory_format,
         )
 
+    def calibration_images(self, count: int) -> list[torch.Tensor]:
+        """Images of the first epoch to learn from, in batches."""
+        if self.engine.world_size > 1:
+            raise ValueError("sparsify.calibration is for one process; start the run without torchrun")
+        steps = math.ceil(count / self.train.batch_size)
+        return [batch.images.clone() for batch in itertools.islice(self.train.epoch(1), steps)]
+
     @property
     def example(self) -> torch.Tensor:
         """One image of zeros, to count operations with."""
