@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from strucspars.core.hierarchy import group_penalty
 from strucspars.core.importance import kept_norm_by_level
@@ -162,6 +166,18 @@ class Annealing:
         self._shrink_(torch.where(progress < 1, self._first + (self._last - self._first) * progress, self._last))
 
     @torch.no_grad()
+    def mask_gradients_(self) -> None:
+        """Keep an optimizer step from moving what is removed: the loss would win it back as fast as it shrinks."""
+        pairs = [
+            (layer.weight.grad, removed.to(layer.weight.device))
+            for layer, removed in zip(self._layers, self._removed, strict=True)
+            if layer.weight.grad is not None and layer.weight.shape == removed.shape
+        ]
+        if pairs:
+            gradients = [gradient for gradient, _ in pairs]
+            torch._foreach_addcmul_(gradients, gradients, [removed for _, removed in pairs], value=-1)
+
+    @torch.no_grad()
     def _shrink_(self, left: torch.Tensor) -> None:
         lost = 1 - torch.where(left > 0, (left / self._left) ** 3, 0.0)
         self._left.copy_(left)
@@ -213,13 +229,22 @@ def _follow_optimizers(annealing: Annealing) -> None:
     with _hook_lock:
         _followers.add(annealing)
         if not _is_hooked:
+            register_optimizer_step_pre_hook(_before_step)
             register_optimizer_step_post_hook(_after_step)
             _is_hooked = True
 
 
+def _before_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    for annealing in _followers_of(optimizer):
+        annealing.mask_gradients_()
+
+
 def _after_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
+    for annealing in _followers_of(optimizer):
+        annealing.step_()
+
+
+def _followers_of(optimizer: Optimizer) -> list[Annealing]:
     with _hook_lock:
         followers = list(_followers)
-    for annealing in followers:
-        if annealing.belongs_to(optimizer):
-            annealing.step_()
+    return [annealing for annealing in followers if annealing.belongs_to(optimizer)]
