@@ -136,6 +136,18 @@ def test_each_step_leaves_the_cube_of_the_share_that_is_to_go() -> None:
         assert torch.equal(now[kept], then[kept])
 
 
+def test_the_loss_does_not_win_back_what_is_annealed() -> None:
+    model = network()
+    before, sparsifier = copy.deepcopy(model), ss.Sparsifier(model, replace(CONFIG, decide_by=0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    plan = sparsifier.plan()
+    for done in range(1, 5):
+        step(model, optimizer, sparsifier, as_loss=False)
+        expected = removed_weights(before, plan) * (1 - done / 15) ** 3
+        torch.testing.assert_close(removed_weights(model, plan), expected)
+    assert not torch.equal(model.get_parameter("2.weight"), before.get_parameter("2.weight"))
+
+
 @pytest.mark.parametrize("steps", [0, 2, 5, 9])
 def test_an_epoch_of_any_length_comes_to_the_same_share(steps: int) -> None:
     """Also one whose steps do not come from an optimizer of PyTorch."""
