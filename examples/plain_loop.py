@@ -2,7 +2,7 @@
 
     python examples/plain_loop.py --target 0.6 --out small.safetensors
 
-The data are made here: noisy images of stripes, in four directions and two widths, at a random place. The three lines
+The data are made here: noisy images of stripes, in four directions and two widths, at a random place. The two lines
 that sparse training adds to a loop are marked with "added".
 """
 
@@ -56,15 +56,14 @@ def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train_sparse(model: nn.Module, config: ss.SparsifyConfig) -> ss.GroupingPlan:
-    """An ordinary training loop with three lines more."""
+    """An ordinary training loop with two lines more."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=1e-4)
-    sparsifier = ss.Sparsifier(model, config)  # added
+    sparsifier = ss.Sparsifier(model, config).attach(optimizer)  # added
     for epoch in range(config.epochs):
         model.train()
         for images, labels in batches(epoch):
             optimizer.zero_grad()
             torch.autograd.backward(functional.cross_entropy(model(images), labels))
-            sparsifier.regularize_()  # added
             optimizer.step()
         report = sparsifier.end_epoch()  # added
         print(f"epoch {report.epoch:2}  lambda {report.lambda_value:.5f}  groups remove {report.removed_fraction:.1%}")
@@ -107,14 +106,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = network()
-    config = ss.SparsifyConfig(
-        target=options.target,
-        epochs=options.epochs,
-        steps_per_epoch=math.ceil(TRAIN_IMAGES / BATCH),
-        lr=LR,
-        lambda_warmup=options.epochs // 10 / options.epochs,
-    )
-    plan = train_sparse(model, config)
+    plan = train_sparse(model, ss.SparsifyConfig(target=options.target, epochs=options.epochs))
     rows = [("dense, sparsified", num_params(model), accuracy(model))]
     ss.convert_(model, plan)
     rows.append(("converted", num_params(model), accuracy(model)))
