@@ -64,7 +64,7 @@ def cells(data: str, root: str | None) -> list[Cell]:
         epochs, common = 31, tuple[str, ...]()
         two_stages: tuple[str, ...] = ()
     else:
-        epochs = 20
+        epochs = 12
         common = (
             "data.name=progressive:part_of_cifar10",
             f"data.root={root}",
@@ -75,10 +75,12 @@ def cells(data: str, root: str | None) -> list[Cell]:
             "stage2.lr=0.1",
             "stage2.weight_decay=5e-4",
         )
-        two_stages = ("stage1.epochs=10", "stage2.epochs=10")
+        two_stages = ("stage1.epochs=6", "stage2.epochs=6")
     one_stage = (
         *("sparsify.schedule=progressive", "sparsify.controller=auto", "sparsify.lambda_step=null"),
         f"stage2.epochs={epochs}",
+        # That of the first of two stages.
+        "stage2.lr=0.1",
     )
     return [
         Cell("dense", "demo-dense", (*common, f"stage2.epochs={epochs}")),
@@ -110,11 +112,14 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder for the runs")
     parser.add_argument("--data", dest="root", help="folder of CIFAR-10")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--forms", nargs="+", help="only these of the forms")
     arguments = parser.parse_args()
     report: dict[str, Any] = json.loads(OUT.read_text()) if OUT.exists() else {}
     rows: list[dict[str, Any]] = []
     for seed in range(arguments.seeds):
         for cell in cells(arguments.data, arguments.root):
+            if arguments.forms and cell.form not in arguments.forms:
+                continue
             name = f"{arguments.data}-{cell.form.replace(', ', '-').replace(' ', '-')}-{seed}"
             rows.append(measured(cell, seed, arguments.runs / name))
             print(rows[-1], flush=True)

@@ -45,7 +45,7 @@ CHANGES = {
     "distilled": ("finetune.teacher=runs/{network}-dense",),
     "modern": ("stage2.schedule=cosine", "stage2.weight_decay=5e-4"),
     "paper-solver": ("sparsify.method=paper",),
-    "progressive": ("sparsify.schedule=progressive", "sparsify.lambda_step=null"),
+    "progressive": ("sparsify.schedule=progressive", "sparsify.controller=auto", "sparsify.lambda_step=null"),
     **{
         ablation: (f"finetune.ablation={ablation}",)
         for ablation in ("from-scratch", "shufflenet", "random", "no-shuffle")
