@@ -132,7 +132,8 @@ def one_shot_plan(
 
     def decide() -> GroupingPlan:
         if data is not None and selection.layers:
-            return _calibrated_plan(model, selection, size, config, data, on_progress or ignore_progress)
+            measured = measured_layers(model, selection.layers, config, data, on_progress or ignore_progress)
+            return plan_by_loss(selection, measured, size, config)
         states = learned_states(selection.layers, config, None)
         return plan_for_target(selection, states, size, config)
 
@@ -166,37 +167,52 @@ def _log_prediction(plan: GroupingPlan) -> None:
     )
 
 
-def _calibrated_plan(
-    model: nn.Module,
-    selection: Selection,
-    size: WholeNetwork,
-    config: SparsifyConfig,
-    data: Calibration,
-    progress: OnProgress,
-) -> GroupingPlan:
-    """The plan whose levels remove the target at the least measured loss."""
+@dataclass(frozen=True, eq=False)
+class MeasuredLayers:
+    """What calibration images tell about the selected layers: enough to plan for any target.
+
+    Attributes:
+        importances: what the channel orders are learned from.
+        states: the orders before they are refined for a level.
+        losses: by layer, the divergence of the predictions that each group level alone is expected to cause.
+    """
+
+    importances: Sequence[FloatArray]
+    states: Sequence[LayerState]
+    losses: Mapping[str, Sequence[float]]
+
+
+def measured_layers(
+    model: nn.Module, layers: Sequence[SelectedLayer], config: SparsifyConfig, data: Calibration, progress: OnProgress
+) -> MeasuredLayers:
+    """Measure what every group level of every layer costs the predictions; the target of the options is not used."""
     fit, held = data.split()
-    layers, importance = selection.layers, find_importance(config.importance)
     found = layer_data(model, layers, fit, progress)
     if config.importance == DEFAULT_IMPORTANCE:
-        matrices = [error_importance(layer, known) for layer, known in zip(layers, found, strict=True)]
+        importances = [error_importance(layer, known) for layer, known in zip(layers, found, strict=True)]
     else:
-        known_layers = with_statistics(model, layers, importance.needs, fit)
-        matrices = [importance_of(layer, config.importance) for layer in known_layers]
-    states = learned_states(layers, config, None, importances=matrices)
+        needs = find_importance(config.importance).needs
+        importances = [importance_of(layer, config.importance) for layer in with_statistics(model, layers, needs, fit)]
+    states = learned_states(layers, config, None, importances=importances)
 
     def orders_at(level: int) -> list[Orders]:
         problems = [
-            LayerToOrder(layer.name, matrix, state.orders, min(level, layer.largest_level))
-            for layer, matrix, state in zip(layers, matrices, states, strict=True)
+            LayerToOrder(layer.name, importance, state.orders, min(level, layer.largest_level))
+            for layer, importance, state in zip(layers, importances, states, strict=True)
         ]
         return orders_of(problems, config, refined_orders)
 
-    losses = losses_by_level(model, layers, found, orders_at, held, progress)
-    budgets = reachable_budgets(selection, states, size, config)
-    levels = levels_by_loss(budgets, losses, config.target)
-    loss = sum(losses[name][level - 1] for name, level in levels.items())
-    plan = plan_at_levels(selection, states, size, config, levels, importances=matrices)
+    return MeasuredLayers(importances, states, losses_by_level(model, layers, found, orders_at, held, progress))
+
+
+def plan_by_loss(
+    selection: Selection, measured: MeasuredLayers, size: WholeNetwork, config: SparsifyConfig
+) -> GroupingPlan:
+    """The plan whose levels remove the target at the least measured loss."""
+    budgets = reachable_budgets(selection, measured.states, size, config)
+    levels = levels_by_loss(budgets, measured.losses, config.target)
+    plan = plan_at_levels(selection, measured.states, size, config, levels, importances=measured.importances)
+    loss = sum(measured.losses[name][level - 1] for name, level in levels.items())
     return replace(plan, predicted_divergence=loss)
 
 
