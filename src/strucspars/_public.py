@@ -17,7 +17,7 @@ from strucspars.nn.groupable import select_layers
 from strucspars.nn.layers import ShuffledGroupConv2d
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import register_budget, register_importance, register_orders
-from strucspars.sparsify.planning import one_shot_plan
+from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.sparsifier import Sparsifier
 
 __all__ = [

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from strucspars.convert.conversion import convert_, mask_
-from strucspars.sparsify.planning import one_shot_plan
+from strucspars.sparsify.one_shot import one_shot_plan
 
 
 def _network() -> nn.Sequential:

@@ -15,7 +15,7 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import LayerCount, count_macs
 from strucspars.cost.summary import summary
 from strucspars.nn.layers import group_module_, mask_module_
-from strucspars.sparsify.planning import one_shot_plan
+from strucspars.sparsify.one_shot import one_shot_plan
 
 
 def torch_macs(model: nn.Module, *inputs: Any) -> int:

@@ -19,7 +19,7 @@ from strucspars.models.cifar import CifarResNet
 from strucspars.models.weights import load_weights_
 from strucspars.nn.layers import kept_connections
 from strucspars.prune.slimming import save_slimmed, select_channels, slim_
-from strucspars.sparsify.planning import one_shot_plan
+from strucspars.sparsify.one_shot import one_shot_plan
 
 
 def small_network(classes: int = 3) -> nn.Sequential:

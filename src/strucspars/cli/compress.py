@@ -202,7 +202,8 @@ class _Job:
         from strucspars.nn.groupable import select_layers
         from strucspars.nn.importance import importance_matrix
         from strucspars.nn.names import copied
-        from strucspars.sparsify.planning import kept_fraction, one_shot_plan
+        from strucspars.sparsify.one_shot import one_shot_plan
+        from strucspars.sparsify.planning import kept_fraction
         from strucspars.train.deploy import calibration_batches
 
         source = self.network

@@ -15,7 +15,7 @@ from strucspars.nn.groupable import FilterFn
 from strucspars.nn.names import copied, unwrapped
 from strucspars.sparsify.calibration import Calibration, CalibrationBatch, OnProgress
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.planning import one_shot_plan
+from strucspars.sparsify.one_shot import one_shot_plan
 
 
 def compress(

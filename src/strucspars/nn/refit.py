@@ -14,7 +14,7 @@ from torch.nn import functional
 from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES, channel_orders, channels, groups_of_weight, is_grouped
 
 # Of the mean square of the inputs. Smaller values fit a few hundred images better than the images that come later.
-RIDGES = (3e-3, 2e-2, 0.1)
+RIDGES = (1e-2, 0.1, 1.0)
 # Of the measured coherence, how much a fit may follow.
 COHERENCE_SHARES = (0.0, 0.1, 1.0)
 # Per layer. More neighbouring positions of the same images tell little new.

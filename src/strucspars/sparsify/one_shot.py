@@ -1,0 +1,173 @@
+"""Planning trained weights without training: from their norms, or from what calibration images tell about them."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from strucspars.core.budget import levels_by_loss
+from strucspars.core.checks import FloatArray
+from strucspars.core.plan import GroupingPlan
+from strucspars.cost.counting import ExampleInputs
+from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
+from strucspars.sparsify.calibration import Calibration, CalibrationBatch, OnProgress, device_of, ignore_progress
+from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.extensions import (
+    DEFAULT_IMPORTANCE,
+    LayerToOrder,
+    Orders,
+    WholeNetwork,
+    find_importance,
+    importance_of,
+)
+from strucspars.sparsify.levels import error_importance, layer_data, losses_by_level, with_statistics
+from strucspars.sparsify.planning import (
+    LayerState,
+    agreed,
+    check_values,
+    kept_fraction,
+    learned_states,
+    network_size,
+    orders_of,
+    plan_at_levels,
+    plan_for_target,
+    reachable_budgets,
+    refined_orders,
+)
+
+logger = logging.getLogger(__name__)
+
+# In nats per image. ImageNet networks lost about a point of accuracy below 0.05, and seven to nine at 0.2.
+NOTABLE_DIVERGENCE = 0.1
+
+
+def one_shot_plan(
+    model: nn.Module,
+    target: float | SparsifyConfig,
+    *,
+    calibration: Iterable[CalibrationBatch] | Calibration | None = None,
+    filter_fn: FilterFn | None = None,
+    example_inputs: ExampleInputs | None = None,
+    on_progress: OnProgress | None = None,
+) -> GroupingPlan:
+    """Plan from the present weights, and from images where some are given.
+
+    With images, the group levels are those that cost the predictions least, as measured with refitted weights, and the
+    plan has its `predicted_divergence`; `reconstruct_` refits the converted network. Without images the levels follow
+    the norms of the weights, and a warning says how much of them is lost: such a network needs training.
+
+    In distributed training all processes call it, and get the same plan.
+
+    Args:
+        model: any module, trained or not.
+        target: fraction of all parameters to remove, or all options; those of the training are not used.
+        calibration: a few hundred images: tensors, or pairs of images and labels; at most the first 1,024 are used. The
+            channel orders are then learned from the errors that lost connections cause, unless the options name
+            another importance than `l1`.
+        filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
+        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`, unless there are
+            calibration images.
+        on_progress: called as `on_progress(what, done, total)` during long work.
+
+    >>> import strucspars as ss
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
+    >>> ss.one_shot_plan(model, target=0.5).removed_param_fraction
+    0.5
+    >>> ss.one_shot_plan(model, ss.SparsifyConfig(target=0.3, min_channels_per_group=2)).layers["0"].num_groups
+    2
+    """
+    config = target if isinstance(target, SparsifyConfig) else SparsifyConfig(target=target)
+    data = None if calibration is None else Calibration.of(calibration)
+    selection = select_layers(model, config, filter_fn=filter_fn)
+    if config.target > 0:
+        selection.check_not_empty()
+    check_values(selection.layers)
+    if data is not None and example_inputs is None:
+        example_inputs = data.images[0][:1].to(device_of(model))
+    size = network_size(model, example_inputs)
+
+    def decide() -> GroupingPlan:
+        if data is not None and selection.layers:
+            measured = measured_layers(model, selection.layers, config, data, on_progress or ignore_progress)
+            return plan_by_loss(selection, measured, size, config)
+        states = learned_states(selection.layers, config, None)
+        return plan_for_target(selection, states, size, config)
+
+    plan = agreed(decide)
+    if data is None:
+        logger.warning(
+            "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm; without"
+            " images the network is not usable as it is: give calibration=batches (a few hundred), recalibrate its "
+            "batch norms at the least, or finetune before you judge it",
+            100 * plan.removed_param_fraction,
+            100 * (1 - kept_fraction(selection.layers, plan, config.importance)),
+        )
+    else:
+        _log_prediction(plan)
+    return plan
+
+
+def _log_prediction(plan: GroupingPlan) -> None:
+    """Say in plain words what the plan will cost, before anything is converted."""
+    predicted = plan.predicted_divergence or 0.0
+    large = predicted > NOTABLE_DIVERGENCE
+    logger.log(
+        logging.WARNING if large else logging.INFO,
+        "removing %.1f %% of all parameters is predicted to move the predictions by %.3f nats%s",
+        100 * plan.removed_param_fraction,
+        predicted,
+        "; for an ImageNet classifier that costs several points of accuracy without training: lower the target, or "
+        "finetune"
+        if large
+        else "",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredLayers:
+    """What calibration images tell about the selected layers: enough to plan for any target.
+
+    Attributes:
+        importances: what the channel orders are learned from.
+        states: the orders before they are refined for a level.
+        losses: by layer, the divergence of the predictions that each group level alone is expected to cause.
+    """
+
+    importances: Sequence[FloatArray]
+    states: Sequence[LayerState]
+    losses: Mapping[str, Sequence[float]]
+
+
+def measured_layers(
+    model: nn.Module, layers: Sequence[SelectedLayer], config: SparsifyConfig, data: Calibration, progress: OnProgress
+) -> MeasuredLayers:
+    """Measure what every group level of every layer costs the predictions; the target of the options is not used."""
+    fit, held = data.split()
+    found = layer_data(model, layers, fit, progress)
+    if config.importance == DEFAULT_IMPORTANCE:
+        importances = [error_importance(layer, known) for layer, known in zip(layers, found, strict=True)]
+    else:
+        needs = find_importance(config.importance).needs
+        importances = [importance_of(layer, config.importance) for layer in with_statistics(model, layers, needs, fit)]
+    states = learned_states(layers, config, None, importances=importances)
+
+    def orders_at(level: int) -> list[Orders]:
+        problems = [
+            LayerToOrder(layer.name, importance, state.orders, min(level, layer.largest_level))
+            for layer, importance, state in zip(layers, importances, states, strict=True)
+        ]
+        return orders_of(problems, config, refined_orders)
+
+    return MeasuredLayers(importances, states, losses_by_level(model, layers, found, orders_at, held, progress))
+
+
+def plan_by_loss(
+    selection: Selection, measured: MeasuredLayers, size: WholeNetwork, config: SparsifyConfig
+) -> GroupingPlan:
+    """The plan whose levels remove the target at the least measured loss."""
+    budgets = reachable_budgets(selection, measured.states, size, config)
+    levels = levels_by_loss(budgets, measured.losses, config.target)
+    plan = plan_at_levels(selection, measured.states, size, config, levels, importances=measured.importances)
+    loss = sum(measured.losses[name][level - 1] for name, level in levels.items())
+    return replace(plan, predicted_divergence=loss)
