@@ -31,9 +31,10 @@ from strucspars.sparsify.extensions import Need, Orders
 
 # For numbers of which there is one per layer or per output channel.
 IMAGES_FOR_SENSITIVITY = 32
-# Of the measured coherence, and of the inputs' mean square: what fits to some hundred images choose most.
+# Of the measured coherence: what fits to some hundred images follow.
 COHERENCE_SHARE = 0.1
-RIDGE = 2e-2
+# Of the inputs' mean square. The better one counts, layer by layer and level by level.
+RIDGES = (0.03, 0.3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ def error_importance(layer: SelectedLayer, found: LayerData) -> FloatArray:
     return error.clamp_min(0).double().numpy()
 
 
-def refit_change(layer: SelectedLayer, found: LayerData, orders: Orders, level: int) -> torch.Tensor:
+def refit_change(layer: SelectedLayer, found: LayerData, orders: Orders, level: int, *, ridge: float) -> torch.Tensor:
     """By how much grouping with refitted weights changes the dense weight, `(C_out, C_in * kernel)`."""
     weight, covariance = layer.weight.detach().flatten(1).float(), found.covariance
     groups, area = num_groups(level), weight.shape[1] // layer.weight_shape[1]
@@ -98,7 +99,7 @@ def refit_change(layer: SelectedLayer, found: LayerData, orders: Orders, level: 
     cross = weight @ covariance
     among = covariance[columns.mT, columns]
     fitted = ridge_solution(
-        *(in_double(each) for each in (among, cross[rows, columns], weight[rows, columns])), ridge=RIDGE
+        *(in_double(each) for each in (among, cross[rows, columns], weight[rows, columns])), ridge=ridge
     )
     change = -weight
     change[rows, columns] += fitted.to(change)
@@ -135,9 +136,15 @@ def losses_by_level(
         orders = orders_at(level)
         for layer, known, own in zip(layers, found, orders, strict=True):
             if level <= layer.largest_level:
-                changes[layer.module].append(refit_change(layer, known, own, level).half())
+                tried = (refit_change(layer, known, own, level, ridge=ridge).half() for ridge in RIDGES)
+                changes[layer.module] += tried
     losses = measured_losses(model, {module: tried for module, tried in changes.items() if tried}, data, on_progress)
-    return {layer.name: np.maximum.accumulate([0.0, *losses.get(layer.module, ())]).tolist() for layer in layers}
+
+    def of_levels(layer: SelectedLayer) -> list[float]:
+        found = np.reshape(losses.get(layer.module, []), (-1, len(RIDGES)))
+        return np.maximum.accumulate([0.0, *found.min(axis=1, initial=np.inf)]).tolist()
+
+    return {layer.name: of_levels(layer) for layer in layers}
 
 
 def with_statistics(

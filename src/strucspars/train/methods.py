@@ -23,7 +23,7 @@ from strucspars.models.weights import dense_state
 from strucspars.nn.names import copied
 from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 from strucspars.sparsify.extensions import importance_of
-from strucspars.sparsify.planning import one_shot_plan
+from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.checkpoint import load_named
 from strucspars.train.epochs import CAPTURE_LOCK
