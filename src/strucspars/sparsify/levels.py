@@ -142,7 +142,8 @@ def losses_by_level(
 
     def of_levels(layer: SelectedLayer) -> list[float]:
         found = np.reshape(losses.get(layer.module, []), (-1, len(RIDGES)))
-        return np.maximum.accumulate([0.0, *found.min(axis=1, initial=np.inf)]).tolist()
+        rising: list[float] = np.maximum.accumulate([0.0, *found.min(axis=1, initial=np.inf)]).tolist()
+        return rising
 
     return {layer.name: of_levels(layer) for layer in layers}
 
