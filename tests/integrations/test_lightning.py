@@ -410,3 +410,16 @@ def test_plan_and_sparsifier_say_when_they_come() -> None:
         _ = callback.plan
     with pytest.raises(RuntimeError, match=r"made when trainer\.fit\(\.\.\.\) starts"):
         _ = callback.sparsifier
+
+
+def test_a_progressive_fit_ends_in_the_network_that_was_trained() -> None:
+    module, callback = (
+        Classifier(),
+        SparsifyCallback(replace(CONFIG, controller="auto", lambda_step=None, schedule="progressive")),
+    )
+    fit(module, callback)
+    images = examples()[:][0]
+    trained = module(images)
+    ss.convert_(module, callback.plan)
+    torch.testing.assert_close(module(images), trained)
+    assert callback.plan == callback.sparsifier.decided_plan

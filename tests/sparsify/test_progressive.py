@@ -4,6 +4,7 @@ import copy
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ CONFIG = ss.SparsifyConfig(
     target=0.4, epochs=8, steps_per_epoch=5, lr=0.05, schedule="progressive", decide_by=0.25, anneal=0.375
 )
 DECISION, ANNEALED = 2, 5
+Way = Literal["regularize_", "penalty", "attach"]
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda weights: torch.optim.AdamW(weights, lr=3e-3, weight_decay=0.1),
@@ -27,23 +29,29 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
 }
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: ss.Sparsifier, *, as_loss: bool) -> None:
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: ss.Sparsifier, way: Way = "regularize_"
+) -> None:
     images, labels = labelled_images()
     optimizer.zero_grad()
     loss = functional.cross_entropy(model(images), labels)
-    torch.autograd.backward(loss + sparsifier.penalty() if as_loss else loss)
-    if not as_loss:
+    torch.autograd.backward(loss + sparsifier.penalty() if way == "penalty" else loss)
+    if way == "regularize_":
         sparsifier.regularize_()
     optimizer.step()
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, sparsifier: ss.Sparsifier, epochs: int, *, as_loss: bool = False
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sparsifier: ss.Sparsifier,
+    epochs: int,
+    way: Way = "regularize_",
 ) -> list[EpochReport]:
     reports = []
     for _ in range(epochs):
         for _ in range(5):
-            step(model, optimizer, sparsifier, as_loss=as_loss)
+            step(model, optimizer, sparsifier, way)
         reports.append(sparsifier.end_epoch())
     return reports
 
@@ -56,17 +64,19 @@ def removed_weights(model: nn.Module, plan: ss.GroupingPlan) -> torch.Tensor:
     return torch.cat(pieces)
 
 
-@pytest.mark.parametrize("as_loss", [False, True])
+@pytest.mark.parametrize("way", get_args(Way))
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_removed_connections_are_zero_after_every_step_whatever_the_optimizer(name: str, as_loss: bool) -> None:
+def test_removed_connections_are_zero_after_every_step_whatever_the_optimizer(name: str, way: Way) -> None:
     model = network()
     optimizer, sparsifier = OPTIMIZERS[name](model.parameters()), ss.Sparsifier(model, CONFIG)
-    reports = train(model, optimizer, sparsifier, ANNEALED, as_loss=as_loss)
+    if way == "attach":
+        sparsifier.attach(optimizer)
+    reports = train(model, optimizer, sparsifier, ANNEALED, way)
     assert [report.annealed for report in reports[: DECISION + 1]] == [None, 0, pytest.approx(1 - (2 / 3) ** 3)]
     assert reports[-1].annealed == 1
     plan, kept = sparsifier.plan(), copy.deepcopy(model.state_dict())
     for _ in range(7):
-        step(model, optimizer, sparsifier, as_loss=as_loss)
+        step(model, optimizer, sparsifier, way)
         assert removed_weights(model, plan).count_nonzero() == 0
     assert not torch.equal(model.get_parameter("2.weight"), kept["2.weight"]), "the rest goes on learning"
 
@@ -142,7 +152,7 @@ def test_the_loss_does_not_win_back_what_is_annealed() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     plan = sparsifier.plan()
     for done in range(1, 5):
-        step(model, optimizer, sparsifier, as_loss=False)
+        step(model, optimizer, sparsifier)
         expected = removed_weights(before, plan) * (1 - done / 15) ** 3
         torch.testing.assert_close(removed_weights(model, plan), expected)
     assert not torch.equal(model.get_parameter("2.weight"), before.get_parameter("2.weight"))
@@ -189,7 +199,7 @@ def test_a_run_resumes_exactly_before_and_in_and_after_the_annealing(epochs: int
     optimizer, sparsifier = OPTIMIZERS["sgd"](model.parameters()), ss.Sparsifier(model, CONFIG)
     train(model, optimizer, sparsifier, epochs)
     for _ in range(steps):
-        step(model, optimizer, sparsifier, as_loss=False)
+        step(model, optimizer, sparsifier)
     file = io.BytesIO()
     torch.save([model.state_dict(), optimizer.state_dict(), sparsifier.state_dict()], file)
     file.seek(0)
@@ -201,7 +211,7 @@ def test_a_run_resumes_exactly_before_and_in_and_after_the_annealing(epochs: int
     other.load_state_dict(states[2])
     for candidate, its_optimizer, its_sparsifier in ((model, optimizer, sparsifier), (twin, other_optimizer, other)):
         for _ in range(5 - steps):
-            step(candidate, its_optimizer, its_sparsifier, as_loss=False)
+            step(candidate, its_optimizer, its_sparsifier)
         its_sparsifier.end_epoch()
         train(candidate, its_optimizer, its_sparsifier, 2)
     torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)

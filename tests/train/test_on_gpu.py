@@ -82,6 +82,7 @@ def assert_close_runs(one: Path, other: Path, *, rel: float = 1e-3, compressed_r
         ("finetune.form=masked",),
         ("finetune.form=grouped", "stage1.ema=0.9"),
         ("kind=slimming", "model.name=cifar-resnet8"),
+        ("sparsify.schedule=progressive", "stage2.epochs=4", "stage2.ema=0.9"),
     ],
 )
 def test_captured_epochs_equal_plain_ones(
