@@ -88,7 +88,7 @@ def test_the_target_is_met_or_the_largest_reachable_is_named() -> None:
 
 def test_one_shot_says_what_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     ss.one_shot_plan(network(), target=0.3)
-    assert "of the grouped layers' norm: finetune" in caplog.text
+    assert "of the grouped layers' norm; without images the network is not usable as it is" in caplog.text
 
 
 def test_a_model_without_groupable_layers_is_refused_with_reasons() -> None:

@@ -111,6 +111,6 @@ def test_every_number_of_the_controller_comes_back() -> None:
     # A fresh network removes nothing, so training alone leaves the fraction at its default.
     sparsifier = ss.Sparsifier(network(), CONFIG)
     controller = {"epoch": 3, "lambda_value": 2e-3, "removed_fraction": 0.3, "outside_norm": 0.2}
-    controller |= {"first_outside_norm": 0.4, "resistance": 1e-3, "is_bounded": True}
+    controller |= {"first_outside_norm": 0.4, "reach": 2.0, "force": 0.1, "resistance": 1e-3, "is_bounded": True}
     sparsifier.load_state_dict(saved(sparsifier.state_dict() | {"controller": controller}))
     assert sparsifier.state_dict()["controller"] == controller
