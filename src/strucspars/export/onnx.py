@@ -129,8 +129,8 @@ def name_batch_axis_(graph: onnx.GraphProto, is_batched: Sequence[bool]) -> None
 def keep_paddings_(graph: onnx.GraphProto) -> None:
     """Give every maximum pooling right after a padding a second, unused output, the indices: the same function.
 
-    ONNX Runtime 1.31 moves a padding with any value into a pooling that has no second output. Inside the pooling, padded
-    entries are ignored, while padded zeros are the maximum of negative numbers.
+    ONNX Runtime 1.31 moves a padding with any value into a pooling that has no second output. Inside the pooling,
+    padded entries are ignored, while padded zeros are the maximum of negative numbers.
     """
     padded = {node.output[0] for node in graph.node if node.op_type == "Pad"}
     for node in graph.node:
