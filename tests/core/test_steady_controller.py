@@ -19,7 +19,14 @@ SCHEDULE = SteadySchedule(min_kept_norm=0.9, epochs=10)
 
 
 def trained(
-    epochs: int, steps: int, lr: float, *, pull: float = 0.0, cosine: bool = False, force: float | None = None
+    epochs: int,
+    steps: int,
+    lr: float,
+    *,
+    pull: float = 0.0,
+    cosine: bool = False,
+    rising: float = 0.0,
+    force: float | None = None,
 ) -> tuple[list[float], list[LambdaState]]:
     """Norm outside the groups and state after every epoch; `pull` is how much of a change a reach of 1 undoes."""
     generator = np.random.default_rng(0)
@@ -31,6 +38,7 @@ def trained(
         reach, strength = 0.0, state.lambda_value * float(np.abs(weights).mean())
         for step in range(steps):
             rate = lr * (1 + math.cos(math.pi * (epoch * steps + step) / (epochs * steps))) / 2 if cosine else lr
+            rate *= min(1.0, (epoch * steps + step + 1) / (rising * epochs * steps)) if rising else 1.0
             weights -= rate * pull * (weights - start)
             shrunk = np.sign(weights) * np.maximum(np.abs(weights) - rate * strength, 0)
             weights = np.where(outside, shrunk, weights)
@@ -61,6 +69,13 @@ def test_the_target_is_reached_without_swings(lr: float, epochs: int, steps: int
     assert norms[SCHEDULE.warmup_epochs] > 0.15
     strengths = [state.lambda_value for state in states]
     assert strengths == sorted(strengths)
+
+
+@pytest.mark.parametrize("loss", [0.0, 3.0])
+def test_rising_rates_do_not_multiply_the_strength(loss: float) -> None:
+    norms, _ = trained(20, 25, 0.1, pull=loss / 50, rising=0.4, cosine=True)
+    assert norms[-1] <= 0.1
+    assert max(before - after for before, after in pairwise(norms)) < 0.15
 
 
 @pytest.mark.parametrize("pull", [0.0, 0.02])

@@ -236,17 +236,17 @@ def next_steady_lambda(schedule: SteadySchedule, state: LambdaState, observed: O
         due, epochs_left = math.log(outside / schedule.goal), max(1, schedule.arrival - epoch)
         needed = resistance + due / _reach_ahead(reach, state.reach, epochs_left)
         if before == 0:
-            needed /= USUAL_EFFICIENCY
+            needed = max(needed, 0.0) / USUAL_EFFICIENCY
         else:
             # Near an equilibrium with the loss an epoch achieves little, whatever its reach; less strength would lose
             # it again. Nor is there a reason to let go at the goal: nothing beyond the target is penalised.
             lag = math.sqrt(max(due, 0.0) / epochs_left / max(achieved, 1e-6))
-            needed = min(max(needed, before * max(lag, 1.0)), LARGEST_RISE * before)
-        if due <= 0:
-            needed = before
+            held = before * min(1.0, state.reach / reach)  # less only while learning rates rise
+            risen = min(max(needed, before * lag if lag > 1 else held, held), LARGEST_RISE * before)
+            needed = risen if due > 0 else held
         largest = LARGEST_SHRINKAGE / reach
         largest = largest if force is None else min(largest, LARGEST_SHARE_OF_FORCE * force)
-        lambda_value, is_bounded = min(max(needed, 0.0), largest), needed > largest
+        lambda_value, is_bounded = min(needed, largest), needed > largest
     return LambdaState(epoch, lambda_value, removed, outside, first, reach, force, resistance, is_bounded)
 
 

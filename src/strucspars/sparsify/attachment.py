@@ -59,7 +59,7 @@ class StepCount:
 
 @final
 class Attachment:
-    """One optimizer that takes the penalty along in its steps, until `detach`, or until a layer is converted."""
+    """One optimizer that takes the penalty along in its steps until `detach`, or while no layer is converted."""
 
     def __init__(
         self,
@@ -91,8 +91,7 @@ class Attachment:
             handle.remove()
 
     def _before_step(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if any(is_grouped(layer.module) or is_masked(layer.module) for layer in self._layers):
-            self.detach()
+        if self._is_over():
             return None
         if not self._takes_gradient:
             is_sampled = max(self._count().steps) % SAMPLE_EVERY == FIRST_SAMPLE
@@ -122,6 +121,8 @@ class Attachment:
             self._penalty.add_gradient_of_(weights, own, sign if scale is None else scale * sign)
 
     def _after_step(self, *_: Any) -> None:
+        if self._is_over():
+            return
         weights = self._weights()
         # Set by a GradScaler that lets a fused optimizer skip its step.
         found_inf = getattr(self.optimizer, "found_inf", None)
@@ -137,6 +138,10 @@ class Attachment:
             for index in own:
                 count.steps[index] += 1
                 count.reach[index] += reach
+
+    def _is_over(self) -> bool:
+        """Whether a layer has been converted. The hooks stay: removing them here would disturb others in their turn."""
+        return any(is_grouped(layer.module) or is_masked(layer.module) for layer in self._layers)
 
     @torch.no_grad()
     def _sample_force(
