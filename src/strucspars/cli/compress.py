@@ -15,13 +15,13 @@ from strucspars.cli import console
 from strucspars.cli.run import finished_runs, raise_failures, run_all
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from strucspars.bench.deployed import DeployedPair
-    from strucspars.core.checks import FloatArray
     from strucspars.core.plan import GroupingPlan
     from strucspars.data.batches import Batches
-    from strucspars.train.deploy import TrainedNetwork
+    from strucspars.train.deploy import OneShot, TrainedNetwork
     from strucspars.train.recipe import Recipe, SparsifyRecipe
 
 SUFFIX = ".safetensors"
@@ -32,6 +32,8 @@ PREDICTION = (
     "predicted: without training, the predictions move by {:.3f} nats per image; ImageNet networks lost about a point "
     "of accuracy below 0.05, and seven to nine at 0.2"
 )
+ONNX_FILE = "{}  the same for ONNX Runtime, checked; strucspars export has other formats"
+NOT_USABLE = "The network needs training before it is usable: give labelled images with --data, and --epochs"
 FINETUNE = "Finetuning on labelled images (--epochs) wins accuracy back, and allows higher targets"
 EXAMPLES = console.examples(
     "strucspars compress DEFAULT --model resnet50 --data ~/imagenet --target 0.2",
@@ -189,70 +191,52 @@ class _Job:
     output: console.Output
 
     def one_shot(self, images: int, out: Path, run: Path | None, asked: Mapping[str, Any], *, again: str) -> None:
-        """Plan, convert, refit, save, compare; `again` is the command that finetunes instead."""
-        from dataclasses import asdict, replace
+        """Compress without training, save and compare; `again` is the command that finetunes instead."""
+        from dataclasses import asdict
 
-        import torch
-
-        from strucspars.convert.compress import recalibrate_
-        from strucspars.convert.conversion import convert_
-        from strucspars.convert.reconstruction import reconstruct_
-        from strucspars.cost.summary import summary
         from strucspars.export.storage import save
-        from strucspars.nn.groupable import select_layers
-        from strucspars.nn.importance import importance_matrix
-        from strucspars.nn.names import copied
-        from strucspars.sparsify.one_shot import one_shot_plan
-        from strucspars.sparsify.planning import kept_fraction
         from strucspars.train.deploy import calibration_batches
 
-        source = self.network
         scored = self._labelled()
-        batches = None if self.data is None else calibration_batches(self.data, source, count=images)
-        dense = source.model()
-        small, example = copied(dense), torch.zeros(1, *source.image_shape)
-        layers = select_layers(dense, self.sparsify).layers
-        with console.work_progress(self.output) as show:
-
-            def on_progress(what: str, done: int, total: int) -> None:
-                show(what, done / max(total, 1))
-
-            plan = one_shot_plan(
-                small, self.sparsify.config(), calibration=batches, example_inputs=example, on_progress=on_progress
-            )
-            if plan.predicted_divergence is not None:
-                self.output.remark(PREDICTION.format(plan.predicted_divergence))
-                plan = replace(plan, preprocessing=source.preprocessing)
-            # Before the conversion: the summary shows the kept norm of each layer.
-            lost_norm, sizes = 1 - kept_fraction(layers, plan), summary(dense, example, plan=plan, rules=self.sparsify)
-            convert_(small, plan)
-            if batches is not None:
-                reconstruct_(small, dense, batches, on_progress=on_progress)
-                recalibrate_(small, batches)
-        save(small, out, plan=plan)
+        batches = None if self.data is None else calibration_batches(self.data, self.network, count=images)
+        made = self._compressed_once(batches)
+        save(made.small, out, plan=made.plan)
         written = [f"{out}  the compressed network; strucspars.load({str(out)!r}, model) reads it"]
         pair = None
         if self.data is not None:
-            pair = self._compared(dense, small, out.with_suffix(".onnx"), scored)
+            pair = self._compared(made.dense, made.small, out.with_suffix(".onnx"), scored)
         if pair is not None:
-            written.append(f"{pair.path}  the same for ONNX Runtime, checked; strucspars export has other formats")
+            written.append(ONNX_FILE.format(pair.path))
         if run is not None:
-            matrices = {layer.name: importance_matrix(layer.weight) for layer in layers}
-            one_shot = {"classes": source.num_classes, "image_shape": list(source.image_shape), "lost_norm": lost_norm}
-            if self.data is not None:
-                top1 = None if pair is None else pair.compressed.top1
-                one_shot |= {"data": self.data, "val": self.val, "images": images, "top1": top1}
-            _write_run_folder(run, self._recipe(run.absolute().name), plan, small, matrices, one_shot)
+            facts: dict[str, Any] = {} if self.data is None else {"data": self.data, "val": self.val, "images": images}
+            if pair is not None:
+                facts["top1"] = pair.compressed.top1
+            _write_run_folder(run, self._recipe(run.absolute().name), self.network, made, facts)
             written.append(f"{run}  the run folder; strucspars report {run} shows it")
-        advice = FINETUNE
-        if self.data is None:
-            advice = "The network needs training before it is usable: give labelled images with --data, and --epochs"
+        advice = FINETUNE if self.data is not None else NOT_USABLE
         if scored is not None:
             advice += f":\n  {again}"
-        texts = [str(sizes), *([] if pair is None else [str(pair)]), "\n".join(written), advice]
+        texts = [str(made.sizes), *([] if pair is None else [str(pair)]), "\n".join(written), advice]
         places = {"path": str(out), "run": None if run is None else str(run)}
-        document = {**places, **asked, "lost_norm": lost_norm, **asdict(sizes), **_comparison(pair)}
+        document = {**places, **asked, "lost_norm": made.lost_norm, **asdict(made.sizes), **_comparison(pair)}
         self.output.outcome("\n\n".join(texts), document)
+
+    def _compressed_once(self, batches: list[torch.Tensor] | None) -> OneShot:
+        """With a bar, and what to expect before anything is converted."""
+        from strucspars.train.deploy import compressed_once
+
+        def predict(plan: GroupingPlan) -> None:
+            if plan.predicted_divergence is not None:
+                self.output.remark(PREDICTION.format(plan.predicted_divergence))
+
+        with console.work_progress(self.output) as show:
+            return compressed_once(
+                self.network,
+                self.sparsify,
+                batches,
+                on_plan=predict,
+                on_progress=lambda what, done, total: show(what, done / max(total, 1)),
+            )
 
     def finetune(self, epochs: int, path: Path, asked: Mapping[str, Any]) -> None:
         """Compress while finetuning, in a run folder, and compare the outcome with the dense network."""
@@ -280,7 +264,7 @@ class _Job:
         pair = self._compared(dense, small, folder.path / "model.onnx", batches, is_dense_trained=is_taught)
         written = [f"{folder.model_path}  the compressed network"]
         if pair is not None:
-            written.append(f"{pair.path}  the same for ONNX Runtime, checked; strucspars export has other formats")
+            written.append(ONNX_FILE.format(pair.path))
         written.append(f"{path}  the run folder; strucspars report {path} shows it")
         texts = [*([] if pair is None else [str(pair)]), "\n".join(written)]
         document = {"path": str(folder.model_path), "run": str(path), **asked, "summary": summary.to_json()}
@@ -369,12 +353,7 @@ def _command(context: typer.Context, *, epochs: int) -> str:
 
 
 def _write_run_folder(
-    path: Path,
-    recipe: Recipe,
-    plan: GroupingPlan,
-    network: nn.Module,
-    matrices: Mapping[str, FloatArray],
-    one_shot: Mapping[str, Any],
+    path: Path, recipe: Recipe, network: TrainedNetwork, made: OneShot, facts: Mapping[str, Any]
 ) -> None:
     """Make the run folder, whole or not at all: an `OSError` leaves nothing of it."""
     import numpy as np
@@ -393,10 +372,15 @@ def _write_run_folder(
             folder.importance.mkdir(parents=True)
             folder.write_recipe(HEADING + recipe_yaml(recipe))
             folder.write_json(folder.environment_path, environment())
-            folder.save_plan(plan)
-            save_arrays(folder.importance / "end.npz", {name: S.astype(np.float16) for name, S in matrices.items()})
-            save(network, folder.model_path, plan=plan)
-            folder.remember(ONE_SHOT, dict(one_shot))
+            folder.save_plan(made.plan)
+            save_arrays(
+                folder.importance / "end.npz", {name: S.astype(np.float16) for name, S in made.importance.items()}
+            )
+            save(made.small, folder.model_path, plan=made.plan)
+            shape = list(network.image_shape)
+            folder.remember(
+                ONE_SHOT, {"classes": network.num_classes, "image_shape": shape, "lost_norm": made.lost_norm, **facts}
+            )
             os.rename(folder.path, path)
     except OSError as error:
         raise disk_error("make the run folder", path, error) from error

@@ -2,14 +2,20 @@
 
 import itertools
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from strucspars.core.plan import Preprocessing
+from strucspars.convert.compress import recalibrate_
+from strucspars.convert.conversion import convert_
+from strucspars.convert.reconstruction import reconstruct_
+from strucspars.core.checks import FloatArray
+from strucspars.core.plan import GroupingPlan, Preprocessing
 from strucspars.cost.counting import undisturbed
+from strucspars.cost.summary import Summary, summary
 from strucspars.data.batches import Batches, EpochOrder, FolderBatches
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.data.folder import FolderSplit, calibration_images, evaluation_split, fits_outputs, test_folder
@@ -17,6 +23,12 @@ from strucspars.export.storage import read_plan
 from strucspars.models.catalogue import build_model, names_a_function
 from strucspars.models.preprocessing import preprocessing_of
 from strucspars.models.weights import load_weights_
+from strucspars.nn.groupable import select_layers
+from strucspars.nn.importance import importance_matrix
+from strucspars.nn.names import copied
+from strucspars.sparsify.calibration import OnProgress
+from strucspars.sparsify.one_shot import one_shot_plan
+from strucspars.sparsify.planning import kept_fraction
 from strucspars.train.recipe import (
     WEIGHTS,
     DataRecipe,
@@ -128,6 +140,61 @@ def labelled_batches(
     split = evaluation_split(Path(data).expanduser(), preprocessing, num_classes=num_classes)
     order = EpochOrder(count=len(split), batch_size=BATCH_SIZE, shuffled=False, seed=0)
     return FolderBatches(split, order, device=device, workers=workers)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OneShot:
+    """A network that was compressed without training.
+
+    Attributes:
+        dense, small: before and after.
+        plan: what was removed.
+        lost_norm: fraction of the norm of all layers that can be grouped.
+        sizes: its layers, parameters and MACs, before and after.
+        importance: of the layers of the dense network, by name.
+    """
+
+    dense: nn.Module
+    small: nn.Module
+    plan: GroupingPlan
+    lost_norm: float
+    sizes: Summary
+    importance: Mapping[str, FloatArray]
+
+
+def compressed_once(
+    network: TrainedNetwork,
+    sparsify: SparsifyRecipe,
+    batches: Sequence[torch.Tensor] | None,
+    *,
+    on_plan: Callable[[GroupingPlan], None],
+    on_progress: OnProgress,
+) -> OneShot:
+    """Plan, convert and refit a network with calibration images, or group it by its norms without.
+
+    `on_plan` is called with the plan before anything is converted.
+    """
+    dense = network.model()
+    small, example = copied(dense), torch.zeros(1, *network.image_shape)
+    layers = select_layers(dense, sparsify).layers
+    plan = one_shot_plan(small, sparsify.config(), calibration=batches, example_inputs=example, on_progress=on_progress)
+    if batches is not None:
+        plan = replace(plan, preprocessing=network.preprocessing)
+    on_plan(plan)
+    # Before the conversion: the summary shows the kept norm of each layer.
+    sizes = summary(dense, example, plan=plan, rules=sparsify)
+    convert_(small, plan)
+    if batches is not None:
+        reconstruct_(small, dense, batches, on_progress=on_progress)
+        recalibrate_(small, batches)
+    return OneShot(
+        dense=dense,
+        small=small,
+        plan=plan,
+        lost_norm=1 - kept_fraction(layers, plan),
+        sizes=sizes,
+        importance={layer.name: importance_matrix(layer.weight) for layer in layers},
+    )
 
 
 def has_test_images(data: str) -> bool:
