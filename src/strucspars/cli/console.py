@@ -289,6 +289,7 @@ class RunProgress(RunObserver):
             "test_top1": "acc {:.2%}",
             "removed_fraction": "removed {:.1%}",
             "lambda": "lambda {:.1e}",
+            "annealed": "annealed {:.0%}",
         }
         line.numbers = "  ".join(text.format(row[key]) for key, text in formats.items() if key in row)
         self.steps_done(run, epoch=row["epoch"], step=line.steps)
