@@ -218,18 +218,23 @@ def test_a_run_resumes_exactly_before_and_in_and_after_the_annealing(epochs: int
     assert other.plan() == sparsifier.plan()
 
 
-def test_a_plan_that_has_settled_is_decided_before_its_time() -> None:
+@pytest.mark.parametrize(("min_kept_norm", "decided_after"), [(0.1, SETTLED_EPOCHS + 1), (0.99, 20)])
+def test_a_plan_that_has_settled_at_the_target_is_decided_before_its_time(
+    min_kept_norm: float, decided_after: int
+) -> None:
     model = network()
-    sparsifier = ss.Sparsifier(model, replace(CONFIG, epochs=40, decide_by=0.5, lambda_warmup=0))
-    # Weights that stand still: lambda acts from the second epoch on, and the plan never changes.
-    reports = [sparsifier.end_epoch() for _ in range(SETTLED_EPOCHS + 1)]
-    assert [report.annealed for report in reports] == [None] * SETTLED_EPOCHS + [0]
-    assert sparsifier.decided_plan is not None
+    config = replace(CONFIG, epochs=40, decide_by=0.5, min_kept_norm=min_kept_norm)
+    sparsifier, epochs = ss.Sparsifier(model, config), 0
+    # Weights that stand still, so the plan never changes.
+    while sparsifier.decided_plan is None:
+        sparsifier.end_epoch()
+        epochs += 1
+    assert epochs == decided_after
 
 
 def test_a_plan_that_changes_is_decided_when_it_is_time() -> None:
     model = network()
-    sparsifier = ss.Sparsifier(model, replace(CONFIG, epochs=12, decide_by=0.5, lambda_warmup=0))
+    sparsifier = ss.Sparsifier(model, replace(CONFIG, epochs=12, decide_by=0.5, min_kept_norm=0.1))
     reports = []
     for seed in range(1, 7):
         model.load_state_dict(network(seed=seed).state_dict())

@@ -26,7 +26,8 @@ from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.planning import LayerState
 
-# A plan has settled when so many epochs in a row have each changed less than this share of what it removes.
+# A plan has settled when so many epochs in a row have each changed less than this share of what it removes, while the
+# groups that meet the target kept `min_kept_norm`: orders alone settle long before the penalty has done its work.
 SETTLED_EPOCHS = 3
 SETTLED_CHANGE = 0.01
 
@@ -37,7 +38,7 @@ class Decision:
 
     Attributes:
         plan: what would be deployed now; fixed once `epoch` is not None. None before the first epoch ends.
-        settled_epochs: how many epochs in a row have hardly changed it.
+        settled_epochs: how many epochs in a row have hardly changed it, at the target.
         epoch: after which it was fixed; None before.
     """
 
@@ -45,9 +46,9 @@ class Decision:
     settled_epochs: int = 0
     epoch: int | None = None
 
-    def followed_by(self, plan: GroupingPlan, *, is_penalised: bool) -> "Decision":
-        """The state after an epoch that ended with this plan; only those count in which the penalty has acted."""
-        settled = is_penalised and self.plan is not None and changed_fraction(self.plan, plan) < SETTLED_CHANGE
+    def followed_by(self, plan: GroupingPlan, *, meets_target: bool) -> "Decision":
+        """The state after an epoch that ended with this plan; `meets_target` at the threshold of training."""
+        settled = meets_target and self.plan is not None and changed_fraction(self.plan, plan) < SETTLED_CHANGE
         return Decision(plan, self.settled_epochs + 1 if settled else 0)
 
     def is_due(self, config: SparsifyConfig, epoch: int) -> bool:

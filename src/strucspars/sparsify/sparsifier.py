@@ -252,14 +252,13 @@ class Sparsifier:
         size = self._size()
         removed = removed_by(self.selection, self._states, size, self.config)
         found = threshold_for_target(self.selection, self._states, size, self.config)
-        is_penalised = self.lambda_value > 0
         self._move_lambda_(removed, found)
         self._advice.after_epoch(
             self.config, self._controller, steps=max(self._count.steps) if self._attachments else None
         )
         self._count = StepCount.of_layers(len(before))
         if self._annealing is not None:
-            self._prepare_decision_(self._annealing, is_penalised=is_penalised)
+            self._prepare_decision_(self._annealing, meets_target=removed >= self.config.target)
         layers = [
             LayerReport(layer.name, new.group_level, new.kept_norm, new.cost, churn(layer, old, new))
             for layer, old, new in zip(self.selection.layers, before, self._states, strict=True)
@@ -368,7 +367,7 @@ class Sparsifier:
         self._set_strengths_()
         return found
 
-    def _prepare_decision_(self, annealing: Annealing, *, is_penalised: bool) -> None:
+    def _prepare_decision_(self, annealing: Annealing, *, meets_target: bool) -> None:
         """See whether the plan has settled, and decide if so or if it is time."""
         found = threshold_for_target(self.selection, self._states, self._size(), self.config)
         layers = {
@@ -380,7 +379,7 @@ class Sparsifier:
             )
             for layer, state in zip(self.selection.layers, self._states, strict=True)
         }
-        self._decision = self._decision.followed_by(GroupingPlan(layers), is_penalised=is_penalised)
+        self._decision = self._decision.followed_by(GroupingPlan(layers), meets_target=meets_target)
         if self._decision.is_due(self.config, self._controller.epoch):
             self.decide()
         else:
