@@ -167,7 +167,14 @@ class _Activations:
 
     def compute(self, node: fx.Node) -> None:
         """Compute a node for all batches; forget values that no later node reads."""
-        self._values[node] = [_kept(self._run(node, place)) for place in range(len(self._inputs))]
+        self._take(node, [_kept(self._run(node, place)) for place in range(len(self._inputs))])
+
+    def copy(self, node: fx.Node, others: "_Activations", other: fx.Node) -> None:
+        """Take over what a node of another graph has given."""
+        self._take(node, others._values[other])
+
+    def _take(self, node: fx.Node, values: list[Any]) -> None:
+        self._values[node] = values
         for source in node.all_input_nodes:
             if all(user in self._values for user in source.users):
                 self._values[source] = []
@@ -236,15 +243,18 @@ def _wrong(graph: fx.GraphModule, network: nn.Module, example: torch.Tensor) -> 
 
 
 def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Refit, progress: OnProgress) -> None:
-    """Compute both graphs node by node, and refit every layer on the way."""
+    """Compute both graphs node by node, and refit every layer on the way that reads or computes something else."""
     ours, theirs = (_Activations(graph, data.images) for graph in graphs)
     pairs = dict(zip(graphs[0].graph.nodes, graphs[1].graph.nodes, strict=True))
-    seen = set[fx.Node]()
+    seen, changed = set[fx.Node](), set[fx.Node]()
     batches = range(len(data.images))
     for done, (node, dense_node) in enumerate(pairs.items()):
         theirs.compute(dense_node)
         layer = graphs[0].get_submodule(str(node.target)) if node.op == "call_module" else None
-        if layer is None or not _can_be_fitted(layer, node):
+        if changed.isdisjoint(node.all_input_nodes) and _compute_alike(graphs, node):
+            ours.copy(node, theirs, dense_node)
+        elif layer is None or not _can_be_fitted(layer, node):
+            changed.add(node)
             ours.compute(node)
         else:
             norm_node = _norm_after(graphs[0], node)
@@ -265,12 +275,25 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
                         wanted = wanted + theirs.value(pairs[shortcut], batch) - ours.value(shortcut, batch)
                     yield ours.value(source, batch), wanted
 
+            changed.add(node)
             wanted_mean = refit(str(node.target), layer, samples, _scale(norms[0]) if norms else None)
             ours.compute(node)
             if norms:
                 _renormalise_(norms[0], (ours.value(node, batch) for batch in batches), wanted_mean)
         seen.add(node)
         progress("reconstruction", done + 1, len(pairs))
+
+
+def _compute_alike(graphs: Sequence[fx.GraphModule], node: fx.Node) -> bool:
+    """Whether a node computes the same in both graphs, given the same inputs."""
+    if node.op == "get_attr":
+        return torch.equal(*(operator.attrgetter(str(node.target))(graph) for graph in graphs))
+    if node.op != "call_module":
+        return True
+    one, other = (graph.get_submodule(str(node.target)) for graph in graphs)
+    states = [module.state_dict() for module in (one, other)]
+    same_names = type(one) is type(other) and states[0].keys() == states[1].keys()
+    return same_names and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def _can_be_fitted(layer: nn.Module, node: fx.Node) -> bool:
