@@ -48,6 +48,23 @@ def train_and_plan(
     return plan, dict(model.state_dict())
 
 
+def attached(rank: int, world: int) -> dict[str, torch.Tensor]:
+    """The weights after the default controller has moved lambda for an attached AdamW."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(8, 4, 6, 6, generator=generator, dtype=torch.float64)[rank::world]
+    model = network()
+    trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+    sparsifier = ss.Sparsifier(model, ss.SparsifyConfig(target=0.4, epochs=4)).attach(optimizer)
+    for _ in range(4):
+        for _ in range(5):
+            optimizer.zero_grad()
+            torch.autograd.backward(trained(images).square().mean())
+            optimizer.step()
+        sparsifier.end_epoch()
+    return dict(model.state_dict())
+
+
 def wide_plan() -> ss.GroupingPlan:
     """With a minimum width of groups."""
     sparsifier = ss.Sparsifier(network(), replace(CONFIG, target=0.08, min_channels_per_group=4))
@@ -98,6 +115,7 @@ def main(rank: int, world: int, folder: Path) -> None:
     plan, state = train_and_plan(rank, world)
     outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank)}
     outcome["state_by_loss"] = train_and_plan(rank, world, penalty_in_loss=True)[1]
+    outcome["attached"] = attached(rank, world)
     outcome["wide_plan"] = wide_plan().to_json()
     outcome["out_of_step"] = out_of_step(rank)
     for kind, failing in (

@@ -32,6 +32,7 @@ def test_both_ranks_have_the_same_plan_and_weights(two_ranks: list[dict[str, Any
     first, second = two_ranks
     assert first["plan"] == second["plan"]
     torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)
+    torch.testing.assert_close(first["attached"], second["attached"], rtol=0, atol=0)
 
 
 def test_two_processes_equal_one_with_the_whole_batch(two_ranks: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -40,6 +41,7 @@ def test_two_processes_equal_one_with_the_whole_batch(two_ranks: list[dict[str, 
     assert together.layers == single.layers
     assert together.min_kept_norm == pytest.approx(single.min_kept_norm)
     torch.testing.assert_close(two_ranks[0]["state"], alone["state"], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(two_ranks[0]["attached"], alone["attached"], rtol=1e-6, atol=1e-9)
 
 
 def test_the_loss_term_and_the_gradient_are_the_same_over_two_processes(two_ranks: list[dict[str, Any]]) -> None:
