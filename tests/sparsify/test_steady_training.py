@@ -138,7 +138,7 @@ IDLE = LambdaState(epoch=5, lambda_value=1e-3, removed_fraction=0.0, outside_nor
 @pytest.mark.parametrize(
     ("state", "steps", "told"),
     [
-        (LambdaState(epoch=1), 49, "the schedule is short: 10 epochs of 49 steps, where groups need about 500"),
+        (LambdaState(epoch=1), 49, "the schedule is short: 10 epochs of 49 steps, where training needs about 500"),
         (LambdaState(epoch=3), 0, "no optimizer step of epoch 3 reached the layers"),
         (IDLE, 100, "the penalty does nothing so far: with 5 of 10 epochs left, .* 56 % .*, 55 % at the beginning"),
         (replace(IDLE, is_bounded=True), 100, "the target is out of reach with 5 of 10 epochs left: .* harms the loss"),

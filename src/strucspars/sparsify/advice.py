@@ -9,7 +9,7 @@ from strucspars.sparsify.config import SparsifyConfig
 
 logger = logging.getLogger(__name__)
 
-# From so many steps on, the removed fraction ended near the target in `benchmarks/short_schedules.py`.
+# Fewer meet the target too, but the loss has no time to make up for it: `results/short_schedules.json`.
 ENOUGH_STEPS = 500
 # Of the way to the goal, on a logarithmic scale, by half of the schedule.
 LEAST_PROGRESS = 0.1
@@ -41,8 +41,8 @@ class Advice:
         elif steps is not None and state.epoch == 1 and steps * config.epochs < ENOUGH_STEPS:
             self._warn_once(
                 "short",
-                f"the schedule is short: {config.epochs} epochs of {steps} steps, where groups need about "
-                f"{ENOUGH_STEPS} steps in all to form; {REMEDY}",
+                f"the schedule is short: {config.epochs} epochs of {steps} steps, where training needs about "
+                f"{ENOUGH_STEPS} steps in all to make up for what its groups lose; {REMEDY}",
             )
         outside, first = state.outside_norm, state.first_outside_norm
         if outside is None or first is None or config.target == 0:
