@@ -6,7 +6,7 @@
 A trained ResNet-20 (akamaster's `resnet20-12fca82f.th`) on 10,000 images of CIFAR-10. Each cell: so many epochs x
 steps of sparse training at a constant rate, the conversion, and half as many steps of finetuning at a falling rate;
 against it the same target in one shot, finetuned for as many steps in all. Both score 2,000 test images. Results are
-written after every cell, and cells that the file has already are not run again.
+written after every cell, and cells that the file has already are not run again. Beside the JSON stands a table.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
+from strucspars.cost.text_table import Column, markdown_table
 from strucspars.data.cifar import CIFAR10, read_cifar
 from strucspars.models.cifar import CifarResNet, ZeroPaddedShortcut
 
@@ -191,6 +192,36 @@ def measured(cell: Cell, place: Workplace) -> dict[str, Any]:
     }
 
 
+def markdown(report: dict[str, Any]) -> str:
+    """The table of all cells."""
+    environment = report["environment"]
+    hardware = environment["hardware"]
+    cells = sorted(report["cells"], key=lambda cell: SCHEDULES.index(cell["schedule"]))
+    columns = [
+        Column("epochs x steps", [cell["schedule"] for cell in cells], is_text=True),
+        Column("optimizer", [cell["optimizer"] for cell in cells], is_text=True),
+        Column("rate", [f"{cell['lr']:g}" for cell in cells]),
+        Column("target %", [f"{100 * cell['target']:.0f}" for cell in cells]),
+        Column("removed %", [f"{100 * cell['removed_fraction'][-1]:.1f}" for cell in cells]),
+        Column("kept norm", [f"{cell['kept_norm'][-1]:.2f}" for cell in cells]),
+        Column("converted", [f"{cell['accuracy']['converted']:.1f}" for cell in cells]),
+        Column("finetuned", [f"{cell['accuracy']['sparse_training']:.1f}" for cell in cells]),
+        Column("one-shot, finetuned", [f"{cell['accuracy']['one_shot']:.1f}" for cell in cells]),
+    ]
+    return f"""# Sparse training on short schedules
+
+A trained ResNet-20 ({report["dense_accuracy"]:.1f} %) on a subset of CIFAR-10, batches of {environment["batch"]};
+one run per row, on one core of a machine with {hardware["cores"]} ({hardware["cpu"]}), by
+`{environment["command"]}`.
+*Removed* and *kept norm* are those at the end of sparse training, before the plan searches its threshold; *converted*
+and *finetuned* are accuracies in percent after the conversion, and after half as many further steps; *one-shot* is
+grouped without images and finetuned for as many steps in all. {TEST_IMAGES:,} test images: the standard error of an
+accuracy is about one point.
+
+{markdown_table(columns)}
+"""
+
+
 def main() -> None:
     """Measure the cells that are missing, write after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -205,15 +236,17 @@ def main() -> None:
     logging.getLogger("strucspars").addHandler(logging.NullHandler())
     place = Workplace(options.weights, options.data, batch=options.batch, device=options.device)
     found = json.loads(options.out.read_text()) if options.out.exists() else {"cells": []}
-    found["environment"] = describe(("strucspars", "numpy", "torch")) | {"threads": 1, "batch": options.batch}
-    found["dense_accuracy"] = place.accuracy(place.network())
+    command = f"python benchmarks/short_schedules.py WEIGHTS CIFAR10 --schedules {' '.join(options.schedules)}"
+    environment = describe(("strucspars", "numpy", "torch")) | {"command": command, "batch": options.batch}
     for schedule, optimizer, rate, target in itertools.product(options.schedules, RATES, (0, 1), TARGETS):
         cell = Cell(schedule, optimizer, RATES[optimizer][rate], target)
         if any(asdict(cell).items() <= row.items() for row in found["cells"]):
             continue
         row = measured(cell, place)
         found["cells"].append(row)
+        found |= {"environment": environment, "dense_accuracy": place.accuracy(place.network())}
         options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(markdown(found))
         print(cell, row["removed_fraction"][-1], row["accuracy"], row["warnings"], row["seconds"], flush=True)
 
 
