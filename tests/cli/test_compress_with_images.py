@@ -142,7 +142,7 @@ def test_epochs_make_a_run_that_resumes_and_is_taught_by_the_dense_network(call:
     other = call(*CALIBRATED, "--epochs", "2")
     assert other.status == 2
     assert "holds a run with another recipe" in other.err
-    assert call("report", str(RUN), "--model", SMALL).status in (0, 2)
+    assert call("report", str(RUN)).status == 0
 
 
 def test_other_classes_get_a_new_classifier_and_no_teacher(call: Any, images: Path) -> None:

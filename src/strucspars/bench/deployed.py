@@ -3,8 +3,10 @@
 What is timed and scored are the exported files themselves, in one process, in turn.
 """
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +135,10 @@ def deployed_pair(
             programs, rules, on_round=lambda _, elapsed: on_progress("timing", min(1.0, elapsed / rules.seconds))
         )
         scored = FORMS if is_dense_trained else FORMS[1:]
-        hits, images = _hits({form: OnnxRunner(files[form]) for form in scored}, batches, on_progress)
+        # Side by side, with no more threads than cores: those of ONNX Runtime wait by spinning.
+        threads = max(1, (os.cpu_count() or 1) // len(scored))
+        runners = {form: OnnxRunner(files[form], threads=threads) for form in scored}
+        hits, images = _hits(runners, batches, on_progress)
     counts = {form: count_macs(model, example[:1]) for form, model in models.items()}
     found = {
         form: DeployedNetwork(
@@ -163,12 +168,15 @@ def _hits(
 ) -> tuple[dict[str, int], int]:
     """How many labels each file guesses, and how many there were."""
     hits, images = dict.fromkeys(runners, 0), 0
-    for batch in batches:
-        for form, runner in runners.items():
-            guesses = torch.from_numpy(runner(batch.images.numpy())[0]).argmax(dim=1)
-            hits[form] += int(((guesses == batch.labels) & batch.valid).sum())
-        images += int(batch.valid.sum())
-        on_progress(f"scoring, {images:,} images", 0.0)
+    with ThreadPoolExecutor(len(runners)) as pool:
+        for batch in batches:
+            array = batch.images.numpy()
+            running = {form: pool.submit(runner, array) for form, runner in runners.items()}
+            for form, scores in running.items():
+                guesses = torch.from_numpy(scores.result()[0]).argmax(dim=1)
+                hits[form] += int(((guesses == batch.labels) & batch.valid).sum())
+            images += int(batch.valid.sum())
+            on_progress(f"scoring, {images:,} images", 0.0)
     return hits, images
 
 
