@@ -135,6 +135,10 @@ def test_functions_that_look_at_the_order_get_the_natural_one(name: str) -> None
     assert remaining(Functions(NATURAL_FUNCTIONS[name])) == 1
 
 
+def test_channels_and_rows_as_one_axis_need_the_natural_order() -> None:
+    assert remaining(Functions(lambda features: features.flatten(1, 2), last=nn.Conv1d(CHANNELS * 8, 4, 1))) == 1
+
+
 # What is flat has an entry per channel and position.
 FLAT = CHANNELS * 8 * 8
 NATURAL_ONCE_FLAT: dict[str, tuple[Function, int]] = {
