@@ -135,8 +135,8 @@ def default_lambda_step(epochs: int, *, steps_per_epoch: int, lr: float) -> floa
     return PAPER_LAMBDA_STEP * schedule_ratio
 
 
-# In units of the mean gradient of single batches, most of which is noise that averages out. A safety: up to here, more
-# strength was better than a missed target (`benchmarks/short_schedules.py`).
+# In units of the mean gradient of single batches, most of which is noise that averages out. Only schedules that are too
+# short come near this; a tighter bound missed targets that could be met.
 LARGEST_SHARE_OF_FORCE = 10.0
 # A later epoch is needed where the loss pulls back more than foreseen.
 ARRIVAL = 0.8
