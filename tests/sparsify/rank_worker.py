@@ -25,13 +25,13 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 def train_and_plan(
-    rank: int, world: int, *, penalty_in_loss: bool = False
+    rank: int, world: int, config: ss.SparsifyConfig = CONFIG, *, penalty_in_loss: bool = False
 ) -> tuple[ss.GroupingPlan, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(8, 4, 6, 6, generator=generator, dtype=torch.float64)[rank::world]
     labels = torch.randint(8, (8,), generator=generator)[rank::world]
     model = network()
-    sparsifier = ss.Sparsifier(model, CONFIG)
+    sparsifier = ss.Sparsifier(model, config)
     trained = nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
     for _ in range(4):
@@ -46,6 +46,9 @@ def train_and_plan(
     plan = sparsifier.plan()
     ss.convert_(model, plan)
     return plan, dict(model.state_dict())
+
+
+PROGRESSIVE = replace(CONFIG, epochs=4, schedule="progressive")
 
 
 def attached(rank: int, world: int) -> dict[str, torch.Tensor]:
@@ -116,6 +119,8 @@ def main(rank: int, world: int, folder: Path) -> None:
     outcome = {"plan": plan.to_json(), "state": state, "taken": agreed(lambda: rank)}
     outcome["state_by_loss"] = train_and_plan(rank, world, penalty_in_loss=True)[1]
     outcome["attached"] = attached(rank, world)
+    progressive_plan, outcome["progressive_state"] = train_and_plan(rank, world, PROGRESSIVE)
+    outcome["progressive_plan"] = progressive_plan.to_json()
     outcome["wide_plan"] = wide_plan().to_json()
     outcome["out_of_step"] = out_of_step(rank)
     for kind, failing in (

@@ -44,6 +44,12 @@ def test_two_processes_equal_one_with_the_whole_batch(two_ranks: list[dict[str, 
     torch.testing.assert_close(two_ranks[0]["attached"], alone["attached"], rtol=1e-6, atol=1e-9)
 
 
+def test_two_processes_decide_and_anneal_alike(two_ranks: list[dict[str, Any]]) -> None:
+    first, second = two_ranks
+    assert first["progressive_plan"] == second["progressive_plan"]
+    torch.testing.assert_close(first["progressive_state"], second["progressive_state"], rtol=0, atol=0)
+
+
 def test_the_loss_term_and_the_gradient_are_the_same_over_two_processes(two_ranks: list[dict[str, Any]]) -> None:
     for rank in two_ranks:
         torch.testing.assert_close(rank["state_by_loss"], rank["state"], rtol=1e-9, atol=1e-12)
