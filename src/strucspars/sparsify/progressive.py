@@ -1,6 +1,6 @@
 """One training instead of two stages: what the plan removes is annealed to exact zero while the rest goes on learning.
 
-Beyond the paper, whose future work it is.
+Beyond the paper, whose future work it is; see `docs/decisions/0021-progressive.md`.
 """
 
 import threading
@@ -105,9 +105,9 @@ def changed_fraction(before: GroupingPlan, after: GroupingPlan) -> float:
 class Annealing:
     """Multiplies removed connections towards zero after every optimizer step, and holds them there.
 
-    With a share `left` of the annealing still to go, a removed weight that no gradient moves has `left**3` of its
-    value: it falls fast while the others can make up for it, and slowly at the end. Multiplying the weights after the
-    step, not the gradients before it, holds zeros whatever the optimizer's momentum, weight decay or adaptive rate.
+    With a share `left` of the annealing still to go, a removed weight has `left**3` of its value: it falls fast while
+    the others can make up for it, and slowly at the end. Its gradient is masked, but only multiplying the weight after
+    the step holds zeros whatever the optimizer's momentum, weight decay or adaptive rate.
 
     Every number that a step changes is on the device, so that a captured CUDA graph can hold the step. It follows the
     steps of all optimizers that hold one of the weights, by a hook of PyTorch's: a training loop needs no call for it.
