@@ -8,7 +8,7 @@ import strucspars as ss
 from strucspars.core.hierarchy import penalty_matrix
 from strucspars.core.importance import Norm
 from strucspars.nn.importance import importance_matrix
-from strucspars.sparsify.sparsifier import EpochReport
+from strucspars.sparsify.reports import EpochReport
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, controller="paper", lambda_step=1e-3, lambda_warmup=1 / 8)
 

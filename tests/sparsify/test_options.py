@@ -14,7 +14,7 @@ from strucspars.core.checks import IntArray
 from strucspars.core.importance import Norm
 from strucspars.nn.importance import importance_matrix
 from strucspars.sparsify.planning import LayerState, learned_states, network_size, plan_for_target
-from strucspars.sparsify.sparsifier import churn
+from strucspars.sparsify.reports import churn
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=8, controller="paper", lambda_step=1e-3, lambda_warmup=1 / 8)
 SOLVER_OPTIONS: list[dict[str, Any]] = [{"seed": 3}, {"decay": 0.3}, {"method": "paper"}, {"importance": "l2"}]

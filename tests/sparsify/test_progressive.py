@@ -15,7 +15,7 @@ from torch.nn import functional
 import strucspars as ss
 from strucspars.nn.layers import kept_connections
 from strucspars.sparsify.progressive import SETTLED_EPOCHS
-from strucspars.sparsify.sparsifier import EpochReport
+from strucspars.sparsify.reports import EpochReport
 
 CONFIG = ss.SparsifyConfig(
     target=0.4, epochs=8, steps_per_epoch=5, lr=0.05, schedule="progressive", decide_by=0.25, anneal=0.375

@@ -17,7 +17,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import strucspars as ss
 from strucspars.core.controller import LambdaState
 from strucspars.sparsify.advice import Advice
-from strucspars.sparsify.sparsifier import EpochReport
+from strucspars.sparsify.reports import EpochReport
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=10)
 

@@ -12,7 +12,7 @@ import strucspars as ss
 from strucspars.core.importance import Norm
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import kept_connections
-from strucspars.sparsify.sparsifier import EpochReport
+from strucspars.sparsify.reports import EpochReport
 from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
 
 STEPS = 5

@@ -15,7 +15,8 @@ from strucspars.core.plan import GroupingPlan
 from strucspars.nn.layers import kept_connections
 from strucspars.prune.slimming import SlimmingPenalty
 from strucspars.sparsify.extensions import importance_of
-from strucspars.sparsify.sparsifier import EpochReport, Sparsifier
+from strucspars.sparsify.reports import EpochReport
+from strucspars.sparsify.sparsifier import Sparsifier
 
 # How many layers TensorBoard shows.
 PICTURED_LAYERS = 4
