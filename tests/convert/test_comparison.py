@@ -89,6 +89,10 @@ def test_values_that_are_no_tensors_must_be_the_same(value: object, other: objec
     assert "output 1 is" in complaint([ONES, value], [ONES, other])
 
 
+def test_values_that_are_the_same_add_no_error() -> None:
+    assert compare_outputs((ONES, 3, "name"), (ONES, 3, "name")).relative_error == 0
+
+
 @pytest.mark.parametrize("kind", [float, complex])
 def test_fractions_outside_of_tensors_may_differ_by_rounding(kind: type[float] | type[complex]) -> None:
     assert complaint([ONES, kind(1e9 + 1)], [ONES, kind(1e9)]) == ""
