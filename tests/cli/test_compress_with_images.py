@@ -104,6 +104,17 @@ def test_classes_that_are_not_asked_for_need_not_fit(call: Any, images: Path) ->
     assert not OUT.exists()
 
 
+def test_a_score_on_some_of_the_classes_is_no_fair_comparison_and_says_so(call: Any, images: Path) -> None:
+    for split in ("train", "val"):
+        for number in range(3):
+            (images / split / f"class000{number}").rename(images / split / str(number))
+        shutil.rmtree(images / split / "1")
+    said = call(*CALIBRATED, "--quiet")
+    assert said.status == 0, said.err
+    assert "the images to score on show 2 of the 3 classes" in said.err
+    assert "top-1 on 8 images" in said.out
+
+
 def test_a_network_that_no_file_can_hold_is_saved_all_the_same(
     call: Any, images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Mapping
@@ -31,6 +32,11 @@ FINETUNING_EPOCHS = 10
 PREDICTION = (
     "predicted: without training, the predictions move by {:.3f} nats per image; ImageNet networks lost about a point "
     "of accuracy below 0.05, and seven to nine at 0.2"
+)
+# docs/how-to/compress.md has the measurement.
+SOME_CLASSES = (
+    "the images to score on show {} of the {} classes; if those of --data show these alone, the compressed network "
+    "guesses them more often, and its top-1 is too high: compress with images of all classes to compare"
 )
 ONNX_FILE = "{}  the same for ONNX Runtime, checked; strucspars export has other formats"
 NOT_USABLE = "The network needs training before it is usable: give labelled images with --data, and --epochs"
@@ -249,7 +255,9 @@ class _Job:
         source.model()  # weights that cannot be used are refused here
         recipe = finetuning_recipe(name, source, self.data, self.val, epochs=epochs, sparsify=self.sparsify)
         is_taught = recipe.finetune.teacher is not None
-        if not is_taught:
+        if is_taught:
+            self._warn_of_some_classes(self.val or self.data)
+        else:
             self.output.remark(
                 f"the images have other classes than the {source.num_classes} outputs of {source.weights}: the "
                 "classifier is trained anew, and the dense network does not teach"
@@ -279,19 +287,26 @@ class _Job:
         if place is None:
             return None
         try:
-            return labelled_batches(place, source.preprocessing, num_classes=source.num_classes)
+            batches = labelled_batches(place, source.preprocessing, num_classes=source.num_classes)
         except (FileNotFoundError, ValueError) as error:
             if self.val is not None:
                 raise
             self.output.remark(f"the accuracy is not measured: {error}")
             return None
+        self._warn_of_some_classes(place)
+        return batches
+
+    def _warn_of_some_classes(self, place: str) -> None:
+        from strucspars.train.deploy import scored_classes
+
+        num_classes = self.network.num_classes
+        if (shown := scored_classes(place, num_classes=num_classes)) < num_classes:
+            logging.getLogger("strucspars").warning(SOME_CLASSES.format(shown, num_classes))
 
     def _compared(
         self, dense: nn.Module, small: nn.Module, path: Path, batches: Batches | None, *, is_dense_trained: bool = True
     ) -> DeployedPair | None:
         """The table; None, with a warning, where the networks cannot be exported. What was saved before is kept."""
-        import logging
-
         from strucspars.bench.deployed import deployed_pair
 
         source = self.network

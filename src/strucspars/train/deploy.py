@@ -197,6 +197,14 @@ def compressed_once(
     )
 
 
+def scored_classes(data: str, *, num_classes: int) -> int:
+    """How many of a network's classes the images to score on show."""
+    if names_a_function(data):
+        return num_classes
+    root = Path(data).expanduser()
+    return sum(entry.is_dir() for entry in (test_folder(root) or root).iterdir())
+
+
 def has_test_images(data: str) -> bool:
     """Whether there are images to score on in the data to compress with."""
     return names_a_function(data) or test_folder(Path(data).expanduser()) is not None
