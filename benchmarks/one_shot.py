@@ -27,7 +27,9 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.core.registry import import_named
-from strucspars.sparsify.calibration import divergence
+from strucspars.sparsify.calibration import Calibration, ignore_progress
+from strucspars.sparsify.one_shot import MeasuredLayers, measured_layers, plan_by_loss
+from strucspars.sparsify.planning import network_size
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH_SIZE = 25
@@ -62,16 +64,23 @@ def predictions(model: nn.Module, paths: Sequence[Path]) -> list[int]:
     return [int(label) for each in outputs for label in each.argmax(1)]
 
 
-def compressed(dense: nn.Module, target: float, budget: str, calibration: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """Compress a copy of a network; what that took and gave."""
+def compressed(
+    dense: nn.Module, measured: MeasuredLayers, config: ss.SparsifyConfig, calibration: Calibration
+) -> tuple[nn.Module, dict[str, Any]]:
+    """What `ss.compress` makes of a copy of the network, and what that took, from a planning that several share."""
     model, start = copy.deepcopy(dense), time.perf_counter()
-    plan = ss.compress(model, ss.SparsifyConfig(target=target, budget=budget), calibration=calibration)
-    row: dict[str, Any] = {"minutes": round((time.perf_counter() - start) / 60, 1)}
-    # In KiB on Linux.
-    row["peak_memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 1)
-    row["removed_params"], row["removed_macs"] = plan.removed_param_fraction, plan.removed_mac_fraction
-    row["predicted_divergence"] = plan.predicted_divergence
-    return row | {"model": model}
+    size = network_size(model, calibration.images[0][:1])
+    plan = plan_by_loss(ss.select_layers(model, config), measured, size, config)
+    ss.convert_(model, plan)
+    ss.reconstruct_(model, dense, calibration)
+    ss.recalibrate_(model, calibration.images)
+    row = {
+        "minutes": round((time.perf_counter() - start) / 60, 1),
+        "removed_params": plan.removed_param_fraction,
+        "removed_macs": plan.removed_mac_fraction,
+        "predicted_divergence": plan.predicted_divergence,
+    }
+    return model, row
 
 
 def main() -> None:
@@ -81,6 +90,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, required=True, help="folder of photos")
     parser.add_argument("--images", type=int, default=256, help="how many of them")
     parser.add_argument("--validation", type=Path, required=True, help="a folder for every class, by number")
+    parser.add_argument("--every", type=int, default=1, help="score on every so many of the photos")
     parser.add_argument("--target", type=float, nargs="+", required=True)
     parser.add_argument("--budget", default="params")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "one_shot.json")
@@ -88,30 +98,36 @@ def main() -> None:
     dense = import_named("--model", options.model)()
     photos = sorted(options.calibration.iterdir())
     photos = [photos[place] for place in np.random.default_rng(0).permutation(len(photos))[: options.images]]
-    calibration = list(batches(photos))
+    calibration = Calibration.of(batches(photos))
     held = sorted((int(path.parent.name), path) for path in options.validation.glob("*/*"))
+    held = held[:: options.every]
     labels, paths = [label for label, _ in held], [path for _, path in held]
 
     def top1(model: nn.Module) -> float:
         return sum(map(int.__eq__, predictions(model, paths), labels)) / len(labels)
 
-    network, rows = options.model.partition(":")[2], []
-    dense_top1 = top1(dense)
-    for target in options.target:
-        row = compressed(dense, target, options.budget, calibration)
-        model = row.pop("model")
-        row["measured_divergence"] = divergence(dense, model, batches(paths[:: len(paths) // 500 or 1]))
-        row |= {"images": len(photos), "dense_top1": dense_top1, "top1": top1(model), "validation": len(paths)}
-        name = f"{network} {target:g} {options.budget} {len(photos)}"
-        rows.append({"run": name, "network": network, "target": target, "budget": options.budget, **row})
-        print(json.dumps(rows[-1]), flush=True)
     environment = describe(("torch", "torchvision", "onnxruntime"))
     environment["command"] = (
         f"python benchmarks/one_shot.py --model {options.model} --calibration PHOTOS --images {options.images} "
-        f"--validation FOLDER --target {' '.join(map(str, options.target))} --budget {options.budget}"
+        f"--validation FOLDER --every {options.every} --target {' '.join(map(str, options.target))} "
+        f"--budget {options.budget}"
     )
-    sittings = with_sitting(read_sittings(options.out), {"environment": environment, "rows": rows})
-    options.out.write_text(json.dumps({"sittings": sittings}, indent=2) + "\n")
+    configs = [ss.SparsifyConfig(target=target, budget=options.budget) for target in options.target]
+    start, layers = time.perf_counter(), ss.select_layers(dense, configs[0]).layers
+    measured = measured_layers(dense, layers, configs[0], calibration, ignore_progress)
+    planning_minutes = round((time.perf_counter() - start) / 60, 1)
+    network, rows, dense_top1 = options.model.partition(":")[2], [], top1(dense)
+    for config in configs:
+        model, row = compressed(dense, measured, config, calibration)
+        # In KiB on Linux.
+        row["peak_memory_gb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 1)
+        row |= {"planning_minutes": planning_minutes, "images": len(calibration)}
+        row |= {"validation": len(paths), "dense_top1": dense_top1, "top1": top1(model)}
+        name = f"{network} {config.target:g} {config.budget} {len(calibration)}"
+        rows.append({"run": name, "network": network, "target": config.target, "budget": config.budget, **row})
+        print(json.dumps(rows[-1]), flush=True)
+        sittings = with_sitting(read_sittings(options.out), {"environment": environment, "rows": rows})
+        options.out.write_text(json.dumps({"sittings": sittings}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

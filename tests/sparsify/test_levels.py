@@ -25,12 +25,12 @@ def images(count: int = 64) -> list[torch.Tensor]:
 def test_the_measured_loss_of_a_small_change_is_the_divergence_that_it_causes(name: str) -> None:
     model, changed = network(), network()
     module = model.get_submodule(name)
-    change = 0.03 * torch.randn(module.get_parameter("weight").shape, generator=torch.Generator().manual_seed(2))
+    change = 0.003 * torch.randn(module.get_parameter("weight").shape, generator=torch.Generator().manual_seed(2))
     data = Calibration.of(images(512))
     predicted = measured_losses(model, {module: [change.flatten(1)]}, data, ignore_progress)[module][0]
     changed.get_parameter(f"{name}.weight").data += change
-    # Labels are drawn, so this is a mean over 512 random numbers.
-    assert predicted == pytest.approx(divergence(model, changed, data.images), rel=0.35)
+    # A mean over 512 random numbers.
+    assert predicted == pytest.approx(divergence(model, changed, data.images), rel=0.2)
 
 
 def test_the_plan_of_least_measured_loss_keeps_what_the_predictions_need() -> None:

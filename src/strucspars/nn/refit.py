@@ -16,9 +16,9 @@ from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES, channel_orders, channe
 # Of the mean square of the inputs. Smaller values fit a few hundred images better than the images that come later.
 RIDGES = (1e-2, 0.1, 1.0)
 # Of the measured coherence, how much a fit may follow.
-COHERENCE_SHARES = (0.0, 0.1, 1.0)
+COHERENCE_SHARES = (0.0, 0.1)
 # Per layer. More neighbouring positions of the same images tell little new.
-MAX_SAMPLES = 65_536
+MAX_SAMPLES = 32_768
 
 
 def can_be_refitted(module: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -142,10 +143,10 @@ def visit_gradients(
     progress: Callable[[int, int], None] = lambda done, total: None,
     uses_labels: bool = False,
 ) -> None:
-    """Give `visit` the gradients of the log-likelihood at the outputs of some layers, image by image.
+    """Give `visit` gradients at the outputs of some layers, image by image, of a random measure of the predictions.
 
-    Of labels drawn from the network's own prediction: the mean square of these gradients is the Fisher information,
-    that is the curvature of the divergence of the outputs. With `uses_labels`, of the data's labels where it has some.
+    The mean square of these gradients is the Fisher information, the curvature of the divergence of the predictions.
+    With `uses_labels`, they are those of the log-likelihood of the data's labels, where the data have some.
     """
     device, generator = device_of(model), torch.Generator().manual_seed(0)
 
@@ -158,16 +159,22 @@ def visit_gradients(
         for place, images in enumerate(calibration.images):
             logits = logits_of(network(images.to(device).requires_grad_()))
             given = calibration.labels[place] if uses_labels and calibration.labels is not None else None
-            labels = _drawn(logits, generator) if given is None else given.to(device).long().reshape(len(images), -1)
-            picked = logits.log_softmax(1).gather(1, labels.expand(len(images), logits.shape[2])[:, None])
-            torch.autograd.backward(picked.mean((1, 2)).sum())
+            if given is None:
+                torch.autograd.backward(logits, _root_of_curvature(logits.detach(), generator))
+            else:
+                labels = given.to(device).long().reshape(len(images), 1, -1).expand(-1, 1, logits.shape[2])
+                torch.autograd.backward(logits.log_softmax(1).gather(1, labels).mean((1, 2)).sum())
             progress(place + 1, len(calibration.images))
 
 
-def _drawn(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A label for every position, with the probabilities that the network gives them."""
-    chances = logits.detach().softmax(1).movedim(1, 2).flatten(0, 1).cpu()
-    return chances.multinomial(1, generator=generator).view(len(logits), -1).to(logits.device)
+def _root_of_curvature(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random v with `E[v v'] = diag(p) - p p'` for the prediction p, the curvature of the divergence by the logits.
+
+    Labels drawn from p would do as well on average, but a confident network then has huge gradients for a few of them.
+    """
+    chances = logits.softmax(1)
+    drawn = torch.randn(logits.shape, generator=generator).to(logits.device) * chances.sqrt()
+    return (drawn - chances * drawn.sum(1, keepdim=True)) / math.sqrt(logits.shape[2])
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Group levels by what they cost the predictions, measured on calibration images, instead of by the norm they keep.
 
 The second-order divergence of the predictions is `E[(g . d)^2] / 2`, with d the error that grouping makes in a layer's
-outputs and g the gradient of the log-likelihood of a label that is drawn from the prediction itself. With the layer's
-weights refitted to its inputs, d is what a later reconstruction leaves.
+outputs and g the gradient of a random measure of the prediction, whose variance is the curvature of the divergence.
+With the layer's weights refitted to its inputs, d is what a later reconstruction leaves.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
