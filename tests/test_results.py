@@ -13,6 +13,7 @@ import inference_page
 import over_runs
 import pytest
 import record_run
+import short_schedules
 import table2_recipes
 import torch
 import training_step
@@ -79,6 +80,18 @@ def test_the_penalty_and_the_epoch_step_cost_what_they_may() -> None:
         assert row["throughput_ratio"]["4"] >= 1.7, network
         assert row["compiled"]["1"]["most_ms"] <= row["wanted_ms_alone"], network
     assert measured("epoch_step")["resnet50"]["end_epoch_seconds"]["most"] < 1
+
+
+def test_short_schedules_meet_their_targets_without_swings() -> None:
+    report = measured("short_schedules")
+    assert (ROOT / "results" / "short_schedules.md").read_text() == short_schedules.markdown(report)
+    for cell in report["cells"]:
+        if cell["steps"] >= 160:
+            assert abs(cell["removed_fraction"][-1] - cell["target"]) <= 0.05
+            assert cell["largest_fall_of_kept_norm"] <= 0.02
+            # Within the noise of two accuracies on 2,000 images.
+            assert cell["accuracy"]["sparse_training"] >= cell["accuracy"]["one_shot"] - 2.5
+        assert ("the schedule is short" in cell["warnings"]) == (cell["steps"] < 500)
 
 
 def test_the_guide_to_the_pipeline_has_the_measured_steps() -> None:
