@@ -83,6 +83,25 @@ def compressed(
     return model, row
 
 
+def table(sittings: Sequence[dict[str, Any]]) -> str:
+    """The rows of all sittings as a table of the documentation."""
+    header = ("network", "removed: params, MACs", "images", "top-1", "dense", "photos", "divergence", "minutes")
+    lines = [f"| {' | '.join(header)} |", "| --- " * len(header) + "|"]
+    for row in (row for each in sittings for row in each["rows"]):
+        cells = (
+            row["network"],
+            f"{row['removed_params']:.1%}, {row['removed_macs']:.1%}",
+            row["images"],
+            f"{row['top1']:.1%}",
+            f"{row['dense_top1']:.1%}",
+            f"{row['validation']:,}",
+            f"{row['predicted_divergence']:.3f}",
+            f"{row['planning_minutes']}, {row['minutes']}",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, and write the rows beside those of other networks and targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

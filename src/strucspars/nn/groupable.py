@@ -103,8 +103,9 @@ class SelectedLayer:
         fixed_level: the one it gets whatever its norms; None if that is open.
         input_second_moment: mean square of every input channel over the calibration images, `(C_in,)`; None unless an
             importance asks for it.
-        gradient: mean over the images of the gradient of the log-likelihood, in the shape of the weight; likewise.
-        squared_gradient: mean of the squares of the gradients of single images; likewise.
+        gradient: mean over the images of the gradient of the labels' log-likelihood, in the shape of the weight;
+            likewise. Images without labels have no such gradient: it is then the mean of random ones, near zero.
+        squared_gradient: mean of the squares of the gradients of single images, with labels or without; likewise.
     """
 
     name: str
