@@ -10,6 +10,7 @@ from typing import Any
 import cifar10_page
 import compatibility
 import inference_page
+import one_shot
 import over_runs
 import pytest
 import record_run
@@ -392,3 +393,11 @@ def test_recorded_networks_load(path: Path) -> None:
 
 def test_the_results_stay_small() -> None:
     assert sum(file.stat().st_size for file in (ROOT / "results").rglob("*") if file.is_file()) <= 8_000_000
+
+
+def test_the_table_of_one_shot_compression_shows_its_measured_numbers() -> None:
+    sittings = over_runs.read_sittings(ROOT / "results" / "one_shot.json")
+    assert one_shot.table(sittings) in (ROOT / "docs" / "how-to" / "compress.md").read_text()
+    losses = {row["target"]: row["dense_top1"] - row["top1"] for each in sittings for row in each["rows"]}
+    readme = (ROOT / "README.md").read_text()
+    assert f"{100 * losses[0.1]:.1f} points at 10 %, {100 * losses[0.2]:.1f} at 20 %" in readme

@@ -38,8 +38,9 @@ from strucspars.sparsify.planning import (
 
 logger = logging.getLogger(__name__)
 
-# In nats per image. ImageNet networks lost about a point of accuracy below 0.05, and seven to nine at 0.2.
-NOTABLE_DIVERGENCE = 0.1
+# In nats per image: an ImageNet ResNet-50 lost 3.9 points of accuracy at 0.023 (results/one_shot.json). The prediction is
+# low: it sums up levels that were chosen because they measured low.
+NOTABLE_DIVERGENCE = 0.02
 
 
 def one_shot_plan(
