@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 import strucspars as ss
-from strucspars.sparsify.calibration import Calibration, Coherence, divergence, ignore_progress, logits_of
-from strucspars.sparsify.levels import measured_losses, with_statistics
+from strucspars.nn.refit import PatchMoments
+from strucspars.sparsify.calibration import Calibration, Coherence, divergence, hooked, ignore_progress, logits_of
+from strucspars.sparsify.levels import changed_divergence, measured_losses, with_statistics
 
 
 def network() -> nn.Sequential:
@@ -27,10 +28,28 @@ def test_the_measured_loss_of_a_small_change_is_the_divergence_that_it_causes(na
     module = model.get_submodule(name)
     change = 0.003 * torch.randn(module.get_parameter("weight").shape, generator=torch.Generator().manual_seed(2))
     data = Calibration.of(images(512))
-    predicted = measured_losses(model, {module: [change.flatten(1)]}, data, ignore_progress)[module][0]
+    means = {module: torch.zeros(change.flatten(1).shape[1])}
+    predicted = measured_losses(model, {module: [change.flatten(1)]}, means, data, ignore_progress)[module][0]
     changed.get_parameter(f"{name}.weight").data += change
     # A mean over 512 random numbers.
     assert predicted == pytest.approx(divergence(model, changed, data.images), rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["0", "8"])
+def test_a_change_that_a_bias_makes_up_for_is_measured_without_what_the_bias_takes(name: str) -> None:
+    model, changed = network(), network()
+    module, data = model.get_submodule(name), Calibration.of(images(64))
+    change = 0.3 * torch.randn(module.get_parameter("weight").shape, generator=torch.Generator().manual_seed(2))
+    moments = PatchMoments(module)
+    read: list[torch.Tensor] = []
+    with hooked([module], lambda _, inputs, __: read.append(inputs[0])), torch.no_grad():
+        model(torch.cat(data.images))
+    moments.add(read[0])
+    changed.get_parameter(f"{name}.weight").data += change
+    changed.get_parameter(f"{name}.bias").data -= moments.output_mean(change).float()
+    measured = changed_divergence(model, module, change.flatten(1), moments.mean_input[0].float(), data)
+    assert measured == pytest.approx(divergence(model, changed, data.images), rel=1e-4)
+    assert torch.equal(module.get_parameter("weight"), network().get_parameter(f"{name}.weight"))
 
 
 def test_the_plan_of_least_measured_loss_keeps_what_the_predictions_need() -> None:

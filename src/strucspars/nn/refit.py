@@ -145,6 +145,11 @@ class PatchMoments:
         return in_double(self._center[place][:, 0]) + in_double(samples).mean(1)
 
     @property
+    def mean_input(self) -> torch.Tensor:
+        """Mean of the patches, `(G, width)`, in double precision."""
+        return self._mean(0)
+
+    @property
     def target_mean(self) -> torch.Tensor:
         """Mean of the wanted outputs, `(C_out,)`, in double precision."""
         return self._by_row(self._mean(1))

@@ -98,8 +98,11 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @contextmanager
-def hooked(modules: Iterable[nn.Module], hook: Callable[..., None]) -> Iterator[None]:
-    """Call `hook(module, inputs, output)` after every call of these modules, ahead of the user's hooks."""
+def hooked(modules: Iterable[nn.Module], hook: Callable[..., torch.Tensor | None]) -> Iterator[None]:
+    """Call `hook(module, inputs, output)` after every call of these modules, ahead of the user's hooks.
+
+    What it returns, unless None, takes the place of the output.
+    """
     with ExitStack() as hooks:
         for module in modules:
             hooks.callback(module.register_forward_hook(hook, prepend=True).remove)

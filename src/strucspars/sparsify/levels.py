@@ -25,6 +25,7 @@ from strucspars.sparsify.calibration import (
     OnProgress,
     device_of,
     hooked,
+    logits_of,
     visit_gradients,
 )
 from strucspars.sparsify.extensions import Need, Orders
@@ -35,6 +36,9 @@ IMAGES_FOR_SENSITIVITY = 32
 COHERENCE_SHARE = 0.1
 # Of the inputs' mean square. The better one counts, layer by layer and level by level.
 RIDGES = (0.03, 0.3)
+# Factor by which an estimate of a loss, in nats, may be wrong. Where next to nothing is lost, nothing can be told.
+LARGEST_NOISE = 4.0
+TINY_LOSS = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +47,12 @@ class LayerData:
 
     Attributes:
         covariance: of its input patches as the network weighs them, `(C_in * kernel, C_in * kernel)`.
+        mean_input: their mean, `(C_in * kernel,)`.
         sensitivity: mean square of the gradients at each output channel, `(C_out,)`.
     """
 
     covariance: torch.Tensor
+    mean_input: torch.Tensor
     sensitivity: torch.Tensor
 
 
@@ -70,13 +76,13 @@ def layer_data(
         for place, images in enumerate(data.images):
             unwrapped(model)(images.to(device_of(model)))
             on_progress("inputs of the layers", place + 1, len(data.images))
-    return [
-        LayerData(
-            moments.pop(layer.module).moments(COHERENCE_SHARE * coherence.of(layer.module), False)[0][0].float(),
-            sums[layer.module] / len(few),
-        )
-        for layer in layers
-    ]
+
+    def found(layer: SelectedLayer) -> LayerData:
+        own = moments.pop(layer.module)
+        covariance = own.moments(COHERENCE_SHARE * coherence.of(layer.module), False)[0][0].float()
+        return LayerData(covariance, own.mean_input[0].float(), sums[layer.module] / len(few))
+
+    return [found(layer) for layer in layers]
 
 
 def error_importance(layer: SelectedLayer, found: LayerData) -> FloatArray:
@@ -107,15 +113,22 @@ def refit_change(layer: SelectedLayer, found: LayerData, orders: Orders, level: 
 
 
 def measured_losses(
-    model: nn.Module, changes: Mapping[nn.Module, Sequence[torch.Tensor]], data: Calibration, on_progress: OnProgress
+    model: nn.Module,
+    changes: Mapping[nn.Module, Sequence[torch.Tensor]],
+    means: Mapping[nn.Module, torch.Tensor],
+    data: Calibration,
+    on_progress: OnProgress,
 ) -> dict[nn.Module, list[float]]:
-    """The divergence of the predictions, in nats per image, that each change of a layer's weight alone would cause."""
+    """The divergence of the predictions, in nats per image, that each change of a layer's weight alone would cause.
+
+    Relative to the mean inputs: a bias or norm makes up for the change of the mean output.
+    """
     stacked = {module: torch.stack([each.flatten() for each in tried]).half() for module, tried in changes.items()}
     sums = {module: torch.zeros(len(tried)) for module, tried in changes.items()}
 
     def visit(module: nn.Module, inputs: torch.Tensor, gradients: torch.Tensor) -> None:
         tried = stacked[module].float()
-        for gradient in weight_gradients(module, inputs, gradients):
+        for gradient in weight_gradients(module, inputs, gradients, means[module]):
             sums[module] += (tried @ gradient.flatten()).square().cpu()
 
     visit_gradients(model, changes, data, visit, progress=lambda done, total: on_progress("levels", done, total))
@@ -138,14 +151,49 @@ def losses_by_level(
             if level <= layer.largest_level:
                 tried = (refit_change(layer, known, own, level, ridge=ridge).half() for ridge in RIDGES)
                 changes[layer.module] += tried
-    losses = measured_losses(model, {module: tried for module, tried in changes.items() if tried}, data, on_progress)
+    means = {layer.module: known.mean_input for layer, known in zip(layers, found, strict=True)}
+    changes = {module: tried for module, tried in changes.items() if tried}
+    estimates = measured_losses(model, changes, means, data, on_progress)
+    losses = {layer.name: [0.0] for layer in layers}
+    names = {layer.module: layer.name for layer in layers}
+    few = data.first(IMAGES_FOR_SENSITIVITY)
+    for place, (module, alternatives) in enumerate(changes.items()):
+        by_level = np.array(estimates[module]).reshape(-1, len(RIDGES))
+        # An estimate has one direction of the predictions per image. That is noisy, alike at all levels of a layer, so
+        # the divergence of the first level is measured.
+        first = int(by_level[0].argmin())
+        direct = changed_divergence(model, module, alternatives[first], means[module], few)
+        scale = np.clip(direct / max(by_level[0, first], TINY_LOSS), 1 / LARGEST_NOISE, LARGEST_NOISE)
+        losses[names[module]] += np.maximum.accumulate(scale * by_level.min(axis=1)).tolist()
+        on_progress("predictions", place + 1, len(changes))
+    return losses
 
-    def of_levels(layer: SelectedLayer) -> list[float]:
-        found = np.reshape(losses.get(layer.module, []), (-1, len(RIDGES)))
-        rising: list[float] = np.maximum.accumulate([0.0, *found.min(axis=1, initial=np.inf)]).tolist()
-        return rising
 
-    return {layer.name: of_levels(layer) for layer in layers}
+def changed_divergence(
+    model: nn.Module, module: nn.Module, change: torch.Tensor, mean_input: torch.Tensor, data: Calibration
+) -> float:
+    """The divergence of the predictions, in nats per image, once a layer's weight changes but not its mean output."""
+    weight, total = module.get_parameter("weight"), 0.0
+    before, after = weight.data, weight.data + change.to(weight.dtype).view_as(weight)
+    moved = change.to(mean_input) @ mean_input
+
+    def keep_mean(module: nn.Module, _: object, output: torch.Tensor) -> torch.Tensor:
+        shape = [1] * output.dim()
+        shape[-1 if isinstance(module, nn.Linear) else 1] = -1
+        return output - moved.to(output).view(shape)
+
+    with undisturbed(model):
+        for batch in data.images:
+            images = batch.to(device_of(model))
+            wanted = logits_of(unwrapped(model)(images)).log_softmax(1)
+            weight.data = after
+            try:
+                with hooked([module], keep_mean):
+                    found = logits_of(unwrapped(model)(images)).log_softmax(1)
+            finally:
+                weight.data = before
+            total += float((wanted.exp() * (wanted - found)).sum(1).mean(1).sum())
+    return total / len(data)
 
 
 def with_statistics(
@@ -182,9 +230,11 @@ def with_statistics(
     return [replace(layer, **found[layer.module]) for layer in layers]
 
 
-def weight_gradients(module: nn.Module, inputs: torch.Tensor, gradients: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The gradient of the dense weight for every image of a batch, `(C_out, C_in * kernel)`."""
+def weight_gradients(
+    module: nn.Module, inputs: torch.Tensor, gradients: torch.Tensor, mean: torch.Tensor | float = 0.0
+) -> Iterator[torch.Tensor]:
+    """The gradient of the dense weight for every image of a batch, `(C_out, C_in * kernel)`; inputs less their mean."""
     seen, positions = windows(module, inputs)
-    patches = seen.flatten(1 + len(positions)).flatten(1, len(positions)).float()
+    patches = seen.flatten(1 + len(positions)).flatten(1, len(positions)).float() - mean
     for image, gradient in zip(patches, by_position(module, gradients).float(), strict=True):
         yield gradient.T @ image
