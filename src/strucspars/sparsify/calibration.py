@@ -155,7 +155,7 @@ def visit_gradients(
 
     def note(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         read = inputs[0].detach()
-        output.register_hook(lambda gradient: visit(module, read, gradient))  # type: ignore[no-untyped-call]
+        output.register_hook(lambda gradient: visit(module, read, gradient))  # type: ignore[no-untyped-call]  # in torch
 
     network = unwrapped(model)
     with undisturbed(model), uncompiled(model), _frozen(network), torch.enable_grad(), hooked(modules, note):

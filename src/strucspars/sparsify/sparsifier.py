@@ -343,7 +343,6 @@ class Sparsifier:
         self._states = [planned_state(layer, plan.layers[layer.name], self.config) for layer in self.selection.layers]
         removed = removed_by(self.selection, self._states, self._size(), self.config)
         self._controller = replace(self._controller, epoch=self._controller.epoch + 1, removed_fraction=removed)
-        self._count = StepCount.of_layers(len(self._states))
         self._begin_annealing_epoch_(annealing, annealing.steps_done())
         layers = [
             LayerReport(layer.name, state.group_level, state.kept_norm, state.cost, churn=0.0)
