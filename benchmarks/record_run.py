@@ -3,12 +3,12 @@
     python benchmarks/record_run.py runs/cifar10-resnet20-40 results/cifar10 --gpu-minutes 3.0
 
 Copies plan, summary, environment, the recipe without the places of data and other runs, and of the metrics what the
-tables are made from. `--network` keeps the finished network too, in half precision.
+tables are made from; plan and metrics, the largest, are packed with gzip. `--network` keeps the finished network too, in half precision.
 """
 
 import argparse
+import gzip
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from strucspars.train.recipe_reading import read_recipe, recipe_yaml
 from strucspars.train.run_folder import RunFolder
 
 SMALL_FILES = ("plan.json", "selection.json", "summary.json", "decisions.json")
-# Two thirds of the bytes of a record are metrics: timings within an epoch and digits beyond the fifth are left out.
+PACKED = ("plan.json", "metrics.jsonl")
+# Timings within an epoch and digits beyond the fifth are left out.
 LEFT_OUT = ("train_seconds", "solver_seconds", "mean_churn")
 ROUNDED = ("lr", "train_loss", "train_top1", "test_loss", "lambda", "seconds")
 
@@ -34,10 +35,10 @@ def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None =
     target.path.mkdir(parents=True, exist_ok=True)
     for name in SMALL_FILES:
         if (run / name).is_file():
-            shutil.copyfile(run / name, target.path / name)
+            keep(target.path / name, (run / name).read_bytes())
     metrics = [shortened(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in metrics]
-    (target.path / "metrics.jsonl").write_text("".join(lines))
+    keep(target.path / "metrics.jsonl", "".join(lines).encode())
     if network:
         save_in_half_precision(source.model_path, target.model_path)
     target.write_recipe(recipe_yaml(_anywhere(read_recipe(source.recipe_path))))
@@ -49,6 +50,15 @@ def record(run: Path, results: Path, *, gpu_minutes: float, commit: str | None =
     environment["gpu_minutes"] = gpu_minutes
     target.write_json(target.environment_path, environment)
     return target.path
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of a record, packed where it is one of the largest; `RunFolder` reads both."""
+    if path.name in PACKED:
+        # Without the time of packing, equal records are equal files.
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content, mtime=0))
+    else:
+        path.write_bytes(content)
 
 
 def shortened(row: dict[str, float]) -> dict[str, float]:

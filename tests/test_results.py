@@ -1,5 +1,6 @@
 """Published numbers are generated from the measurements, never typed."""
 
+import gzip
 import json
 import shutil
 from dataclasses import replace
@@ -321,9 +322,12 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
     kept = record_run.record(tmp_path / "runs" / "mine-seed2", tmp_path / "results", gpu_minutes=3.5)
     assert kept == tmp_path / "results" / "mine-seed2"
     found = {path.name for path in kept.rglob("*") if path.is_file()}
-    assert found == {*record_run.SMALL_FILES, "recipe.yaml", "environment.json", "metrics.jsonl"}
-    for name in record_run.SMALL_FILES:
+    packed = {f"{name}.gz" for name in record_run.PACKED}
+    plain = {*record_run.SMALL_FILES} - {*record_run.PACKED}
+    assert found == {*plain, *packed, "recipe.yaml", "environment.json"}
+    for name in plain:
         assert (kept / name).read_text() == f"content of {name}"
+    assert gzip.decompress((kept / "plan.json.gz").read_bytes()) == b"content of plan.json"
     (row,) = read_metrics_lines(kept)
     assert row == {"stage": "finetune", "epoch": 160, "train_loss": 0.025133, "test_top1": 0.9325}
     recorded = read_recipe(kept / "recipe.yaml")
@@ -336,7 +340,7 @@ def test_a_recorded_run_says_all_but_where_it_was(tmp_path: Path) -> None:
 
 
 def read_metrics_lines(kept: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (kept / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in gzip.decompress((kept / "metrics.jsonl.gz").read_bytes()).splitlines()]
 
 
 def test_a_recorded_network_is_kept_in_half_precision(tmp_path: Path) -> None:

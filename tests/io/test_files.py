@@ -1,6 +1,7 @@
 """Files appear complete or not at all, and odd files in place of what is read are errors at once."""
 
 import errno
+import gzip
 import os
 import re
 import socket
@@ -235,3 +236,20 @@ def test_a_file_without_a_size_is_read_up_to_the_limit() -> None:
     assert read_bytes("/proc/self/status", limit=100_000)
     with pytest.raises(ValueError, match="more than 10 bytes"):
         read_bytes("/proc/self/status", limit=10)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"text", "is not a gzip file, or damaged"),
+        (gzip.compress(b"text" * 100)[:-10], "is not a gzip file, or damaged"),
+        (gzip.compress(b"text")[:-6] + b"other!", "is not a gzip file, or damaged"),
+        (gzip.compress(b"x" * 1001), "has more than 1,000 bytes"),
+    ],
+)
+def test_a_packed_file_that_is_damaged_or_becomes_too_large_is_named(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
+    (tmp_path / "notes.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=f"notes.gz.* {complaint}"):
+        read_bytes(tmp_path / "notes.gz", limit=1000)

@@ -1,4 +1,5 @@
 import errno
+import gzip
 import os
 import pickle
 from pathlib import Path
@@ -191,6 +192,18 @@ def test_the_plan_comes_back(folder: RunFolder) -> None:
     assert folder.load_plan() is None
     folder.save_plan(plan())
     assert folder.load_plan() == plan()
+
+
+def test_the_packed_plan_and_metrics_of_a_record_are_read_as_the_plain_ones(folder: RunFolder) -> None:
+    folder.save_plan(plan())
+    folder.append_metrics({"epoch": 1})
+    for path in (folder.plan_path, folder.metrics_path):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert (folder.load_plan(), folder.metrics()) == (plan(), [{"epoch": 1}])
+    folder.plan_path.write_text("{")
+    with pytest.raises(ValueError, match=r"plan\.json: "):  # the plain file is the current one
+        folder.load_plan()
 
 
 def test_arrays_of_an_epoch_come_back(folder: RunFolder) -> None:

@@ -13,10 +13,12 @@ with `follow_link=True`, for paths that a user gives, its target is.
 """
 
 import errno
+import gzip
 import os
 import stat
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,12 +107,21 @@ def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) ->
 
 
 def read_bytes(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> bytes:
-    """The content of a regular file; errors as `open_file`."""
+    """The content of a regular file, unpacked if its name ends in `.gz`; the limit holds unpacked, errors as `open_file`.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_bytes(f"{folder}/notes.gz", gzip.compress(b"text"))
+    ...     read_bytes(f"{folder}/notes.gz")
+    b'text'
+    """
+    is_packed = Path(path).suffix == ".gz"
     with open_file(path, limit=limit) as file:
         # The file may grow meanwhile, and files in /proc report no size.
-        bound = min(limit, os.fstat(file.fileno()).st_size + 2**20)
+        bound = limit if is_packed else min(limit, os.fstat(file.fileno()).st_size + 2**20)
         try:
-            content = file.read(bound + 1)
+            content = gzip.GzipFile(fileobj=file).read(bound + 1) if is_packed else file.read(bound + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is not a gzip file, or damaged ({error}); restore it from a copy") from error
         except OSError as error:
             raise disk_error("read", path, error) from error
     if len(content) > bound:

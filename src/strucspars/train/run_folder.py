@@ -237,7 +237,7 @@ class RunFolder:
 
     def _metrics_lines(self) -> list[bytes]:
         try:
-            return read_bytes(self.metrics_path).split(b"\n")[:-1]
+            return read_bytes(_kept(self.metrics_path)).split(b"\n")[:-1]
         except FileNotFoundError:
             return []
 
@@ -264,7 +264,7 @@ class RunFolder:
     def load_plan(self) -> GroupingPlan | None:
         """The stored plan, None before there is one."""
         try:
-            return GroupingPlan.from_json(read_text(self.plan_path), str(self.plan_path))
+            return GroupingPlan.from_json(read_text(_kept(self.plan_path)), str(self.plan_path))
         except FileNotFoundError:
             return None
 
@@ -305,6 +305,12 @@ class RunFolder:
                 f"{self.path} holds {', '.join(foreign[:3])}{' and more' if foreign[3:] else ''}, but no "
                 f"{self.recipe_path.name}: it is not a run folder; choose an empty one or a path that does not exist"
             )
+
+
+def _kept(path: Path) -> Path:
+    """The file, or its packed copy where only that exists: recorded runs pack their largest files."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.exists() and not path.exists() else path
 
 
 def _close_in_child() -> None:
