@@ -25,7 +25,7 @@ from strucspars.models.catalogue import build_model
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import kept_connections
 from strucspars.prune.slimming import ChannelSelection, load_slimmed
-from strucspars.train import methods, pipeline
+from strucspars.train import pipeline, procedures
 from strucspars.train.checkpoint import load_named
 from strucspars.train.observer import RunObserver
 from strucspars.train.outcome import RunSummary
@@ -370,7 +370,7 @@ def test_a_saved_network_that_is_not_the_trained_one_is_noticed(
             list(loaded.parameters())[-2].neg_()
         return loaded
 
-    monkeypatch.setattr("strucspars.train.methods.load", spoilt)
+    monkeypatch.setattr("strucspars.train.procedures.load", spoilt)
     with pytest.raises(RuntimeError, match="is not the network that was trained"):
         run_pipeline(small_recipe(), tmp_path / "run")
     assert not RunFolder(tmp_path / "run").summary_json_path.exists()
@@ -426,7 +426,7 @@ def test_slimming_pulls_as_strongly_as_the_recipe_says(
     def noted(model: nn.Module, strength: float) -> None:
         raise ValueError(f"strength {strength}")
 
-    monkeypatch.setattr(methods, "SlimmingRule", noted)
+    monkeypatch.setattr(procedures, "SlimmingRule", noted)
     with pytest.raises(ValueError, match=r"strength 0\.0125"):
         run_pipeline(
             small_recipe("kind=slimming", "model.name=small_networks:slimmable", "slimming.strength=0.0125"),

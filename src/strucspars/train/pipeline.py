@@ -21,9 +21,9 @@ from strucspars.nn.names import copied
 from strucspars.train.checkpoint import save_named
 from strucspars.train.engine import lost_processes_explained
 from strucspars.train.epochs import CAPTURE_LOCK, Accuracy, Evaluation
-from strucspars.train.methods import Method, method_of
 from strucspars.train.observer import RunObserver, TensorBoardLog
 from strucspars.train.outcome import RunSummary, outcome_text, read_metrics, read_summary, run_summary
+from strucspars.train.procedures import Procedure, procedure_of
 from strucspars.train.recipe import COMPRESS, WEIGHTS, Recipe
 from strucspars.train.recipe_identity import check_same_run
 from strucspars.train.recipe_reading import recipe_yaml
@@ -90,32 +90,32 @@ def _run(run: Run, stack: ExitStack) -> RunSummary:
     if finished is not None:
         return finished
     run.checkpoint = engine.fabric.broadcast(_load_checkpoint(run) if engine.is_first else None)
-    method = method_of(run)
+    procedure = procedure_of(run)
     _ = run.train.steps
     last_loss = run.last_loss()
-    first_rule, is_last = None, run.has_begun(method.last_stage)
+    first_rule, is_last = None, run.has_begun(procedure.last_stage)
     model = run.fresh_model() if is_last else run.first_model()
     if is_last:
-        method.recall()
-        _check_unchanged(run, method)
+        procedure.recall()
+        _check_unchanged(run, procedure)
     else:
-        first_rule = method.first_rule(model)
+        first_rule = procedure.first_rule(model)
     if engine.is_first:
         _begin(run, stack, was_locked)
         log = TensorBoardLog(folder.tensorboard, done_rows=len(folder.metrics()))
         stack.callback(log.close)
         run.observers.append(log)
 
-    if method.first_stage is not None and not is_last:
+    if procedure.first_stage is not None and not is_last:
         if first_rule is not None:
-            _train_first_stage_(run, method, model, first_rule)
-        model = _compress(run, method, model)
-    model, rule = method.trainable(model)
-    digests = {path.name: digest for path, digest in _digests(run, method).items()} if engine.is_first else {}
-    trained = Stage(run, method.last_stage, model, rule, last_loss, digests=digests).train()
-    method.finish_(trained)
+            _train_first_stage_(run, procedure, model, first_rule)
+        model = _compress(run, procedure, model)
+    model, rule = procedure.trainable(model)
+    digests = {path.name: digest for path, digest in _digests(run, procedure).items()} if engine.is_first else {}
+    trained = Stage(run, procedure.last_stage, model, rule, last_loss, digests=digests).train()
+    procedure.finish_(trained)
     engine.fabric.barrier()
-    return _sum_up(run, method)
+    return _sum_up(run, procedure)
 
 
 def _open(run: Run, stack: ExitStack, was_locked: bool) -> RunSummary | None:
@@ -151,22 +151,22 @@ def _load_checkpoint(run: Run) -> dict[str, Any] | None:
     return checkpoint
 
 
-def _digests(run: Run, method: Method) -> dict[Path, str]:
+def _digests(run: Run, procedure: Procedure) -> dict[Path, str]:
     """SHA-256 of the files that the last stage builds on besides its checkpoints: decision and teacher."""
     teacher = run.recipe.finetune.teacher
     is_run = teacher is not None and teacher != WEIGHTS
-    paths = (method.decision_path, RunFolder(Path(str(teacher)).expanduser()).model_path if is_run else None)
+    paths = (procedure.decision_path, RunFolder(Path(str(teacher)).expanduser()).model_path if is_run else None)
     contents = {path: read_bytes(path, limit=CHECKPOINT_BYTES) for path in paths if path is not None}
     return {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
 
 
-def _check_unchanged(run: Run, method: Method) -> None:
+def _check_unchanged(run: Run, procedure: Procedure) -> None:
     """Refuse to resume a last stage that began with another teacher or decision."""
     assert run.checkpoint is not None, "a stage that has begun has a checkpoint"
-    for path, digest in _digests(run, method).items():
+    for path, digest in _digests(run, procedure).items():
         if run.checkpoint.get("digests", {}).get(path.name) != digest:
             raise ValueError(
-                f"{run.folder.checkpoints}: {method.last_stage} began with other contents of {path}, so it would "
+                f"{run.folder.checkpoints}: {procedure.last_stage} began with other contents of {path}, so it would "
                 "become another run; restore them, or start another run in another folder"
             )
 
@@ -195,26 +195,26 @@ def _begin(run: Run, stack: ExitStack, was_locked: bool) -> None:
     folder.rewind_metrics(0 if checkpoint is None else checkpoint["metrics_rows"])
 
 
-def _train_first_stage_(run: Run, method: Method, model: nn.Module, rule: TrainingRule) -> None:
+def _train_first_stage_(run: Run, procedure: Procedure, model: nn.Module, rule: TrainingRule) -> None:
     """Train the model, and keep its weights for runs that build on them."""
-    assert method.first_stage is not None
+    assert procedure.first_stage is not None
     options = run.recipe.stage1
-    method.note_start()
+    procedure.note_start()
     if options.epochs:
         loss = StageLoss(label_smoothing=options.label_smoothing)
-        trained = Stage(run, method.first_stage, model, rule, loss).train()
+        trained = Stage(run, procedure.first_stage, model, rule, loss).train()
         if trained is not model:
             model.load_state_dict(trained.state_dict())
     if run.engine.is_first:
         save_named(run.folder.checkpoints, SPARSIFIED, {"model": model.state_dict()})
 
 
-def _compress(run: Run, method: Method, model: nn.Module) -> nn.Module:
+def _compress(run: Run, procedure: Procedure, model: nn.Module) -> nn.Module:
     """Decide what to remove, and evaluate the network before and after (Table 5); returns what to finetune."""
     begin = time.perf_counter()
-    decided = method.decide(model)
+    decided = procedure.decide(model)
     before = _accuracy(run, model)
-    cut = method.cut_(copied(model))
+    cut = procedure.cut_(copied(model))
     after = _accuracy(run, cut)
     row = {
         "stage": COMPRESS,
@@ -236,16 +236,16 @@ def _compress(run: Run, method: Method, model: nn.Module) -> nn.Module:
         run.folder.append_metrics(row)
     for observer in run.observers:
         observer.epoch_done(run.name, row)
-    return cut if method.is_cut_trainable else model
+    return cut if procedure.is_cut_trainable else model
 
 
 def _accuracy(run: Run, model: nn.Module) -> Accuracy:
     return Evaluation(run.engine, model, run.test).accuracy()
 
 
-def _sum_up(run: Run, method: Method) -> RunSummary:
+def _sum_up(run: Run, procedure: Procedure) -> RunSummary:
     """Read back what was saved, evaluate that, and write the summary."""
-    small = run.engine.placed(method.reload())
+    small = run.engine.placed(procedure.reload())
     converted = _accuracy(run, small)
     rows, dense = read_metrics(run.folder), run.fresh_model()
     _check_deployed(run.folder.model_path, converted.loss, rows[-1]["test_loss"])
@@ -258,7 +258,7 @@ def _sum_up(run: Run, method: Method) -> RunSummary:
             small=small,
             example=run.example,
             converted=converted,
-            finetune_form=method.form,
+            finetune_form=procedure.form,
         )
     given = run.given_plan
     if given is not None:

@@ -34,7 +34,7 @@ from strucspars.train.run import SPARSIFIED, Run
 from strucspars.train.run_folder import RunFolder
 
 
-class Method:
+class Procedure:
     """How a network is trained, made smaller, saved and read back.
 
     Attributes:
@@ -88,14 +88,14 @@ class Method:
 
 
 @final
-class DenseTraining(Method):
+class DenseTraining(Procedure):
     """No compression: the network that the others are compared with."""
 
     last_stage = TRAIN
 
 
 @final
-class StructuredSparsification(Method):
+class StructuredSparsification(Procedure):
     """The paper's method."""
 
     first_stage = SPARSIFY
@@ -221,7 +221,7 @@ class StructuredSparsification(Method):
 
 
 @final
-class ProgressiveSparsification(Method):
+class ProgressiveSparsification(Procedure):
     """The method in one stage: decided early, annealed while training goes on, converted at the end."""
 
     last_stage = TRAIN
@@ -308,7 +308,7 @@ def finetuning_form(run: Run) -> FinetuneForm:
 
 
 @final
-class NetworkSlimming(Method):
+class NetworkSlimming(Procedure):
     """The baseline of the paper's tables (Liu et al., 2017)."""
 
     first_stage = SLIM
@@ -359,13 +359,13 @@ class NetworkSlimming(Method):
         return load_slimmed(self._run.folder.model_path, self._run.fresh_model())
 
 
-METHODS: dict[Kind, Callable[[Run], Method]] = {
+PROCEDURES: dict[Kind, Callable[[Run], Procedure]] = {
     "strucspars": StructuredSparsification,
     "slimming": NetworkSlimming,
     "dense": DenseTraining,
 }
 
 
-def method_of(run: Run) -> Method:
+def procedure_of(run: Run) -> Procedure:
     """What the run's recipe asks for."""
-    return ProgressiveSparsification(run) if run.recipe.is_progressive else METHODS[run.recipe.kind](run)
+    return ProgressiveSparsification(run) if run.recipe.is_progressive else PROCEDURES[run.recipe.kind](run)
