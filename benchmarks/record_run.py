@@ -3,7 +3,8 @@
     python benchmarks/record_run.py runs/cifar10-resnet20-40 results/cifar10 --gpu-minutes 3.0
 
 Copies plan, summary, environment, the recipe without the places of data and other runs, and of the metrics what the
-tables are made from; plan and metrics, the largest, are packed with gzip. `--network` keeps the finished network too, in half precision.
+tables are made from; plan and metrics, the largest, are packed. `--network` keeps the finished network too, in half
+precision.
 """
 
 import argparse

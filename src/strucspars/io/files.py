@@ -107,7 +107,7 @@ def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) ->
 
 
 def read_bytes(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> bytes:
-    """The content of a regular file, unpacked if its name ends in `.gz`; the limit holds unpacked, errors as `open_file`.
+    """The content of a regular file, unpacked if its name ends in `.gz`; errors as `open_file`.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_bytes(f"{folder}/notes.gz", gzip.compress(b"text"))
