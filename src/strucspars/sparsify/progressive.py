@@ -1,4 +1,4 @@
-"""One training instead of two stages: what the plan removes is annealed to exact zero while the rest goes on learning.
+"""One training instead of two stages: what the plan removes is annealed to exact zero while the rest keeps learning.
 
 Beyond the paper, whose future work it is; see `docs/decisions/0021-progressive.md`.
 """
