@@ -178,14 +178,14 @@ def test_wrong_outputs_are_shown_and_are_no_success(call: Any, monkeypatch: pyte
         (("--runtimes", "onnx"), "did you mean 'onnxruntime'?"),
         (
             ("--rates", "0.5,much"),
-            "--rates must be fractions between 0 and 1, with commas between; got '0.5,much'",
+            "--rates must be fractions between 0 and 1, separated by commas; got '0.5,much'",
         ),
         (("--rates", "0"), "--rates must be fractions between 0 and 1"),
-        (("--rates", "1.5"), "between 0 and 1, with commas between; got '1.5'"),
-        (("--batch", "0"), "--batch must be whole numbers from 1 on, with commas between; got '0'"),
+        (("--rates", "1.5"), "between 0 and 1, separated by commas; got '1.5'"),
+        (("--batch", "0"), "--batch must be whole numbers from 1 on, separated by commas; got '0'"),
         (
             ("--threads", "1,0"),
-            "from 1 on, or all, with commas between; got '1,0'",
+            "from 1 on, or all, separated by commas; got '1,0'",
         ),
         (("--threads", "some"), "--threads must be whole numbers from 1 on, or all"),
         (("--seconds", "-1"), "seconds must be a positive number"),

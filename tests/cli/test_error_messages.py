@@ -29,7 +29,7 @@ COMPRESS = ("--model", SMALL, "--target", "0.3", "--classes", "7", "--image-shap
 A_FILE = "give a .safetensors, .pt, .pth file of a state dict"
 
 
-AS_KEYS = "what a recipe decides is given as key=value, such as engine.device=cpu; --help tells more"
+AS_KEYS = "options of a recipe are given as key=value, such as engine.device=cpu; see --help"
 
 
 MENDED = "fix it, or name another (on the command line, --debug shows where it fails)"
@@ -40,18 +40,18 @@ A_RUN = "give one that strucspars run or compress --run has made"
 
 SLIPS = {
     # Values that are read off the command line.
-    ("run", "demo", "--jobs", "-2"): "greater than or equal to 1, got '-2'; --help tells more",
-    ("run", "demo", "--jobs", "two"): "got 'two'; --help tells more",
-    ("summary", "resnet18", "--classes", "0"): "got '0'; --help tells more",
-    ("compress", "a.pt", "--model", SMALL, "--target", "half"): "got 'half'; --help tells more",
+    ("run", "demo", "--jobs", "-2"): "greater than or equal to 1, got '-2'; see --help",
+    ("run", "demo", "--jobs", "two"): "got 'two'; see --help",
+    ("summary", "resnet18", "--classes", "0"): "got '0'; see --help",
+    ("compress", "a.pt", "--model", SMALL, "--target", "half"): "got 'half'; see --help",
     ("run", "demo", "--export", "tflite"): "format must be one of onnx, openvino, torch",
-    ("reproduce",): "Choose from: table1, table2, table3, table5; --help tells more",
+    ("reproduce",): "Choose from: table1, table2, table3, table5; see --help",
     ("reproduce", "table1", "--rows", ""): "--rows: table1 has no row ''; --list shows all",
     # Options of other commands.
     ("run", "demo", "--target", "0.5"): f"No such option: --target; {AS_KEYS}",
     ("eval", "runs/demo", "--target", "0.5"): f"No such option: --target; {AS_KEYS}",
     ("eval", "runs/demo", "--classes", "3"): "--classes: the run in runs/demo has its own; leave it out",
-    ("summary", "resnet18", "--target", "0.5"): "No such option: --target; --help tells more",
+    ("summary", "resnet18", "--target", "0.5"): "No such option: --target; see --help",
     # Recipes.
     ("run", "nowhere.yaml"): "give the path of a YAML file, or the name of a recipe of the package, such as demo",
     ("run", "folder"): "folder: this is a folder, not a recipe; give a YAML file",
@@ -76,7 +76,7 @@ SLIPS = {
     # Folders of runs.
     ("eval", "nowhere"): f"nowhere is not a run folder: there is no such folder; {A_RUN}",
     ("summary", "folder"): f"folder is not a run folder: it has no recipe.yaml; {A_RUN}",
-    ("bench", "text.pt"): "text.pt has no network, only weights; name it with --model, such as --model resnet50",
+    ("bench", "text.pt"): "holds weights but no network; name the network with --model, such as --model resnet50",
     ("bench", "no/where"): "there is no file or folder no/where; give the folder of a run, a checkpoint with --model",
     ("bench", SMALL, "--model", "resnet18"): f"weights '{SMALL}': there is no such file, and torchvision's weights of",
 }

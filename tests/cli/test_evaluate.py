@@ -136,7 +136,7 @@ def test_eval_scores_a_compressed_file_on_a_folder_prepared_as_it_says(call: Any
 def test_eval_of_a_file_says_what_it_lacks(call: Any, saved: Path) -> None:
     for arguments, words in (
         (SAVED, "--model NAME --data FOLDER"),
-        (("small.safetensors",), "has no network, only weights; name it with --model"),
+        (("small.safetensors",), "holds weights but no network; name the network with --model"),
         ((*SAVED, "--data", "nowhere"), "there is no folder nowhere"),
         ((*SAVED, "--data", "images/val/class0000"), "must hold a folder of images for every class"),
         ((*SAVED, "--data", "images", "data.workers=0"), "leave it out"),

@@ -80,7 +80,8 @@ def test_a_run_of_another_network_than_the_one_named_is_refused(call: Any, comma
 
 def test_classes_are_refused_where_the_file_tells(call: Any, compressed: Path) -> None:
     said = call("export", str(compressed), *ONNX, "--model", SMALL, *SHAPE, "--classes", "7")
-    assert (said.status, said.err) == (2, f"error: --classes: the classes are read off {compressed}; leave it out\n")
+    assert said.status == 2
+    assert said.err == f"error: --classes: the number of classes is read from {compressed}; leave it out\n"
     said = call("export", str(RECORDED), *ONNX, "--classes", "10", "--out", "a.onnx")
     assert (said.status, said.err) == (2, f"error: --classes: the run in {RECORDED} has its own; leave it out\n")
     assert not list(Path().glob("*.onnx"))
@@ -134,7 +135,7 @@ def test_a_link_as_the_target_is_followed(call: Any, compressed: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("small.safetensors", *ONNX), "small.safetensors has no network, only weights; name it with --model"),
+        (("small.safetensors", *ONNX), "small.safetensors holds weights but no network; name the network with --model"),
         (("nowhere.safetensors", *ONNX, "--model", SMALL), "there is no saved network at nowhere.safetensors"),
         (("small.safetensors", *ONNX, "--model", SMALL, "--out", "no/such.onnx"), "the folder no does not exist"),
         (("small.safetensors", *ONNX, "--model", SMALL, "--out", "."), ". is a folder; name a file with --out"),

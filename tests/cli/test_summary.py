@@ -251,7 +251,7 @@ def test_the_classes_of_a_file_are_not_given(call: Any, networks: Path) -> None:
     said = call("summary", str(saved(SMALL)), "--model", SMALL, *SHAPE, "--classes", "7")
     assert (said.status, said.err) == (
         2,
-        "error: --classes: the classes are read off small.safetensors; leave it out\n",
+        "error: --classes: the number of classes is read from small.safetensors; leave it out\n",
     )
 
 
@@ -290,7 +290,7 @@ def test_the_name_of_a_network_wins_over_a_file_of_that_name(call: Any, networks
 
 def test_weights_without_a_name_for_their_network_come_with_the_option_that_gives_it(call: Any) -> None:
     Path("weights.pt").touch()
-    assert "weights.pt has no network, only weights; name it with --model" in call("summary", "weights.pt").err
+    assert "weights.pt holds weights but no network; name the network with --model" in call("summary", "weights.pt").err
 
 
 def test_the_summary_of_a_dense_network_says_nothing_of_folding(call: Any) -> None:

@@ -1,4 +1,4 @@
-"""`strucspars bench`: how much faster compressed networks are, in stock runtimes."""
+"""`strucspars bench`: time networks dense and compressed, in stock runtimes."""
 
 from __future__ import annotations
 
@@ -47,15 +47,17 @@ def bench(
     runtimes: Annotated[
         str, typer.Option(metavar="A,B", help="Of onnxruntime, pytorch, torch-compile, openvino.")
     ] = "onnxruntime,pytorch,openvino",
-    batch: Annotated[str, typer.Option(metavar="1,16", help="Images at a time.")] = "1",
-    threads: Annotated[str, typer.Option(metavar="1,all", help="Threads of a runtime.")] = "1",
+    batch: Annotated[str, typer.Option(metavar="1,16", help="Batch sizes.")] = "1",
+    threads: Annotated[str, typer.Option(metavar="1,all", help="Numbers of threads.")] = "1",
     min_channels_per_group: console.MinChannelsPerGroup = 1,
     widen_groups_below: console.WidenGroupsBelow = None,
-    seconds: Annotated[float, typer.Option(help="Timing of each network at each batch and number of threads.")] = 90.0,
+    seconds: Annotated[float, typer.Option(help="Time per network, batch and number of threads.")] = 90.0,
     model: console.Model = None,
     classes: console.Classes = None,
     image_shape: console.ImageShapeOption = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file to write as well.", callback=console.from_home)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the results to this JSON file.", callback=console.from_home)
+    ] = None,
     force: console.Force = False,
     quiet: console.Quiet = False,
     as_json: console.Json = False,
@@ -63,8 +65,8 @@ def bench(
 ) -> None:
     """Time a network dense and compressed, on this machine's processor, and print the paper's Table 4 beside it.
 
-    A network by name gets random weights and channel orders: its speed does not depend on training. Nothing is timed
-    before its outputs are those of PyTorch. Leave the machine idle otherwise.
+    A network by name gets random weights and channel orders: its speed does not depend on training. Before a
+    program is timed, its outputs are compared with PyTorch's. Run nothing else on the machine meanwhile.
     """
     from strucspars.bench.networks import PAPER_GROUPS, networks_of_run, random_networks
     from strucspars.bench.results import report_text
@@ -125,15 +127,15 @@ def _count(text: str) -> int:
 
 
 def _listed(option: str, text: str, parse: Callable[[str], Value], kind: str) -> tuple[Value, ...]:
-    """The values of a list with commas, each once."""
+    """The values of a comma-separated list, without duplicates."""
     try:
         return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
     except ValueError as error:
-        raise ValueError(f"{option} must be {kind}, with commas between; got {text!r}") from error
+        raise ValueError(f"{option} must be {kind}, separated by commas; got {text!r}") from error
 
 
 def _command(context: typer.Context) -> str:
-    """The command that measures the same again. Of a path elsewhere only the name: reports are published."""
+    """The command that repeats the measurement. Of paths elsewhere it has only the last part: reports are published."""
     words = ["strucspars", "bench"]
     for option in context.command.params:
         value = context.params.get(option.name or "")

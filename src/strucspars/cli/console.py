@@ -33,7 +33,7 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Keys of a recipe, such as `stage1.epochs=`."""
-    # Of a file: reading them off the dataclasses means importing torch. A test keeps it up to date.
+    # From a file: the dataclasses would import torch. A test keeps the file up to date.
     keys = (files("strucspars") / "recipes" / "_keys.txt").read_text(encoding="utf-8").split()
     return _beginning((f"{key}=" for key in keys), incomplete)
 
@@ -59,12 +59,12 @@ def _beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def from_home(path: Path | None) -> Path | None:
-    """A path with its `~` resolved: shells leave the one in `--out=~/runs` alone."""
+    """A path with its `~` resolved: shells do not expand it in `--out=~/runs`."""
     return None if path is None else path.expanduser()
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
-    """Seeds from a list with commas, each once; None for none.
+    """Seeds from a comma-separated list, without duplicates; None for none.
 
     >>> parse_seeds("0, 1,2,2")
     [0, 1, 2]
@@ -72,7 +72,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     if re.fullmatch(r"\s*[0-9]+\s*(,\s*[0-9]+\s*)*", text, re.ASCII) is None:
-        raise ValueError(f"--seeds must be whole numbers with commas between, such as 0,1,2; got {text!r}")
+        raise ValueError(f"--seeds must be whole numbers separated by commas, such as 0,1,2; got {text!r}")
     return list(dict.fromkeys(int(part) for part in text.split(",")))
 
 
@@ -102,14 +102,14 @@ Overrides = Annotated[
 Model = Annotated[
     str | None,
     typer.Option(
-        help="The network whose weights a checkpoint holds; or again that of a run, if it is a function of your own.",
+        help="The network of a checkpoint; for a run, only if its network is a function of your own: that function.",
         autocompletion=complete_model,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead, for scripts.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print the outcome only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the outcome.")]
 Seeds = Annotated[str | None, typer.Option(metavar="0,1,2", help="One run per seed.")]
-Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="How many runs at a time.")]
+Jobs = Annotated[int, typer.Option(metavar="N", min=1, help="Number of runs at the same time.")]
 Classes = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Number of classes.", show_default="10 for CIFAR networks, else 1000"),
@@ -123,21 +123,21 @@ ImageShapeOption = Annotated[
     ),
 ]
 MinChannelsPerGroup = Annotated[
-    int, typer.Option(metavar="N", min=1, help="No group narrower than this; CPU runtimes are slow below 16.")
+    int, typer.Option(metavar="N", min=1, help="Fewest channels of a group; CPU runtimes are slow below 16.")
 ]
 WidenGroupsBelow = Annotated[
     int | None,
     typer.Option(
         metavar="CHANNELS",
         min=1,
-        help="Run narrower groups as wider ones, with zeros between.",
+        help="Merge groups narrower than this into wider ones, padded with zeros.",
         show_default="16 for ONNX Runtime and OpenVINO, else 1",
     ),
 ]
 OutFolder = Annotated[Path, typer.Option(help="The folder to put the run folders in.", callback=from_home)]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
-# `main` looks for it in the arguments before they are parsed: what fails may be the parsing.
-Debug = Annotated[bool, typer.Option("--debug", help="Show where in the code an error comes from.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+# `main` looks for it in the unparsed arguments, because parsing may be what fails.
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def examples(*commands: str) -> str:
@@ -146,7 +146,7 @@ def examples(*commands: str) -> str:
 
 
 def check_can_be_written(out: Path, *, force: bool = False) -> None:
-    """Raise an `OSError` that says what to do if a file cannot be written: before the work, not after it."""
+    """Raise an `OSError` with a remedy if a file cannot be written; call it before the work that makes the content."""
     from strucspars.io.files import followed
 
     if out.is_dir():
@@ -157,7 +157,7 @@ def check_can_be_written(out: Path, *, force: bool = False) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"{out}: the folder {folder} does not exist; create it, or change --out")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(f"{out}: the folder {folder} is not writable for you; change that, or --out")
+        raise PermissionError(f"{out}: you may not write to the folder {folder}; change its permissions, or --out")
 
 
 def is_first_process() -> bool:
@@ -196,7 +196,7 @@ class Output:
 
 @contextmanager
 def work_progress(output: Output) -> Iterator[Callable[[str, float], None]]:
-    """A bar that moves, on a terminal only; give it what is being done, and how much of it is done, from 0 to 1."""
+    """Show a progress bar, on a terminal only; yields a function of a description and the fraction that is done."""
     if output.is_quiet or not output.console.is_interactive:
         yield lambda words, done: None
         return
@@ -229,7 +229,7 @@ class _Words(ProgressColumn):
 
 
 class RunProgress(RunObserver):
-    """Shows the progress of runs: a moving line for each on a terminal, else lines per epoch. Any thread may report."""
+    """Shows the progress of runs: a bar for each on a terminal, else a line per epoch. Any thread may report."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console, self._quiet = console, quiet
@@ -262,7 +262,7 @@ class RunProgress(RunObserver):
         with self._lock:
             is_known, self._is_stopping = self._is_stopping, True
         if not is_known:
-            self._say("stopping: the state is being saved; once more aborts at once")
+            self._say("stopping: saving the state; a second signal aborts at once")
 
     @override
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:

@@ -1,4 +1,4 @@
-"""`strucspars demo`: the whole pipeline on the digits, and whether it keeps its promises."""
+"""`strucspars demo`: run the whole pipeline on the digits, and check what it promises."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def demo(
         broken += promises
     runs = [read_run(folder) for pair in zip(compressed, dense, strict=True) for folder in pair]
     page = write_report(runs, out / "report").page
-    texts.append(f"{page}  what was learned, to look at in a browser")
+    texts.append(f"{page}  a report on what was learned, for a browser")
     output.outcome("\n\n".join(texts), {"demos": documents, "report": str(page)})
     if broken:
         raise RunFailed(f"the demo does not keep its promises: {'; '.join(broken)}")
@@ -82,14 +82,14 @@ def _recipes(
         )
     dense = {}
     for recipe, small in zip(seeded_recipes("demo-dense", overrides, seeds), compressed.values(), strict=True):
-        # As many epochs as both stages of the other have, also if those are overridden.
+        # As many epochs as both stages of the compressed run, with overrides.
         epochs = small.stage1.epochs + small.stage2.epochs
         dense[out / run_name(recipe)] = replace(recipe, stage2=replace(recipe.stage2, epochs=epochs))
     return dense, compressed
 
 
 def broken_promises(dense: RunSummary, compressed: RunSummary) -> list[str]:
-    """The promises of the demo that did not come true."""
+    """What the demo promises and this run does not meet, in words."""
     from strucspars.cost.text_table import percent
 
     broken = []
@@ -147,6 +147,6 @@ output
 
 What to try next:
   strucspars summary {path}  # layer by layer
-  strucspars bench {path}  # its speed here; a network this small gains none
+  strucspars bench {path}  # its speed here; a network this small gets no faster
   strucspars run demo sparsify.target=0.7 --out runs/demo-70  # remove more
   strucspars run cifar10-resnet20-40 data.root=~/cifar10  # a row of the paper"""

@@ -28,7 +28,7 @@ ECHO_SECONDS = 0.2
 
 
 class Interrupted(Exception):
-    """Runs were stopped by the signal of this number, and their state is saved."""
+    """Runs were stopped by signal `signal_number`, and their state is saved."""
 
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ def explained(error: BaseException) -> tuple[str, int] | None:
         remedy = "use a smaller data.batch_size or fewer --jobs; the same command resumes from the last checkpoint"
         return f"the GPU's memory is full; {remedy}", FAILED
     if isinstance(error, ImportError):
-        # A missing module of our own is a mistake of ours.
+        # A missing module of this package is a bug, which needs its traceback.
         is_ours = isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("strucspars")
         return None if is_ours else (missing_extra(error) or _one_line(error), WRONG_USE)
     if isinstance(error, ValueError | _NOT_THERE):
@@ -76,7 +76,7 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 class StopRequest:
-    """A context for the main thread; calling it tells whether SIGINT or SIGTERM has come since it was entered.
+    """A context for the main thread; calling it tells whether SIGINT or SIGTERM arrived since it was entered.
 
     A second signal ends the process at once.
     """
@@ -86,7 +86,7 @@ class StopRequest:
         self._former: dict[signal.Signals, Any] = {}
 
     def __call__(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has arrived."""
         return self.signal_number is not None
 
     def __enter__(self) -> "StopRequest":
@@ -108,7 +108,7 @@ class StopRequest:
 
 
 def _argument_words(error: Any) -> str:
-    """The message of typer, with the value that it refuses."""
+    """The message of typer, with the refused value."""
     words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     # Newer versions of typer check values by pydantic, whose messages leave the value out.
     refused = [repr(problem["input"]) for problem in getattr(error.__cause__, "errors", list)()]
@@ -116,8 +116,8 @@ def _argument_words(error: Any) -> str:
         words = f"{words}, got {', '.join(refused)}"
     takes_overrides = error.ctx is not None and any(each.name == "overrides" for each in error.ctx.command.params)
     if takes_overrides and words.startswith("No such option"):
-        words += "; what a recipe decides is given as key=value, such as engine.device=cpu"
-    return f"{words}; --help tells more"
+        words += "; options of a recipe are given as key=value, such as engine.device=cpu"
+    return f"{words}; see --help"
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""`strucspars eval`: the saved network of a finished run on its test images, or that of a file on a folder."""
+"""`strucspars eval`: evaluate the network of a finished run on its test images, or that of a file on a folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="FOLDER",
-            help="For a checkpoint: a folder of images per class, maybe in val/ or test/; or package.module:function.",
+            help="For a checkpoint: a folder of images per class, also in val/ or test/; or package.module:function.",
         ),
     ] = None,
     classes: console.Classes = None,
@@ -57,8 +57,8 @@ def evaluate(
 ) -> None:
     """Evaluate the saved network of a finished run again, or that of a file on a folder of images.
 
-    Of a run, only data.* and engine.* can be changed. The images of a file are prepared as it says, or as its library
-    does; folders that are named by numbers mean the outputs of these numbers.
+    For a run, only data.* and engine.* can be changed. For a file, images are prepared as it says, else as the library
+    of its network does; a class folder that is named by a number belongs to the output of that number.
     """
     from dataclasses import asdict
 
@@ -73,7 +73,7 @@ def evaluate(
     if found.weights is None or data is None:
         raise ValueError(f"{target}: to evaluate a file, name its network and some images: --model NAME --data FOLDER")
     if overrides:
-        raise ValueError(f"{overrides[0]!r}: changes are for the recipe of a run, and {target} is a file; leave it out")
+        raise ValueError(f"{overrides[0]!r}: only a run has a recipe to change, and {target} is a file; leave it out")
     accuracy = accuracy_on(found, data)
     text = accuracy_text(path, data, accuracy)
     output.outcome(text, {"path": str(path), "data": data, **asdict(accuracy), "recorded_top1": None})
@@ -113,7 +113,7 @@ def _run_again(folder: Path, overrides: Sequence[str], model: str | None) -> tup
 
 
 def accuracy_on(found: Target, data: str) -> Accuracy:
-    """The accuracy of a file's network on the images of a folder, or on those to test on of a function."""
+    """The accuracy of a file's network on the images of a folder, or on the test images of a function."""
     from strucspars.models.preprocessing import preprocessing_of
     from strucspars.train.deploy import labelled_batches, num_outputs
     from strucspars.train.engine import Engine, lost_processes_explained

@@ -1,4 +1,4 @@
-"""`strucspars export`: a trained network becomes a file that a runtime runs."""
+"""`strucspars export`: write a trained network to a file for a runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = console.examples(
 
 
 def complete_format(incomplete: str) -> list[str]:
-    """The formats that are built in."""
+    """The built-in formats."""
     return [name for name in ("onnx", "openvino", "torch") if name.startswith(incomplete)]
 
 
@@ -57,8 +57,8 @@ def export(
 ) -> None:
     """Write the inference graph of a network to a file that is checked in its runtime.
 
-    Batch norms and channel shuffles are folded into the weights where they can be. The file is written only if its
-    runtime computes what the network does.
+    Batch norms and channel shuffles are folded into the weights where possible. The file is written only if its
+    outputs in the runtime are those of the network.
     """
     from strucspars.cli.networks import find_target
 
@@ -76,7 +76,7 @@ def export(
 def export_network(
     found: Target, *, format: str, out: Path | None = None, widen_groups_below: int | None = None, force: bool = False
 ) -> ExportReport:
-    """Export a network, of a run into its folder; the arguments are the options of the command."""
+    """Export a network, by default into the folder of its run; the arguments are the options of the command."""
     from strucspars.cli.networks import file_stem
     from strucspars.convert.comparison import random_image
     from strucspars.export.checked import export as write_export
@@ -98,7 +98,7 @@ def export_network(
 
 
 def export_document(report: ExportReport) -> dict[str, Any]:
-    """An export for scripts."""
+    """The report of an export, for `--json`."""
     from dataclasses import asdict
 
     return {**asdict(report), "path": str(report.path)}

@@ -25,7 +25,7 @@ from strucspars.train.run_folder import DATA_OF_FUNCTION, ONE_SHOT, RunFolder
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
 SAFETENSORS = ".safetensors"
-# To build a network just for its shapes. Not two classes: many networks have a single output for those.
+# Classes of a network that is built only for its shapes. Not two: many networks then have a single output.
 FEW_CLASSES = 3
 
 
@@ -89,14 +89,16 @@ def find_target(
     # Names of timm's networks may have a slash too, as in timm:hf-hub:owner/name.
     if model is None and (path.suffix in CHECKPOINT_SUFFIXES or ("/" in target and ":" not in target)):
         if path.is_file():
-            raise ValueError(f"{target} has no network, only weights; name it with --model, such as --model resnet50")
+            raise ValueError(
+                f"{target} holds weights but no network; name the network with --model, such as --model resnet50"
+            )
         raise FileNotFoundError(
             f"there is no file or folder {target}; give the folder of a run, a checkpoint with --model, or the name "
             "of a network"
         )
     has_classes = path.suffix == SAFETENSORS
     if has_classes:
-        refuse_ignored(f"the classes are read off {target}", {"--classes": classes})
+        refuse_ignored(f"the number of classes is read from {target}", {"--classes": classes})
     name = model or target
     weights = None if model is None else str(path)
     stored = _stored_preprocessing(path)
@@ -136,8 +138,8 @@ def finished_summary(folder: RunFolder) -> RunSummary:
     summary = read_summary(folder)
     if summary is None:
         raise FileNotFoundError(
-            f"the run in {folder.path} is not finished; resume it by strucspars run with its recipe, or see how far it "
-            f"is: strucspars summary {folder.path}"
+            f"the run in {folder.path} is not finished; resume it by strucspars run with its recipe, or see its "
+            f"progress: strucspars summary {folder.path}"
         )
     return summary
 
@@ -195,7 +197,7 @@ def file_stem(model: str) -> str:
 
 
 def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
-    """Raise a `ValueError` for options that were given, are not None, and would have no effect for this reason."""
+    """Raise a `ValueError` if options were given (are not None) that would have no effect for this reason."""
     given = [option for option, value in options.items() if value is not None]
     if given:
         raise ValueError(f"{' and '.join(given)}: {reason}; leave {'it' if len(given) == 1 else 'them'} out")

@@ -1,4 +1,4 @@
-"""`strucspars reproduce`: the runs of a table of the paper, and their numbers beside the paper's."""
+"""`strucspars reproduce`: run the recipes of a table of the paper, and print their numbers beside the paper's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlannedRow:
     Attributes:
         name: of its recipe.
         recipes: by run folder, one per seed.
-        sources: runs whose first stage these take over, by run folder.
+        sources: runs whose first stage these reuse, by run folder.
     """
 
     name: str
@@ -104,7 +104,7 @@ def collect_rows(table: str, patterns: Sequence[str], out: Path, *, as_markdown:
     if not any(each.recipe.name in wanted for each in found.experiments):
         raise ValueError(
             f"{out} has no finished run of {table} that fits {', '.join(patterns)}; --out names the folder of the run "
-            "folders, --list tells how far they are"
+            "folders, --list shows their progress"
         )
     return table_outcome(table, wanted, found.experiments, found.unreadable, found.not_counted, as_markdown)
 
@@ -143,7 +143,7 @@ def table_outcome(
 
 
 def list_rows(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:
-    """The rows and how far their runs are, as a text and as a document."""
+    """The rows and the progress of their runs, as a text and as a document."""
     from strucspars.cost.text_table import Column, text_table
     from strucspars.train.run_folder import RunFolder
 
@@ -191,11 +191,11 @@ def reproduce(
     seeds: console.Seeds = None,
     jobs: console.Jobs = 1,
     out: console.OutFolder = Path("runs"),
-    only_list: Annotated[bool, typer.Option("--list", help="List the rows and how far they are; run nothing.")] = False,
+    only_list: Annotated[bool, typer.Option("--list", help="List the rows and their progress; run nothing.")] = False,
     collect: Annotated[
         bool, typer.Option("--collect", help="Show the finished runs of all seeds in the folder; run nothing.")
     ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a page instead of a terminal.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     quiet: console.Quiet = False,
     as_json: console.Json = False,
     debug: console.Debug = False,
@@ -203,10 +203,10 @@ def reproduce(
     """Run the recipes of a table of the paper, or resume them, and print their numbers beside the paper's."""
     output = console.Output(as_json=as_json, quiet=quiet)
     if collect and (overrides or seeds is not None or only_list):
-        raise ValueError("--collect shows what is there: leave out overrides, --seeds and --list")
+        raise ValueError("--collect shows finished runs: leave out overrides, --seeds and --list")
     if only_list and markdown:
         raise ValueError("--markdown is for a table of results: leave out --list")
-    # To see what there is, all rows; to run, the usual ones.
+    # Listing and collecting show all rows by default; running starts the usual ones.
     usual = ["*"] if only_list or collect else None
     patterns = [pattern.strip() for pattern in rows.split(",")] if rows is not None else usual
     if collect:

@@ -1,4 +1,4 @@
-"""`strucspars run`: recipes become finished run folders, several at a time, with progress and ready to stop."""
+"""`strucspars run`: run recipes, several at a time, with progress; a signal stops them with their state saved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXAMPLES = console.examples(
 
 
 def option_list() -> str:
-    """Every option as `key=default`, the way to change it, with what it may be and what it means.
+    """Every option as `key=default`, as on the command line, with its allowed values and its meaning.
 
     >>> print("\\n".join(option_list().splitlines()[-2:]))
       engine.solver_workers=null    a whole number or null
@@ -98,7 +98,7 @@ def run(
     as_json: console.Json = False,
     debug: console.Debug = False,
 ) -> None:
-    """Train, compress, finetune, evaluate and save, as a recipe says. Resumes a stopped run."""
+    """Train, compress, finetune, evaluate and save a network as a recipe says. Resumes a stopped run."""
     from strucspars.cli.networks import find_target
     from strucspars.export.checked import find_exporter
     from strucspars.paper.experiments import FinishedRun
@@ -125,13 +125,13 @@ def run(
     try:
         if export is not None and console.is_first_process():
             for path in finished:
-                # The user has named the function of a network, if it is one, in the recipe of this command.
+                # Where the network is a function, the user has named it in the recipe of this command.
                 found = find_target(str(path), model=recipes[path].model.name)
                 report = export_network(found, format=export, force=True)
                 texts.append(str(report))
                 exported.append(export_document(report))
     except Exception as error:
-        # Print what was trained before the failure of an export.
+        # Print the outcome of the training before the error of the export.
         failure = error
     document = {
         "runs": [{"folder": str(path), "summary": summary.to_json()} for path, summary in finished.items()],
@@ -143,7 +143,7 @@ def run(
 
 
 def run_state(folder: RunFolder) -> str:
-    """How far the run in a folder is, in words; without a recipe it has not begun."""
+    """The progress of the run in a folder, in words; without a recipe it has not begun."""
     from strucspars.train.outcome import progress_words, read_metrics
     from strucspars.train.run_folder import ONE_SHOT_STATE
 
@@ -184,9 +184,9 @@ def seeded_recipes(source: str, overrides: Sequence[str], seeds: Sequence[int] |
 
 
 def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output) -> Outcomes:
-    """Run recipes in their folders, or resume them; gives the summary or the error of each.
+    """Run or resume recipes in their folders; returns the summary or the error of each.
 
-    A failed run stops only those that need it. `Interrupted` is raised if a signal came and not everything is finished.
+    A failed run stops only those that build on it. `Interrupted` is raised if a signal arrived before all were done.
     """
     from strucspars.train.run import RunInterrupted
     from strucspars.train.side_by_side import run_side_by_side

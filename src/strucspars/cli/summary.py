@@ -1,4 +1,4 @@
-"""`strucspars summary` and `strucspars report`: networks and runs, in the terminal and on a page."""
+"""`strucspars summary` and `strucspars report`: show networks and runs, in the terminal and on a page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def summary(
     as_json: console.Json = False,
     debug: console.Debug = False,
 ) -> None:
-    """Show what a network consists of, or how far a run has come."""
+    """Show the layers of a network, or the progress and outcome of a run."""
     shape = console.parse_image_shape(image_shape)
     console.Output(as_json=as_json).outcome(*describe(target, model=model, classes=classes, image_shape=shape))
 
@@ -149,9 +149,9 @@ def report(
     as_json: console.Json = False,
     debug: console.Debug = False,
 ) -> None:
-    """Write a page that shows what runs have learned, and every figure and table of it as files.
+    """Write a page that shows what runs have learned, and its figures and tables as files.
 
-    The page is one HTML file that needs no network. An earlier report in the folder is replaced. Several runs are
+    The page is one HTML file that works offline. An earlier report in the folder is replaced. Several runs are
     compared on a page of their own, beside the paper's numbers.
     """
     from strucspars.report.page import write_report
