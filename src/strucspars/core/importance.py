@@ -98,6 +98,24 @@ def kept_norm_by_level(permuted_importance: npt.ArrayLike) -> FloatArray:
     return np.minimum.accumulate(kept)
 
 
+def penalty_scale(importance: npt.ArrayLike) -> FloatArray:
+    """Factor of each connection's penalty: the smaller, the more the connection matters; 1 on average.
+
+    Beyond the paper, for importances that read data: `1 / (S + mean(S))` over its mean, the weights of reweighted L1
+    minimisation (Candes, Wakin and Boyd, 2008). All factors lie above 0 and at most at 2.
+
+    >>> penalty_scale([[1.0, 1.0], [0.0, 2.0]])
+    array([[0.85714286, 0.85714286],
+           [1.71428571, 0.57142857]])
+    """
+    matrix = checked_importance(importance, name="importance")
+    mean = float(matrix.mean())
+    if mean == 0:
+        return np.ones_like(matrix)
+    scale = 1 / (1 + matrix / mean)
+    return np.asarray(scale / scale.mean())
+
+
 def largest_group_level(
     permuted_importance: npt.ArrayLike, min_kept_norm: float = 0.9, *, min_channels_per_group: int = 1
 ) -> int:

@@ -10,6 +10,7 @@ Why these hooks, and not their neighbours:
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 try:
@@ -24,6 +25,7 @@ from strucspars.convert.conversion import convert_
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn
+from strucspars.sparsify.calibration import Calibration, CalibrationBatch
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.sparsifier import Sparsifier
 
@@ -49,16 +51,18 @@ class SparsifyCallback(Callback):
         config: SparsifyConfig,
         *,
         filter_fn: FilterFn | None = None,
+        calibration: Iterable[CalibrationBatch] | None = None,
         example_inputs: ExampleInputs | None = None,
         convert: bool = False,
     ) -> None:
         """Take the options of sparse training, whose `epochs` should be the Trainer's `max_epochs`.
 
-        `filter_fn` and `example_inputs` are as in `Sparsifier`; names are those of the LightningModule (`net.conv1`).
-        `convert` turns the module into group convolutions when the fit ends.
+        `filter_fn`, `calibration` and `example_inputs` are as in `Sparsifier`; names are those of the LightningModule
+        (`net.conv1`). `convert` turns the module into group convolutions when the fit ends.
         """
         self._config = config
         self._filter_fn = filter_fn
+        self._calibration = None if calibration is None else Calibration.of(calibration)
         self._example_inputs = example_inputs
         self._convert = convert
         self._sparsifier: Sparsifier | None = None
@@ -97,6 +101,7 @@ class SparsifyCallback(Callback):
             pl_module,
             self._config,
             self._filter_fn,
+            calibration=self._calibration,
             example_inputs=None if inputs is None else trainer.strategy.batch_to_device(inputs),
         )
         if self._restored:

@@ -28,8 +28,8 @@ class SparsifyOptions(LayerRules):
     Attributes:
         target: fraction of the whole network to remove.
         budget: what the target counts: `params`, `macs`, or a registered budget.
-        importance: how much a connection matters: `l1`, the norm of its kernel as in the paper; `l2`; or a registered
-            importance.
+        importance: how much a connection matters: `l1`, the norm of its kernel as in the paper; `l2`; `activation` or
+            `fisher`, which read calibration images; or a registered importance.
         orders: which channel orders are learned: `free`, every layer its own; or a registered policy.
         min_kept_norm: share of a layer's norm that its groups must keep while training (p in the paper).
         decay: ratio of the penalties of successive halvings of the channels, in (0, 1].

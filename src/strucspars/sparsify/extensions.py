@@ -68,8 +68,9 @@ def register_importance(
             `weight`.
         penalty: the norm of the kernels that sparse training shrinks.
         needs: what it reads of calibration images: with `"inputs"` the layer has `input_second_moment`, with
-            `"gradients"` it has `gradient` and `squared_gradient`. Such an importance works where images are given:
-            `one_shot_plan(..., calibration=)` and `compress(..., calibration=)`.
+            `"gradients"` it has `gradient` and `squared_gradient`. Such an importance works where images are given, as
+            `calibration=` of `one_shot_plan`, `compress` and `Sparsifier`; the latter then penalises connections the
+            less, the more they matter.
 
     >>> import strucspars as ss
     >>> ss.register_importance("largest", lambda layer: layer.weight.detach().abs().amax((2, 3)).numpy())
@@ -95,8 +96,9 @@ def importance_of(layer: SelectedLayer, name: str) -> FloatArray:
         "gradients" in importance.needs and layer.squared_gradient is None
     ):
         raise ValueError(
-            f"importance {name!r} needs calibration images; give calibration=batches to one_shot_plan or compress, or "
-            "name an importance of the weights alone"
+            f"layer {layer.name!r}: importance {name!r} needs calibration images; give calibration=batches "
+            "(sparsify.calibration in a recipe), exclude the layer if they do not reach it, or name an importance of "
+            "the weights alone"
         )
     try:
         matrix = checked_importance(importance.function(layer), name=f"importance {name!r}")

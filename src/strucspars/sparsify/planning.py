@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch.distributed as dist
 from threadpoolctl import threadpool_limits
 from torch import nn
@@ -30,7 +32,7 @@ from strucspars.core.budget import (
 )
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import group_penalty
-from strucspars.core.importance import kept_norm_by_level, level_keeping
+from strucspars.core.importance import kept_norm_by_level, level_keeping, penalty_scale
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.permutation import checked_permutation, connection_cost
 from strucspars.core.plan import GroupingPlan, LayerPlan
@@ -49,6 +51,7 @@ from strucspars.sparsify.extensions import (
     Solve,
     WholeNetwork,
     find_budget,
+    find_importance,
     importance_of,
 )
 
@@ -64,13 +67,19 @@ NOTABLE_SHARE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class LayerState:
-    """Channel orders, kept norms and level of one layer at the end of an epoch."""
+    """Channel orders, kept norms and level of one layer at the end of an epoch.
+
+    An importance that reads data also scales the penalty: `penalty_scale` is then the factor of every connection, in
+    the original channel orders.
+    """
 
     out_perm: IntArray
     in_perm: IntArray
     cost: float
     kept_norm: tuple[float, ...]
     group_level: int
+    # Single precision: checkpoints hold it.
+    penalty_scale: npt.NDArray[np.float32] | None = None
 
     @property
     def orders(self) -> Orders:
@@ -221,7 +230,9 @@ def _state(layer: SelectedLayer, importance: FloatArray, orders: Orders, config:
     level = layer.fixed_level
     if level is None:
         level = min(level_keeping(kept_norm, config.min_kept_norm), layer.largest_level)
-    return LayerState(out_perm, in_perm, cost, kept_norm, level)
+    reads_data = bool(find_importance(config.importance).needs)
+    scale = penalty_scale(importance).astype(np.float32) if reads_data else None
+    return LayerState(out_perm, in_perm, cost, kept_norm, level, scale)
 
 
 _BLAS_LOCK = threading.Lock()

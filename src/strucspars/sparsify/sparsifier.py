@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,13 +18,15 @@ from strucspars.core.controller import LambdaState, ObservedEpoch, next_lambda, 
 from strucspars.core.hierarchy import checked_group_level, connection_mask, num_groups, penalty_matrix
 from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan, group_counts
-from strucspars.cost.counting import ExampleInputs
+from strucspars.cost.counting import ExampleInputs, uncompiled
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
 from strucspars.sparsify.advice import Advice
 from strucspars.sparsify.attachment import Attachment, StepCount, bare_optimizer
+from strucspars.sparsify.calibration import Calibration, CalibrationBatch
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.extensions import WholeNetwork, find_importance
+from strucspars.sparsify.extensions import WholeNetwork, find_importance, importance_of
+from strucspars.sparsify.levels import with_statistics
 from strucspars.sparsify.penalty import StructuredPenalty
 from strucspars.sparsify.planning import (
     LayerState,
@@ -76,6 +78,7 @@ class Sparsifier:
         config: SparsifyConfig,
         filter_fn: FilterFn | None = None,
         *,
+        calibration: Iterable[CalibrationBatch] | Calibration | None = None,
         example_inputs: ExampleInputs | None = None,
         executor: Executor | None = None,
     ) -> None:
@@ -85,6 +88,9 @@ class Sparsifier:
             model: any module.
             config: the options.
             filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
+            calibration: for an importance that reads data, such as `activation`: tensors of images, or pairs of images
+                and labels; at most the first 1,024 are used, anew at the end of every epoch. It then also scales the
+                penalty: the less a connection matters, the stronger. A resumed training needs the same images.
             example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
             executor: worker processes that learn the channel orders; None learns them here.
         """
@@ -95,7 +101,15 @@ class Sparsifier:
         self.selection.check_not_empty()
         check_values(self.selection.layers)
         self._example_inputs = example_inputs
-        self._penalty = StructuredPenalty(self._present_weights(), find_importance(config.importance).penalty)
+        importance = find_importance(config.importance)
+        if calibration is not None and not importance.needs:
+            raise ValueError(
+                f"importance {config.importance!r} reads no calibration images; set importance='activation', or leave "
+                "calibration out"
+            )
+        self._needs = importance.needs
+        self._calibration = None if calibration is None else Calibration.of(calibration)
+        self._penalty = StructuredPenalty(self._present_weights(), importance.penalty)
         self._controller = LambdaState()
         self._attachments: list[Attachment] = []
         self._advice = Advice()
@@ -260,8 +274,9 @@ class Sparsifier:
             return self.decided_plan
 
         def decide() -> GroupingPlan:
-            states = self._learned_states(self._states)
-            return plan_for_target(self.selection, states, self._size(), self.config)
+            selection = self._measured()
+            states = learned_states(selection.layers, self.config, self._states, self._executor)
+            return plan_for_target(selection, states, self._size(), self.config)
 
         return agreed(decide)
 
@@ -304,7 +319,7 @@ class Sparsifier:
             raise ValueError(
                 f"the plan was decided after epoch {self._decision.epoch}; make a new Sparsifier for another"
             )
-        found = agreed(lambda: plan or plan_for_target(self.selection, self._states, self._size(), self.config))
+        found = agreed(lambda: plan or plan_for_target(self._measured(), self._states, self._size(), self.config))
         found.check_matches({layer.name: layer.weight_shape for layer in self.selection.layers})
         for layer in self.selection.layers:
             if layer.name not in found.layers:
@@ -340,7 +355,9 @@ class Sparsifier:
         annealing.begin_epoch_(first=first, last=last, steps=steps or None)
 
     def _end_annealing_epoch(self, annealing: Annealing, plan: GroupingPlan, begin: float) -> EpochReport:
-        self._states = [planned_state(layer, plan.layers[layer.name], self.config) for layer in self.selection.layers]
+        self._states = agreed(
+            lambda: [planned_state(layer, plan.layers[layer.name], self.config) for layer in self._measured().layers]
+        )
         removed = removed_by(self.selection, self._states, self._size(), self.config)
         self._controller = replace(self._controller, epoch=self._controller.epoch + 1, removed_fraction=removed)
         self._begin_annealing_epoch_(annealing, annealing.steps_done())
@@ -361,6 +378,7 @@ class Sparsifier:
                 "in_perm": torch.tensor(state.in_perm, device="cpu"),
                 "group_level": state.group_level,
                 "aim": asdict(aim),
+                "penalty_scale": None if state.penalty_scale is None else torch.tensor(state.penalty_scale),
             }
             for layer, state, aim in zip(self.selection.layers, self._states, self._aims, strict=True)
         }
@@ -406,11 +424,13 @@ class Sparsifier:
         out_channels, in_channels = layer.weight_shape[:2]
         # A checkpoint may have been loaded to a GPU.
         out_perm, in_perm = saved["out_perm"].cpu(), saved["in_perm"].cpu()
+        scale = saved.get("penalty_scale")  # older checkpoints lack it
         return replace(
             self._states[index],
             out_perm=checked_permutation(out_perm, out_channels, name=f"layer {layer.name!r}: out_perm"),
             in_perm=checked_permutation(in_perm, in_channels, name=f"layer {layer.name!r}: in_perm"),
             group_level=checked_group_level(saved["group_level"], out_channels, in_channels),
+            penalty_scale=None if scale is None else scale.cpu().numpy(),
         )
 
     def _present_weights(self) -> list[torch.Tensor]:
@@ -432,7 +452,19 @@ class Sparsifier:
                 )
 
     def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
-        return learned_states(self.selection.layers, self.config, previous, self._executor)
+        return learned_states(self._measured().layers, self.config, previous, self._executor)
+
+    def _measured(self) -> Selection:
+        """The selection, with what the importance reads of the calibration images at the present weights."""
+        if self._calibration is None:
+            return self.selection
+        with uncompiled(self._model):
+            layers = with_statistics(self._model, self.selection.layers, self._needs, self._calibration)
+        return replace(self.selection, layers=tuple(layers))
+
+    def importances(self) -> dict[str, FloatArray]:
+        """How much every connection matters at the present weights, by layer: S of Sec. 3.2, in the original orders."""
+        return {layer.name: importance_of(layer, self.config.importance) for layer in self._measured().layers}
 
     def _set_strengths_(self) -> None:
         for index, (layer, state, aim) in enumerate(zip(self.selection.layers, self._states, self._aims, strict=True)):
@@ -442,6 +474,8 @@ class Sparsifier:
                 out_channels, in_channels = layer.weight_shape[:2]
                 kept = connection_mask(out_channels, in_channels, aim.group_level).astype(np.float64)
                 strength = in_channel_order(self.lambda_value * aim.mean_size * (1 - kept), state)
+            if state.penalty_scale is not None:
+                strength = strength * state.penalty_scale
             self._penalty.set_strength_(index, strength)
 
 

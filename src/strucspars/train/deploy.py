@@ -45,6 +45,9 @@ BATCH_SIZE = 32
 RATE = 0.005
 FULL_RATE_STEPS = 500
 FEWEST_BATCHES = 16
+# Many images go in larger batches, as long as an epoch keeps so many.
+LARGEST_BATCH = 128
+MANY_BATCHES = 500
 CALIBRATION_IMAGES = 256
 
 CPU = torch.device("cpu")
@@ -216,9 +219,9 @@ def finetuning_recipe(
     """A run that compresses trained weights with 256 of the images, and finetunes what is left.
 
     The dense network is the teacher where its outputs are the classes of the images; otherwise the classifier is new,
-    and there is none. A batch has 32 images, or fewer where they would be less than 16 batches. The rate is 0.005 in
-    proportion to the batch; with fewer than 500 steps it is lower by the square root of their share, because less
-    time is left to settle.
+    and there is none. A batch has 32 images; fewer where they would be less than 16 batches, and up to 128 where they
+    are still at least 500. The rate is 0.005 in proportion to the batch; with fewer than 500 steps it is lower by the
+    square root of their share, because less time is left to settle.
 
     Raises:
         FileNotFoundError: the folder has no images to learn from, or they have no classes.
@@ -232,7 +235,7 @@ def finetuning_recipe(
         fits = num_classes == network.num_classes
         root, test = (None if each is None else str(Path(each).expanduser().absolute()) for each in (data, val))
         options = DataRecipe(name="folder", root=root, val=test, num_classes=num_classes if fits else None)
-    batch_size = max(2, min(BATCH_SIZE, count // FEWEST_BATCHES))
+    batch_size = _batch_size(count)
     steps = epochs * math.ceil(count / batch_size)
     rate = RATE * batch_size / BATCH_SIZE * min(1.0, math.sqrt(steps / FULL_RATE_STEPS))
     return Recipe(
@@ -246,6 +249,16 @@ def finetuning_recipe(
         finetune=FinetuneRecipe(teacher=WEIGHTS if num_classes == network.num_classes else None),
         stage2=StageRecipe(epochs=epochs, lr=float(f"{rate:.2g}"), weight_decay=1e-4, schedule="cosine", lr_warmup=0.1),
     )
+
+
+def _batch_size(count: int) -> int:
+    """Images per step for so many images.
+
+    >>> [_batch_size(count) for count in (100, 10_000, 40_000, 1_000_000)]
+    [6, 32, 64, 128]
+    """
+    larger = 1 << int(math.log2(max(count / MANY_BATCHES, 1)))
+    return min(max(larger, BATCH_SIZE), max(count // FEWEST_BATCHES, 2), LARGEST_BATCH)
 
 
 def _images_to_learn_from(root: Path, network: TrainedNetwork) -> tuple[int, int]:

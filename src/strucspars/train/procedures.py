@@ -22,7 +22,6 @@ from strucspars.io.records import convert
 from strucspars.models.weights import dense_state
 from strucspars.nn.names import copied
 from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
-from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.checkpoint import load_named
@@ -121,7 +120,7 @@ class StructuredSparsification(Procedure):
             check_fits(model, run.given_plan)
             self._learned = run.given_plan
             return None
-        if run.recipe.sparsify.calibration:
+        if run.recipe.sparsify.calibration and not run.recipe.stage1.epochs:
             self._images = run.calibration_images(run.recipe.sparsify.calibration)
             config = run.recipe.sparsify_config(steps_per_epoch=1)
             with CAPTURE_LOCK:
@@ -271,9 +270,11 @@ class ProgressiveSparsification(Procedure):
 def new_sparsifier(run: Run, model: nn.Module) -> Sparsifier:
     """The training state of the method for this network."""
     config = run.recipe.sparsify_config(steps_per_epoch=run.train.steps)
+    count = run.recipe.sparsify.calibration
+    calibration = run.calibration_batches(count) if count else None
     # Counting operations sets the random state aside, from which other threads may be drawing weights.
     with CAPTURE_LOCK:
-        return Sparsifier(model, config, example_inputs=run.example, executor=run.executor)
+        return Sparsifier(model, config, calibration=calibration, example_inputs=run.example, executor=run.executor)
 
 
 def store_importance(run: Run, sparsifier: Sparsifier, moment: str) -> None:
@@ -281,8 +282,7 @@ def store_importance(run: Run, sparsifier: Sparsifier, moment: str) -> None:
     if not run.engine.is_first:
         return
     layers = sparsifier.selection.layers
-    importance = run.recipe.sparsify.importance
-    matrices = {layer.name: importance_of(layer, importance).astype(np.float16) for layer in layers}
+    matrices = {name: matrix.astype(np.float16) for name, matrix in sparsifier.importances().items()}
     save_arrays(run.folder.importance / f"{moment}.npz", matrices)
     shapes = [{"name": layer.name, "weight_shape": list(layer.weight_shape)} for layer in layers]
     run.folder.write_json(run.folder.path / "layers.json", shapes)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from strucspars.core.checks import checked_at_least, checked_fraction, checked_seed, checked_target
 from strucspars.sparsify.config import SparsifyConfig, SparsifyOptions
+from strucspars.sparsify.extensions import DEFAULT_IMPORTANCE
 
 Schedule = Literal["constant", "steps", "cosine"]
 Optimizer = Literal["sgd", "adamw"]
@@ -140,8 +141,9 @@ class SparsifyRecipe(SparsifyOptions):
 
     Attributes:
         from_run: folder of a run whose finished first stage is reused instead of training one.
-        calibration: images to learn from that decide, in place of a first stage, what trained weights lose, and to
-            which the rest is refitted before it is finetuned; 0 for none.
+        calibration: images to learn from. Without a first stage they decide what trained weights lose, and the rest is
+            refitted to them before it is finetuned; in sparse training an importance such as `activation` reads them.
+            0 for none.
     """
 
     from_run: str | None = None
@@ -279,17 +281,19 @@ class Recipe:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
         if self.is_progressive:
             self._check_progressive()
-        if self.sparsify.calibration and (self.kind != "strucspars" or self.stage1.epochs or self.sparsify.from_run):
+        learns = self.is_progressive or self.stage1.epochs > 0
+        is_read = self.sparsify.importance != DEFAULT_IMPORTANCE or not learns
+        if self.sparsify.calibration and (self.kind != "strucspars" or self.sparsify.from_run or not is_read):
             raise ValueError(
                 f"sparsify.calibration {self.sparsify.calibration} takes the place of the first stage of kind "
-                "strucspars; set stage1.epochs=0, and leave sparsify.from_run out"
+                "strucspars, or is read by an importance in sparse training; set stage1.epochs=0 or "
+                "sparsify.importance=activation, and leave sparsify.from_run out"
             )
 
     def _check_progressive(self) -> None:
         """Refuse what only means something between two stages."""
         refused = {
             "sparsify.from_run": self.sparsify.from_run is not None,
-            "sparsify.calibration": self.sparsify.calibration > 0,
             "finetune.ablation": self.finetune.ablation != "finetune",
             "finetune.form": self.finetune.form == "grouped",
             "finetune.recalibrate_bn": self.finetune.recalibrate_bn,

@@ -14,7 +14,6 @@ from strucspars.core.checks import FloatArray
 from strucspars.core.plan import GroupingPlan
 from strucspars.nn.layers import kept_connections
 from strucspars.prune.slimming import SlimmingPenalty
-from strucspars.sparsify.extensions import importance_of
 from strucspars.sparsify.reports import EpochReport
 from strucspars.sparsify.sparsifier import Sparsifier
 
@@ -120,13 +119,13 @@ class SparsifyRule(TrainingRule):
     @override
     def matrices(self) -> Mapping[str, FloatArray]:
         layers, orders = self._sparsifier.selection.layers, self._sparsifier.state_dict()["layers"]
+        importances = self._sparsifier.importances()
         # Spread over the depth of the network.
         shown = sorted({round(place) for place in np.linspace(0, len(layers) - 1, PICTURED_LAYERS)})
         found = {}
         for layer in (layers[place] for place in shown):
             order = orders[layer.name]
-            importance = importance_of(layer, self._sparsifier.config.importance)
-            found[layer.name] = importance[order["out_perm"]][:, order["in_perm"]]
+            found[layer.name] = importances[layer.name][order["out_perm"]][:, order["in_perm"]]
         return found
 
     @override

@@ -154,9 +154,16 @@ class Run:
     def calibration_images(self, count: int) -> list[torch.Tensor]:
         """Images of the first epoch to learn from, in batches."""
         if self.engine.world_size > 1:
-            raise ValueError("sparsify.calibration is for one process; start the run without torchrun")
+            raise ValueError(
+                "sparsify.calibration in place of a first stage is for one process; start the run without torchrun"
+            )
+        return [images for images, _ in self.calibration_batches(count)]
+
+    def calibration_batches(self, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Images of the first epoch to learn from and their labels, in batches; with several processes, a share."""
         steps = math.ceil(count / self.train.batch_size)
-        return [batch.images.clone() for batch in itertools.islice(self.train.epoch(1), steps)]
+        batches = itertools.islice(self.train.epoch(1), steps)
+        return [(batch.images.clone(), batch.labels.clone()) for batch in batches]
 
     @property
     def example(self) -> torch.Tensor:
