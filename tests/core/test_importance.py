@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.core.importance import Norm, checked_importance, importance_matrix
+from strucspars.core.importance import Norm, checked_importance, importance_matrix, penalty_scale
 
 
 @given(st.integers(0, 3), st.sampled_from(["l1", "l2"]))
@@ -83,3 +83,18 @@ def test_what_refuses_to_become_an_array_is_named() -> None:
 
     with pytest.raises(ValueError, match="weight must be an array of real numbers, got NeedsGradient: can't call"):
         importance_matrix(NeedsGradient())  # type: ignore[arg-type]  # the bad value is the point
+
+
+@given(st.integers(0, 20), st.sampled_from([1e-30, 1.0, 1e30]))
+def test_what_matters_more_is_penalised_less(seed: int, scale: float) -> None:
+    importance = np.random.default_rng(seed).exponential(size=(4, 6)) * scale
+    factors = penalty_scale(importance)
+    assert (factors > 0).all()
+    assert (factors <= 2).all()
+    np.testing.assert_allclose(factors.mean(), 1)
+    np.testing.assert_array_equal(factors.ravel()[np.argsort(importance.ravel())], np.sort(factors.ravel())[::-1])
+
+
+def test_connections_that_all_matter_alike_are_penalised_alike() -> None:
+    for importance in (np.zeros((2, 3)), np.full((2, 3), 5.0)):
+        np.testing.assert_allclose(penalty_scale(importance), np.ones((2, 3)))

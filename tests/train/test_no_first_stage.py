@@ -165,6 +165,20 @@ def test_calibration_takes_the_place_of_a_first_stage(small_recipe: Recipes) -> 
         small_recipe("sparsify.calibration=8")
 
 
+def test_sparse_training_by_an_importance_of_data_resumes_exactly(
+    small_recipe: Recipes, tmp_path: Path, stop_after: Callable[[int], Any]
+) -> None:
+    recipe = small_recipe("sparsify.importance=activation", "sparsify.calibration=64")
+    summary = run_pipeline(recipe, tmp_path / "whole")
+    with pytest.raises(RunInterrupted):
+        run_pipeline(recipe, tmp_path / "stopped", should_stop=stop_after(3))
+    run_pipeline(recipe, tmp_path / "stopped")
+    whole, stopped = (RunFolder(tmp_path / name) for name in ("whole", "stopped"))
+    assert summary.removed_param_fraction >= 0.4
+    assert stopped.load_plan() == whole.load_plan()
+    assert stopped.model_path.read_bytes() == whole.model_path.read_bytes()
+
+
 def test_weights_that_are_no_dense_network_do_not_teach(run: RunFolder, small_recipe: Recipes, tmp_path: Path) -> None:
     recipe = small_recipe(f"model.weights={run.model_path}", "finetune.teacher=weights")
     with pytest.raises(ValueError, match=r"finetune\.teacher is weights, .* compressed already"):
