@@ -252,6 +252,16 @@ def test_a_plan_made_elsewhere_may_be_given() -> None:
     assert removed_weights(model, plan).count_nonzero() == 0
 
 
+def test_a_decision_before_the_first_epoch_is_that_of_the_calibration_images() -> None:
+    model, images = network(), [labelled_images()[0]]
+    config = replace(CONFIG, decide_by=0.0)
+    sparsifier = ss.Sparsifier(model, config, calibration=images)
+    assert sparsifier.decided_plan == ss.one_shot_plan(model, config, calibration=images)
+    assert sparsifier.decided_plan != ss.Sparsifier(model, config).decided_plan
+    with pytest.raises(ValueError, match="reads no calibration images"):
+        ss.Sparsifier(model, CONFIG, calibration=images)
+
+
 def test_a_decision_that_cannot_be_is_refused() -> None:
     model = network()
     plan = ss.one_shot_plan(model, 0.3)

@@ -168,6 +168,23 @@ def test_trained_weights_may_be_decided_about_at_once_and_taught_by_the_dense_ne
     assert summary.min_kept_norm is not None
 
 
+def test_calibration_images_decide_about_trained_weights(
+    small_recipe: Recipes, tmp_path: Path, assert_same_outcome: Callable[..., None], stop_after: Any
+) -> None:
+    run_pipeline(small_recipe("kind=dense", "stage2.epochs=3"), tmp_path / "dense")
+    weights = tmp_path / "dense" / "model.safetensors"
+    options = ("sparsify.decide_by=0", "sparsify.calibration=128", f"model.weights={weights}")
+    recipe = progressive(small_recipe, *options)
+    run_pipeline(recipe, tmp_path / "run")
+    plan = RunFolder(tmp_path / "run").load_plan()
+    assert plan is not None
+    assert plan.predicted_divergence is not None
+    with pytest.raises(RunInterrupted):
+        run_pipeline(recipe, tmp_path / "stopped", should_stop=stop_after(QUESTIONS_PER_EPOCH + 3))
+    run_pipeline(recipe, tmp_path / "stopped")
+    assert_same_outcome(tmp_path / "run", tmp_path / "stopped")
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [

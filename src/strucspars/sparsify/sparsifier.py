@@ -27,6 +27,7 @@ from strucspars.sparsify.calibration import Calibration, CalibrationBatch
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import WholeNetwork, find_importance, importance_of
 from strucspars.sparsify.levels import with_statistics
+from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.penalty import StructuredPenalty
 from strucspars.sparsify.planning import (
     LayerState,
@@ -90,7 +91,8 @@ class Sparsifier:
             filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
             calibration: for an importance that reads data, such as `activation`: tensors of images, or pairs of images
                 and labels; at most the first 1,024 are used, anew at the end of every epoch. It then also scales the
-                penalty: the less a connection matters, the stronger. A resumed training needs the same images.
+                penalty: the less a connection matters, the stronger. A resumed training needs the same images. A
+                progressive schedule that decides before the first epoch decides as `one_shot_plan` does with them.
             example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
             executor: worker processes that learn the channel orders; None learns them here.
         """
@@ -102,13 +104,15 @@ class Sparsifier:
         check_values(self.selection.layers)
         self._example_inputs = example_inputs
         importance = find_importance(config.importance)
-        if calibration is not None and not importance.needs:
+        decides_now = config.schedule == "progressive" and config.decision_epoch == 0
+        if calibration is not None and not importance.needs and not decides_now:
             raise ValueError(
                 f"importance {config.importance!r} reads no calibration images; set importance='activation', or leave "
                 "calibration out"
             )
         self._needs = importance.needs
-        self._calibration = None if calibration is None else Calibration.of(calibration)
+        data = None if calibration is None else Calibration.of(calibration)
+        self._calibration = data if importance.needs else None
         self._penalty = StructuredPenalty(self._present_weights(), importance.penalty)
         self._controller = LambdaState()
         self._attachments: list[Attachment] = []
@@ -121,8 +125,11 @@ class Sparsifier:
         self._decision = Decision()
         self._annealing = Annealing(self.selection.layers) if config.schedule == "progressive" else None
         self._set_strengths_()
-        if self._annealing is not None and config.decision_epoch == 0:
-            self.decide()
+        if decides_now:
+            self.decide(
+                data
+                and one_shot_plan(model, config, calibration=data, filter_fn=filter_fn, example_inputs=example_inputs)
+            )
 
     def __repr__(self) -> str:
         config, layers = self.config, self.selection.layers

@@ -22,6 +22,7 @@ from strucspars.io.records import convert
 from strucspars.models.weights import dense_state
 from strucspars.nn.names import copied
 from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
+from strucspars.sparsify.extensions import find_importance
 from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.sparsifier import Sparsifier
 from strucspars.train.checkpoint import load_named
@@ -271,7 +272,9 @@ def new_sparsifier(run: Run, model: nn.Module) -> Sparsifier:
     """The training state of the method for this network."""
     config = run.recipe.sparsify_config(steps_per_epoch=run.train.steps)
     count = run.recipe.sparsify.calibration
-    calibration = run.calibration_batches(count) if count else None
+    # A resumed run has decided: its images would only be read for an importance.
+    is_used = count and (run.checkpoint is None or find_importance(config.importance).needs)
+    calibration = run.calibration_batches(count) if is_used else None
     # Counting operations sets the random state aside, from which other threads may be drawing weights.
     with CAPTURE_LOCK:
         return Sparsifier(model, config, calibration=calibration, example_inputs=run.example, executor=run.executor)

@@ -142,8 +142,8 @@ class SparsifyRecipe(SparsifyOptions):
     Attributes:
         from_run: folder of a run whose finished first stage is reused instead of training one.
         calibration: images to learn from. Without a first stage they decide what trained weights lose, and the rest is
-            refitted to them before it is finetuned; in sparse training an importance such as `activation` reads them.
-            0 for none.
+            refitted to them before it is finetuned; a progressive schedule with `decide_by` 0 decides by them too; in
+            sparse training an importance such as `activation` reads them. 0 for none.
     """
 
     from_run: str | None = None
@@ -281,7 +281,7 @@ class Recipe:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
         if self.is_progressive:
             self._check_progressive()
-        learns = self.is_progressive or self.stage1.epochs > 0
+        learns = self.sparsify.decide_by > 0 if self.is_progressive else self.stage1.epochs > 0
         is_read = self.sparsify.importance != DEFAULT_IMPORTANCE or not learns
         if self.sparsify.calibration and (self.kind != "strucspars" or self.sparsify.from_run or not is_read):
             raise ValueError(
