@@ -126,10 +126,12 @@ class Sparsifier:
         self._annealing = Annealing(self.selection.layers) if config.schedule == "progressive" else None
         self._set_strengths_()
         if decides_now:
-            self.decide(
-                data
-                and one_shot_plan(model, config, calibration=data, filter_fn=filter_fn, example_inputs=example_inputs)
-            )
+            plan = None
+            if data is not None:
+                plan = one_shot_plan(
+                    model, config, calibration=data, filter_fn=filter_fn, example_inputs=example_inputs
+                )
+            self.decide(plan)
 
     def __repr__(self) -> str:
         config, layers = self.config, self.selection.layers

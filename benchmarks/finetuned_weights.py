@@ -1,0 +1,171 @@
+"""Trained weights compressed while they are finetuned, against the dense network finetuned alike.
+
+    python benchmarks/finetuned_weights.py imagenette resnet50.pt ~/imagenette RUNS --epochs 10 --removed 0 0.5 0.65
+    python benchmarks/finetuned_weights.py tiny-imagenet resnet18.pt ~/tiny-imagenet RUNS --epochs 20 --removed 0 0.5
+
+The weights are state dicts in a `.pt` file, of ImageNet (Keras' ResNet-50) or of Tiny-ImageNet; the images a folder
+with `train` and `val`, of Imagenette in folders named by their ImageNet outputs. Every run is the recipe of
+`strucspars compress --epochs`, in one of these forms: `dense` keeps all weights, for the comparison; `cut` removes and
+refits before the first epoch; `progressive` decides before the first epoch and anneals over half of the training. All
+have the dense network as teacher, unless `--untaught`. Runs in RUNS that are finished are not repeated.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from environment import ROOT, describe
+from over_runs import read_sittings, with_sitting
+from PIL import Image
+from torch import nn
+
+from strucspars.core.plan import Preprocessing
+from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
+from strucspars.train.deploy import TrainedNetwork, finetuning_recipe
+from strucspars.train.outcome import read_metrics
+from strucspars.train.pipeline import run_pipeline
+from strucspars.train.recipe import EngineRecipe, Recipe, SparsifyRecipe
+from strucspars.train.run_folder import RunFolder
+
+OUT = ROOT / "results" / "finetuned_weights.json"
+IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), size=224, resize=256)
+TINY = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), size=64, resize=None)
+
+
+def msra_resnet50(num_classes: int) -> nn.Module:
+    """The network of Keras' weights: stride in the 1x1 convolutions, another epsilon in the batch norms."""
+    model: nn.Module = torchvision.models.resnet50(weights=None, num_classes=num_classes)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d) and name in {f"layer{stage}.0.conv1" for stage in (2, 3, 4)}:
+            module.stride = (2, 2)
+        elif isinstance(module, nn.Conv2d) and name in {f"layer{stage}.0.conv2" for stage in (2, 3, 4)}:
+            module.stride = (1, 1)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3
+    return model
+
+
+def resnet18_of_64_pixels(num_classes: int) -> nn.Module:
+    """ResNet-18 whose first convolution keeps the size of the image."""
+    model: nn.Module = torchvision.models.resnet18(weights=None, num_classes=num_classes)
+    first = model.get_submodule("conv1")
+    assert isinstance(first, nn.Conv2d)
+    first.stride = (1, 1)
+    return model
+
+
+def tiny_imagenet(root: str) -> ResidentData:
+    """Tiny-ImageNet from its folders, in memory."""
+    names = sorted(place.name for place in (Path(root) / "train").iterdir())
+    parts = [image_set(Path(root) / split, names) for split in ("train", "val")]
+    return ResidentData(
+        name="finetuned_weights:tiny_imagenet",
+        train=parts[0],
+        test=parts[1],
+        num_classes=len(names),
+        mean=TINY.mean,
+        std=TINY.std,
+        augmentation=Augmentation(padding=4, flip=True),
+    )
+
+
+def image_set(folder: Path, classes: list[str]) -> ImageSet:
+    """All images of a folder of classes."""
+    files = [(label, path) for label, name in enumerate(classes) for path in sorted((folder / name).iterdir())]
+    pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for _, path in files])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return ImageSet(images=images, labels=torch.tensor([label for label, _ in files]))
+
+
+def recipe_of(options: argparse.Namespace, removed: float, form: str, seed: int) -> Recipe:
+    """The recipe of `strucspars compress --epochs` in one of the forms."""
+    if options.data == "imagenette":
+        name, num_classes, preprocessing, data = "msra_resnet50", 1000, IMAGENET, str(options.images)
+    else:
+        name, num_classes, preprocessing = "resnet18_of_64_pixels", 200, TINY
+        data = "finetuned_weights:tiny_imagenet"
+    network = TrainedNetwork(
+        name=f"finetuned_weights:{name}",
+        weights=str(options.weights),
+        num_classes=num_classes,
+        preprocessing=preprocessing,
+        image_shape=(3, preprocessing.size, preprocessing.size),
+    )
+    sparsify = SparsifyRecipe(target=removed or 0.5)
+    run = run_name(options, removed, form, seed)
+    recipe = finetuning_recipe(run, network, data, None, epochs=options.epochs, sparsify=sparsify)
+    engine = EngineRecipe(precision=options.precision, channels_last=True)
+    recipe = replace(recipe, seed=seed, engine=engine, data=replace(recipe.data, workers=options.workers))
+    if options.data != "imagenette":
+        recipe = replace(recipe, data=replace(recipe.data, root=str(options.images)))
+    if options.untaught:
+        recipe = replace(recipe, finetune=replace(recipe.finetune, teacher=None))
+    if form == "dense":
+        return replace(recipe, kind="dense", sparsify=SparsifyRecipe())
+    if form == "progressive":
+        return replace(recipe, sparsify=replace(recipe.sparsify, schedule="progressive", decide_by=0.0, anneal=0.5))
+    return replace(recipe, sparsify=replace(recipe.sparsify, schedule="two-stage"))
+
+
+def run_name(options: argparse.Namespace, removed: float, form: str, seed: int) -> str:
+    """What a run is called, in its folder and in the results."""
+    what = form if form == "dense" else f"{form}-{removed:g}"
+    return f"{options.data}-{what}-{options.epochs}{'-untaught' if options.untaught else ''}-seed{seed}"
+
+
+def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """What one run came to."""
+    summary = run_pipeline(recipe, folder)
+    last = read_metrics(RunFolder(folder))[-1]
+    return {
+        "run": recipe.name,
+        "seed": recipe.seed,
+        "epochs": recipe.stage2.epochs,
+        "removed_params": round(summary.removed_param_fraction, 4),
+        "removed_macs": round(summary.removed_mac_fraction, 4),
+        "top1": summary.finetuned.last_top1,
+        "test_loss": round(last["test_loss"], 4),
+        "seconds": round(sum(summary.seconds.values())),
+    }
+
+
+def main() -> None:
+    """Measure, and write every run as soon as it is finished."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", choices=["imagenette", "tiny-imagenet"])
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("runs", type=Path, help="folder for the runs, which resume there")
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--removed", type=float, nargs="+", required=True, help="fractions of parameters; 0 for dense")
+    parser.add_argument("--forms", nargs="+", choices=["cut", "progressive"], default=["cut", "progressive"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--untaught", action="store_true", help="without the dense network as teacher")
+    parser.add_argument("--precision", choices=["32", "bf16"], default="32")
+    parser.add_argument("--workers", type=int, help="processes that read images; by default four at most")
+    parser.add_argument("--out", type=Path, default=OUT, help="rows of other runs that are in it stay")
+    options = parser.parse_args()
+    environment = describe(("torch", "torchvision"))
+    # Recorded commands name no folder of this machine.
+    for place in ("weights", "images", "runs"):
+        environment["command"] = str(environment["command"]).replace(str(getattr(options, place)), place.upper())
+    if torch.cuda.is_available():
+        environment["hardware"] = {"gpu": torch.cuda.get_device_name()}
+    rows: list[dict[str, Any]] = []
+    for seed in options.seeds:
+        for removed in options.removed:
+            for form in options.forms if removed else ["dense"]:
+                recipe = recipe_of(options, removed, form, seed)
+                rows.append(measured(recipe, options.runs / recipe.name))
+                print(json.dumps(rows[-1]), flush=True)
+                sittings = with_sitting(read_sittings(options.out), {"environment": environment, "rows": rows})
+                options.out.write_text(json.dumps({"sittings": sittings}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
