@@ -12,7 +12,10 @@ have the dense network as teacher, unless `--untaught`. Runs in RUNS that are fi
 
 import argparse
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +62,12 @@ def resnet18_of_64_pixels(num_classes: int) -> nn.Module:
     return model
 
 
-def tiny_imagenet(root: str) -> ResidentData:
-    """Tiny-ImageNet from its folders, in memory."""
-    names = sorted(place.name for place in (Path(root) / "train").iterdir())
-    parts = [image_set(Path(root) / split, names) for split in ("train", "val")]
+@cache
+def tiny_imagenet(root: str | None) -> ResidentData:
+    """Tiny-ImageNet in memory; without a root from the folder that the variable TINY_IMAGENET names."""
+    folder = Path(root or os.environ["TINY_IMAGENET"])
+    names = sorted(place.name for place in (folder / "train").iterdir())
+    parts = [image_set(folder / split, names) for split in ("train", "val")]
     return ResidentData(
         name="finetuned_weights:tiny_imagenet",
         train=parts[0],
@@ -77,7 +82,8 @@ def tiny_imagenet(root: str) -> ResidentData:
 def image_set(folder: Path, classes: list[str]) -> ImageSet:
     """All images of a folder of classes."""
     files = [(label, path) for label, name in enumerate(classes) for path in sorted((folder / name).iterdir())]
-    pixels = np.stack([np.asarray(Image.open(path).convert("RGB")) for _, path in files])
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        pixels = np.stack(list(threads.map(lambda file: np.asarray(Image.open(file[1]).convert("RGB")), files)))
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
     return ImageSet(images=images, labels=torch.tensor([label for label, _ in files]))
 
@@ -101,8 +107,6 @@ def recipe_of(options: argparse.Namespace, removed: float, form: str, seed: int)
     recipe = finetuning_recipe(run, network, data, None, epochs=options.epochs, sparsify=sparsify)
     engine = EngineRecipe(precision=options.precision, channels_last=True)
     recipe = replace(recipe, seed=seed, engine=engine, data=replace(recipe.data, workers=options.workers))
-    if options.data != "imagenette":
-        recipe = replace(recipe, data=replace(recipe.data, root=str(options.images)))
     if options.untaught:
         recipe = replace(recipe, finetune=replace(recipe.finetune, teacher=None))
     if form == "dense":
@@ -150,6 +154,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="processes that read images; by default four at most")
     parser.add_argument("--out", type=Path, default=OUT, help="rows of other runs that are in it stay")
     options = parser.parse_args()
+    os.environ["TINY_IMAGENET"] = str(options.images)
     environment = describe(("torch", "torchvision"))
     # Recorded commands name no folder of this machine.
     for place in ("weights", "images", "runs"):
