@@ -107,6 +107,8 @@ def recipe_of(options: argparse.Namespace, removed: float, form: str, seed: int)
     recipe = finetuning_recipe(run, network, data, None, epochs=options.epochs, sparsify=sparsify)
     engine = EngineRecipe(precision=options.precision, channels_last=True)
     recipe = replace(recipe, seed=seed, engine=engine, data=replace(recipe.data, workers=options.workers))
+    if options.rate is not None:
+        recipe = replace(recipe, stage2=replace(recipe.stage2, lr=options.rate))
     if options.untaught:
         recipe = replace(recipe, finetune=replace(recipe.finetune, teacher=None))
     if form == "dense":
@@ -119,7 +121,8 @@ def recipe_of(options: argparse.Namespace, removed: float, form: str, seed: int)
 def run_name(options: argparse.Namespace, removed: float, form: str, seed: int) -> str:
     """What a run is called, in its folder and in the results."""
     what = form if form == "dense" else f"{form}-{removed:g}"
-    return f"{options.data}-{what}-{options.epochs}{'-untaught' if options.untaught else ''}-seed{seed}"
+    rate = "" if options.rate is None else f"-rate{options.rate:g}"
+    return f"{options.data}-{what}-{options.epochs}{rate}{'-untaught' if options.untaught else ''}-seed{seed}"
 
 
 def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -132,6 +135,8 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "epochs": recipe.stage2.epochs,
         "removed_params": round(summary.removed_param_fraction, 4),
         "removed_macs": round(summary.removed_mac_fraction, 4),
+        "rate": recipe.stage2.lr,
+        "batch_size": recipe.data.batch_size,
         "top1": summary.finetuned.last_top1,
         "test_loss": round(last["test_loss"], 4),
         "seconds": round(sum(summary.seconds.values())),
@@ -150,6 +155,7 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", choices=["cut", "progressive"], default=["cut", "progressive"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--untaught", action="store_true", help="without the dense network as teacher")
+    parser.add_argument("--rate", type=float, help="another learning rate than the recipe's")
     parser.add_argument("--precision", choices=["32", "bf16"], default="32")
     parser.add_argument("--workers", type=int, help="processes that read images; by default four at most")
     parser.add_argument("--out", type=Path, default=OUT, help="rows of other runs that are in it stay")
