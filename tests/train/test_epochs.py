@@ -128,6 +128,22 @@ def test_the_targets_of_an_epoch_are_those_of_its_batches(
         torch.testing.assert_close(batch_targets, torch.log_softmax(teacher(batch) / 3, dim=1))
 
 
+def test_a_teacher_says_nothing_about_classes_that_the_images_do_not_show() -> None:
+    teacher, images = normalised_network().eval(), torch.randn(6, 3, 4, 4)
+    shown = torch.tensor([True, False, True, True, False])
+    loss = StageLoss(teacher=teacher, shown=shown, weight=1.0, temperature=2.0)
+    targets = loss.targets(images)
+    assert targets is not None
+    torch.testing.assert_close(targets[:, shown], torch.log_softmax(teacher(images)[:, shown] / 2, dim=1))
+    assert (targets[:, ~shown].exp() == 0).all()
+    scores = torch.randn(6, 5, requires_grad=True)
+    torch.autograd.backward(loss(scores, torch.zeros(6, dtype=torch.int64), targets))
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    # Its share falls.
+    assert (scores.grad[:, ~shown] > 0).all()
+
+
 def test_without_a_teacher_an_epoch_has_no_targets() -> None:
     assert epoch_targets(training_step(StageLoss()).targets, torch.zeros(3, 2, 3, 4, 4)) is None
 

@@ -69,6 +69,30 @@ def whole(small_recipe: Recipes, images: Path, tmp_path_factory: pytest.TempPath
     return paths
 
 
+def test_a_teacher_speaks_of_the_classes_in_the_folders_only(
+    small_recipe: Recipes, images: Path, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        for number, folder in zip((0, 2, 8), sorted((images / split).iterdir()), strict=False):
+            shutil.copytree(folder, tmp_path / "some" / split / str(number))
+    model = build_model(NETWORK, num_classes=10, image_shape=(3, IMAGE_SIZE, IMAGE_SIZE))
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    recipe = folder_recipe(small_recipe, images, workers=0)
+    some = replace(
+        recipe,
+        data=replace(recipe.data, root=str(tmp_path / "some"), num_classes=10),
+        model=replace(recipe.model, weights=str(tmp_path / "weights.pt")),
+        finetune=replace(recipe.finetune, teacher="weights"),
+    )
+    shown = Run(some, RunFolder(tmp_path / "run")).last_loss().shown
+    assert shown is not None
+    assert shown.nonzero().flatten().tolist() == [0, 2, 8]
+    teacher = tmp_path / "teacher"
+    run_pipeline(replace(recipe, kind="dense", stage2=replace(recipe.stage2, epochs=1)), teacher)
+    taught = replace(recipe, finetune=replace(recipe.finetune, teacher=str(teacher)))
+    assert Run(taught, RunFolder(tmp_path / "run")).last_loss().shown is None
+
+
 def timeless(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in WALL_CLOCK}
 

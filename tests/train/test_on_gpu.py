@@ -210,6 +210,18 @@ def test_runs_side_by_side_end_as_they_do_alone(small_recipe: Recipes, tmp_path:
         assert_close_runs(tmp_path / f"{path.name}-alone", path, compressed_rel=1e-3 if path.name == "dense" else 0.05)
 
 
+def test_teachers_of_runs_side_by_side_spoil_no_capture(small_recipe: Recipes, tmp_path: Path) -> None:
+    run_pipeline(small_recipe(*GPU, "kind=dense"), tmp_path / "teacher")
+    taught = f"finetune.teacher={tmp_path / 'teacher'}"
+    # Other batches, so that algorithms for every run have to be tried out.
+    recipes = {
+        tmp_path / str(size): small_recipe("engine.device=cuda", taught, "kind=dense", f"data.batch_size={size}")
+        for size in range(60, 68)
+    }
+    outcomes = run_side_by_side(recipes, jobs=len(recipes))
+    assert all(isinstance(outcome, RunSummary) for outcome in outcomes.values()), outcomes
+
+
 def test_a_run_that_fails_side_by_side_does_not_stop_the_others(small_recipe: Recipes, tmp_path: Path) -> None:
     recipes = {
         tmp_path / "diverging": small_recipe(*GPU, "stage1.lr=1e18"),

@@ -90,6 +90,11 @@ class FolderSplit(KeyedSplit):
     def __len__(self) -> int:
         return len(self._paths)
 
+    @property
+    def shown_labels(self) -> IntArray:
+        """The labels that some image has, in order."""
+        return np.unique(self._labels)
+
     def names_digest(self) -> str:
         """SHA-256 of the images' names and labels in order, whatever the path of the folder and the class names."""
         digest = hashlib.sha256()

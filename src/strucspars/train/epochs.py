@@ -128,8 +128,10 @@ def epoch_runner(engine: Engine, step: TrainingStep, batches: Batches) -> EpochR
 def epoch_targets(targets: Callable[[torch.Tensor], torch.Tensor | None], images: torch.Tensor) -> torch.Tensor | None:
     """A teacher's targets `(steps, B, classes)` for the images `(steps, B, C, H, W)` of an epoch; None without one."""
     steps, batch_size = images.shape[:2]
-    # In evaluation mode images do not influence each other, so several batches can go through at once.
-    answers = [targets(batches.flatten(0, 1)) for batches in torch.split(images, TEACHER_BATCHES)]
+    # In evaluation mode images do not influence each other, so several batches can go through at once. Trying out
+    # algorithms for their shape would spoil what another thread is capturing.
+    with CAPTURE_LOCK:
+        answers = [targets(batches.flatten(0, 1)) for batches in torch.split(images, TEACHER_BATCHES)]
     present = [answer for answer in answers if answer is not None]
     return torch.cat(present).view(steps, batch_size, -1) if present else None
 

@@ -18,7 +18,7 @@ from torch import nn
 from strucspars.core.plan import GroupingPlan, Preprocessing
 from strucspars.data.batches import Batches
 from strucspars.data.catalogue import batches_of, load_data
-from strucspars.data.folder import FolderData
+from strucspars.data.folder import FolderData, FolderSplit
 from strucspars.data.image_set import ResidentData
 from strucspars.export.storage import load, read_plan
 from strucspars.models.catalogue import build_model, names_a_function
@@ -262,9 +262,19 @@ class Run:
         return StageLoss(
             label_smoothing=self.recipe.stage2.label_smoothing,
             teacher=teacher.eval().requires_grad_(False),
+            shown=self._shown_outputs(),
             weight=options.distill_weight,
             temperature=options.distill_temperature,
         )
+
+    def _shown_outputs(self) -> torch.Tensor | None:
+        """For every output whether images to learn from show it; None where folders do not say so, or for all."""
+        train, num_classes = self._data.train, self._data.num_classes
+        if not isinstance(train, FolderSplit) or len(train.shown_labels) == num_classes:
+            return None
+        shown = torch.zeros(num_classes, dtype=torch.bool, device=self.engine.device)
+        shown[torch.from_numpy(train.shown_labels)] = True
+        return shown
 
     def _dense_model(self) -> nn.Module:
         """The network of the recipe's weights before anything is removed."""

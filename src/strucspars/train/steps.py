@@ -18,6 +18,8 @@ from strucspars.train.rules import TrainingRule
 # The `steps` schedule divides the rate by 10 at these shares of the epochs.
 DECAY_AT = (0.5, 0.75)
 DECAY_FACTOR = 0.1
+# Of outputs that the images do not show: their share is zero at any temperature. Infinity would make NaN of zero.
+SILENT = -1e6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -27,12 +29,15 @@ class StageLoss:
     Attributes:
         label_smoothing: share of the label's weight that all classes share.
         teacher: in evaluation mode; None for none.
+        shown: bool for every output, whether the images show its class; of the others the teacher says nothing. None
+            if they show all.
         weight: share of the teacher in the loss.
         temperature: the higher, the softer are both predictions.
     """
 
     label_smoothing: float = 0.0
     teacher: nn.Module | None = None
+    shown: torch.Tensor | None = None
     weight: float = 0.5
     temperature: float = 4.0
 
@@ -41,7 +46,10 @@ class StageLoss:
         """The teacher's softened predictions as log-probabilities `(B, classes)`; None without a teacher."""
         if self.teacher is None:
             return None
-        return functional.log_softmax(self.teacher(images).float() / self.temperature, dim=1)
+        scores: torch.Tensor = self.teacher(images).float()
+        if self.shown is not None:
+            scores = scores.masked_fill(~self.shown, SILENT)
+        return functional.log_softmax(scores / self.temperature, dim=1)
 
     def __call__(self, scores: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
         """Mean loss over the batch; `targets` are the teacher's for these images."""
