@@ -86,7 +86,7 @@ def test_a_teacher_speaks_of_the_classes_in_the_folders_only(
     )
     shown = Run(some, RunFolder(tmp_path / "run")).last_loss().shown
     assert shown is not None
-    assert shown.nonzero().flatten().tolist() == [0, 2, 8]
+    assert shown.tolist() == [0, 2, 8]
     teacher = tmp_path / "teacher"
     run_pipeline(replace(recipe, kind="dense", stage2=replace(recipe.stage2, epochs=1)), teacher)
     taught = replace(recipe, finetune=replace(recipe.finetune, teacher=str(teacher)))

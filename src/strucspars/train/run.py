@@ -268,13 +268,11 @@ class Run:
         )
 
     def _shown_outputs(self) -> torch.Tensor | None:
-        """For every output whether images to learn from show it; None where folders do not say so, or for all."""
-        train, num_classes = self._data.train, self._data.num_classes
-        if not isinstance(train, FolderSplit) or len(train.shown_labels) == num_classes:
+        """The outputs whose classes the images to learn from show; None for all, or where folders do not say so."""
+        train = self._data.train
+        if not isinstance(train, FolderSplit) or len(train.shown_labels) == self._data.num_classes:
             return None
-        shown = torch.zeros(num_classes, dtype=torch.bool, device=self.engine.device)
-        shown[torch.from_numpy(train.shown_labels)] = True
-        return shown
+        return torch.from_numpy(train.shown_labels).to(self.engine.device)
 
     def _dense_model(self) -> nn.Module:
         """The network of the recipe's weights before anything is removed."""

@@ -18,8 +18,6 @@ from strucspars.train.rules import TrainingRule
 # The `steps` schedule divides the rate by 10 at these shares of the epochs.
 DECAY_AT = (0.5, 0.75)
 DECAY_FACTOR = 0.1
-# Of outputs that the images do not show: their share is zero at any temperature. Infinity would make NaN of zero.
-SILENT = -1e6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -29,8 +27,8 @@ class StageLoss:
     Attributes:
         label_smoothing: share of the label's weight that all classes share.
         teacher: in evaluation mode; None for none.
-        shown: bool for every output, whether the images show its class; of the others the teacher says nothing. None
-            if they show all.
+        shown: the outputs whose classes the images show, in order; the distance from the teacher leaves out the
+            others, about which it would mostly say that they are absent. None if they show all.
         weight: share of the teacher in the loss.
         temperature: the higher, the softer are both predictions.
     """
@@ -43,23 +41,21 @@ class StageLoss:
 
     @torch.no_grad()
     def targets(self, images: torch.Tensor) -> torch.Tensor | None:
-        """The teacher's softened predictions as log-probabilities `(B, classes)`; None without a teacher."""
-        if self.teacher is None:
-            return None
-        scores: torch.Tensor = self.teacher(images).float()
-        if self.shown is not None:
-            scores = scores.masked_fill(~self.shown, SILENT)
-        return functional.log_softmax(scores / self.temperature, dim=1)
+        """The teacher's softened predictions as log-probabilities `(B, shown classes)`; None without a teacher."""
+        return None if self.teacher is None else self._softened(self.teacher(images))
 
     def __call__(self, scores: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None) -> torch.Tensor:
         """Mean loss over the batch; `targets` are the teacher's for these images."""
         loss = functional.cross_entropy(scores, labels, label_smoothing=self.label_smoothing)
         if targets is None:
             return loss
-        softened = functional.log_softmax(scores.float() / self.temperature, dim=1)
-        divergence = functional.kl_div(softened, targets, reduction="batchmean", log_target=True)
+        divergence = functional.kl_div(self._softened(scores), targets, reduction="batchmean", log_target=True)
         # Scaled so that its gradient does not depend on the temperature.
         return (1 - self.weight) * loss + self.weight * divergence * self.temperature**2
+
+    def _softened(self, scores: torch.Tensor) -> torch.Tensor:
+        compared = scores if self.shown is None else scores[:, self.shown]
+        return functional.log_softmax(compared.float() / self.temperature, dim=1)
 
 
 @final
