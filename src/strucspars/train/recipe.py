@@ -180,7 +180,7 @@ class FinetuneRecipe:
         recalibrate_bn: recompute the batch-norm statistics of the compressed network before it is evaluated and
             finetuned; of a slimmed one, for the evaluation only.
         teacher: folder of a finished dense run to distil from; `weights` for the network of `model.weights` as it is
-            before the run; None for none.
+            before the run; None for none. Where image folders show only some classes, both are compared on these.
         distill_weight: share of the teacher in the loss.
         distill_temperature: the higher, the softer are both predictions.
     """
