@@ -7,27 +7,29 @@ The weights are state dicts in a `.pt` file, of ImageNet (Keras' ResNet-50) or o
 with `train` and `val`, of Imagenette in folders named by their ImageNet outputs. Every run is the recipe of
 `strucspars compress --epochs`, in one of these forms: `dense` keeps all weights, for the comparison; `cut` removes and
 refits before the first epoch; `progressive` decides before the first epoch and anneals over half of the training. All
-have the dense network as teacher, unless `--untaught`. Runs in RUNS that are finished are not repeated.
+have the dense network as teacher, unless `--untaught`. The images lie in memory, cut to their centre and shifted by a
+few pixels in training. Runs in RUNS that are finished are not repeated.
 """
 
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torchvision
 from environment import ROOT, describe
 from over_runs import read_sittings, with_sitting
-from PIL import Image
 from torch import nn
+from torchvision.transforms import functional
 
 from strucspars.core.plan import Preprocessing
+from strucspars.data.folder import read_image, resized
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
 from strucspars.train.deploy import TrainedNetwork, finetuning_recipe
 from strucspars.train.outcome import read_metrics
@@ -63,38 +65,56 @@ def resnet18_of_64_pixels(num_classes: int) -> nn.Module:
 
 
 @cache
+def imagenette(root: str | None) -> ResidentData:
+    """Imagenette in memory, as `resident` reads it; its folders are the numbers of ImageNet's outputs."""
+    return resident("imagenette", root, IMAGENET, padding=16, labels_by_number=True)
+
+
+@cache
 def tiny_imagenet(root: str | None) -> ResidentData:
-    """Tiny-ImageNet in memory; without a root from the folder that the variable TINY_IMAGENET names."""
-    folder = Path(root or os.environ["TINY_IMAGENET"])
+    """Tiny-ImageNet in memory, as `resident` reads it."""
+    return resident("tiny_imagenet", root, TINY, padding=4, labels_by_number=False)
+
+
+def resident(
+    name: str, root: str | None, preprocessing: Preprocessing, *, padding: int, labels_by_number: bool
+) -> ResidentData:
+    """A folder of images, resized and cut to their centre; without a root the one that the variable IMAGES names."""
+    folder = Path(root or os.environ["IMAGES"])
     names = sorted(place.name for place in (folder / "train").iterdir())
-    parts = [image_set(folder / split, names) for split in ("train", "val")]
+    labels = {each: int(each) if labels_by_number else place for place, each in enumerate(names)}
+    train, test = (image_set(folder / split, labels, preprocessing) for split in ("train", "val"))
     return ResidentData(
-        name="finetuned_weights:tiny_imagenet",
-        train=parts[0],
-        test=parts[1],
-        num_classes=len(names),
-        mean=TINY.mean,
-        std=TINY.std,
-        augmentation=Augmentation(padding=4, flip=True),
+        name=f"finetuned_weights:{name}",
+        train=train,
+        test=test,
+        num_classes=1000 if labels_by_number else len(names),
+        mean=preprocessing.mean,
+        std=preprocessing.std,
+        augmentation=Augmentation(padding=padding, flip=True),
     )
 
 
-def image_set(folder: Path, classes: list[str]) -> ImageSet:
+def image_set(folder: Path, labels: Mapping[str, int], preprocessing: Preprocessing) -> ImageSet:
     """All images of a folder of classes."""
-    files = [(label, path) for label, name in enumerate(classes) for path in sorted((folder / name).iterdir())]
+    files = [(label, path) for name, label in labels.items() for path in sorted((folder / name).iterdir())]
+
+    def pixels(file: tuple[int, Path]) -> torch.Tensor:
+        image = functional.center_crop(resized(read_image(str(file[1])), preprocessing), preprocessing.size)
+        found: torch.Tensor = functional.pil_to_tensor(image)
+        return found
+
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        pixels = np.stack(list(threads.map(lambda file: np.asarray(Image.open(file[1]).convert("RGB")), files)))
-    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        images = torch.stack(list(threads.map(pixels, files)))
     return ImageSet(images=images, labels=torch.tensor([label for label, _ in files]))
 
 
 def recipe_of(options: argparse.Namespace, removed: float, form: str, seed: int) -> Recipe:
     """The recipe of `strucspars compress --epochs` in one of the forms."""
     if options.data == "imagenette":
-        name, num_classes, preprocessing, data = "msra_resnet50", 1000, IMAGENET, str(options.images)
+        name, num_classes, preprocessing = "msra_resnet50", 1000, IMAGENET
     else:
         name, num_classes, preprocessing = "resnet18_of_64_pixels", 200, TINY
-        data = "finetuned_weights:tiny_imagenet"
     network = TrainedNetwork(
         name=f"finetuned_weights:{name}",
         weights=str(options.weights),
@@ -104,9 +124,9 @@ def recipe_of(options: argparse.Namespace, removed: float, form: str, seed: int)
     )
     sparsify = SparsifyRecipe(target=removed or 0.5)
     run = run_name(options, removed, form, seed)
+    data = f"finetuned_weights:{options.data.replace('-', '_')}"
     recipe = finetuning_recipe(run, network, data, None, epochs=options.epochs, sparsify=sparsify)
-    engine = EngineRecipe(precision=options.precision, channels_last=True)
-    recipe = replace(recipe, seed=seed, engine=engine, data=replace(recipe.data, workers=options.workers))
+    recipe = replace(recipe, seed=seed, engine=EngineRecipe(precision=options.precision, channels_last=True))
     if options.rate is not None:
         recipe = replace(recipe, stage2=replace(recipe.stage2, lr=options.rate))
     if options.untaught:
@@ -157,10 +177,9 @@ def main() -> None:
     parser.add_argument("--untaught", action="store_true", help="without the dense network as teacher")
     parser.add_argument("--rate", type=float, help="another learning rate than the recipe's")
     parser.add_argument("--precision", choices=["32", "bf16"], default="32")
-    parser.add_argument("--workers", type=int, help="processes that read images; by default four at most")
     parser.add_argument("--out", type=Path, default=OUT, help="rows of other runs that are in it stay")
     options = parser.parse_args()
-    os.environ["TINY_IMAGENET"] = str(options.images)
+    os.environ["IMAGES"] = str(options.images)
     environment = describe(("torch", "torchvision"))
     # Recorded commands name no folder of this machine.
     for place in ("weights", "images", "runs"):

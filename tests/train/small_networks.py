@@ -1,10 +1,13 @@
-"""Networks for the tests of the pipeline, named in recipes as `small_networks:NAME`."""
+"""Networks and data for the tests of the pipeline, named in recipes as `small_networks:NAME`."""
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from strucspars.data.catalogue import load_data
+from strucspars.data.image_set import ImageSet, ResidentData
 from strucspars.models.cifar import CifarResNet
 
 CHANNELS = 16
@@ -85,3 +88,11 @@ class _WithUnusedLayer(nn.Module):
 def with_unused_layer(num_classes: int) -> nn.Module:
     """One of its convolutions takes no part, and never has a gradient."""
     return _remembered(_WithUnusedLayer(num_classes))
+
+
+def three_digits(root: str | None) -> ResidentData:
+    """The digits, of which only the first three are to be learned."""
+    digits = load_data("digits", None)
+    assert isinstance(digits, ResidentData)
+    chosen = digits.train.labels < 3
+    return replace(digits, train=ImageSet(images=digits.train.images[chosen], labels=digits.train.labels[chosen]))

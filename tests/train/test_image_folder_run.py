@@ -91,6 +91,12 @@ def test_a_teacher_speaks_of_the_classes_in_the_folders_only(
     run_pipeline(replace(recipe, kind="dense", stage2=replace(recipe.stage2, epochs=1)), teacher)
     taught = replace(recipe, finetune=replace(recipe.finetune, teacher=str(teacher)))
     assert Run(taught, RunFolder(tmp_path / "run")).last_loss().shown is None
+    in_memory = small_recipe("data.name=small_networks:three_digits", f"model.weights={tmp_path / 'digits.pt'}")
+    torch.save(build_model(in_memory.model.name, num_classes=10).state_dict(), tmp_path / "digits.pt")
+    in_memory = replace(in_memory, finetune=replace(in_memory.finetune, teacher="weights"))
+    shown = Run(in_memory, RunFolder(tmp_path / "run")).last_loss().shown
+    assert shown is not None
+    assert shown.tolist() == [0, 1, 2]
 
 
 def timeless(values: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from strucspars.core.plan import GroupingPlan, Preprocessing
 from strucspars.data.batches import Batches
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.data.folder import FolderData, FolderSplit
-from strucspars.data.image_set import ResidentData
+from strucspars.data.image_set import ImageSet, ResidentData
 from strucspars.export.storage import load, read_plan
 from strucspars.models.catalogue import build_model, names_a_function
 from strucspars.models.preprocessing import preprocessing_of, usual_resize
@@ -268,11 +268,15 @@ class Run:
         )
 
     def _shown_outputs(self) -> torch.Tensor | None:
-        """The outputs whose classes the images to learn from show; None for all, or where folders do not say so."""
+        """The outputs whose classes the images to learn from show; None for all, or where only reading would tell."""
         train = self._data.train
-        if not isinstance(train, FolderSplit) or len(train.shown_labels) == self._data.num_classes:
+        if isinstance(train, FolderSplit):
+            shown = torch.from_numpy(train.shown_labels)
+        elif isinstance(train, ImageSet):
+            shown = train.labels.bincount().nonzero().flatten()
+        else:
             return None
-        return torch.from_numpy(train.shown_labels).to(self.engine.device)
+        return None if len(shown) == self._data.num_classes else shown.to(self.engine.device)
 
     def _dense_model(self) -> nn.Module:
         """The network of the recipe's weights before anything is removed."""
