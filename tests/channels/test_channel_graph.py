@@ -9,7 +9,7 @@ from torch import fx, nn
 import strucspars as ss
 from strucspars.channels import ChannelGraph, channel_graph, elementwise, register_channel_rule, traced
 from strucspars.channels import graph as graph_module
-from strucspars.channels.classes import Layout
+from strucspars.channels.orders import Layout
 from strucspars.channels.tracing import LEAF_TYPES
 
 IMAGES = torch.zeros(1, 3, 4, 4)

@@ -12,8 +12,7 @@ import pytest
 from strucspars.cli.console import Output
 from strucspars.cli.main import main
 from strucspars.cli.reproduce import Table, planned_rows, reproduce_rows
-from strucspars.paper.comparison import MEASURES
-from strucspars.paper.experiments import NUM_TEST_IMAGES
+from strucspars.paper.experiments import MEASURES, NUM_TEST_IMAGES
 from strucspars.paper.noise import NOISE, Sample, is_within_noise
 from strucspars.paper.published import PAPER_ROWS, table_rows
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
-from strucspars.channels.classes import Layout, OrderClasses
-from strucspars.channels.orders import GroupedLayer
+from strucspars.channels.orders import GroupedLayer, Layout, OrderClasses
 from strucspars.channels.tracing import LEAF_TYPES, has_plain_forward, tensor_shape
 from strucspars.cost.gathers import Side
 from strucspars.nn.layers import is_grouped

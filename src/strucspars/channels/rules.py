@@ -10,9 +10,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from strucspars.channels.classes import Layout
 from strucspars.channels.graph import ChannelGraph, Rule, register_channel_rule
-from strucspars.channels.orders import GroupedLayer
+from strucspars.channels.orders import GroupedLayer, Layout
 from strucspars.channels.tracing import (
     SHAPE_METHODS,
     SPLIT_FUNCTIONS,

@@ -122,8 +122,8 @@ def table_outcome(
     Its rows are the `wanted` recipes; other experiments are only compared with. Run folders that are not finished, or
     repeat another one, are named with the reason.
     """
-    from strucspars.paper.comparison import comparison_document
-    from strucspars.report.comparison_tables import TERMINAL_WIDTH, comparison_table
+    from strucspars.paper.experiments import comparison_document
+    from strucspars.report.tables import TERMINAL_WIDTH, comparison_table
 
     rows = [each for each in experiments if each.recipe.name in wanted]
     compared = comparison_table(table, rows, experiments)

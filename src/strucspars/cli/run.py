@@ -102,7 +102,7 @@ def run(
     from strucspars.cli.networks import find_target
     from strucspars.export.checked import find_exporter
     from strucspars.paper.experiments import FinishedRun
-    from strucspars.report.comparison_tables import beside_the_paper
+    from strucspars.report.tables import beside_the_paper
     from strucspars.train.outcome import outcome_text, outcomes_text
     from strucspars.train.run_folder import RunFolder
 

@@ -56,7 +56,7 @@ def describe(
     from strucspars.cli.networks import check_is_run_folder, find_target, finished_summary, refuse_ignored
     from strucspars.cli.run import FINISHED, run_state
     from strucspars.paper.experiments import FinishedRun
-    from strucspars.report.comparison_tables import beside_the_paper
+    from strucspars.report.tables import beside_the_paper
     from strucspars.train.outcome import outcome_text
     from strucspars.train.run_folder import ONE_SHOT, RunFolder
 

@@ -8,14 +8,13 @@ from typing import Any
 
 from strucspars.cost.text_table import duration, percent
 from strucspars.paper.experiments import FinishedRun, experiments_of
-from strucspars.report.comparison_tables import comparison_tables
 from strucspars.report.confusion import confusion_figure, confusions_of
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.dynamics import churn_figure, dynamics_figure
 from strucspars.report.layers import Layer, cardinality_figure, importance_figures, layers_of
 from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
-from strucspars.report.tables import run_tables
+from strucspars.report.tables import comparison_tables, run_tables
 from strucspars.report.trade_off import comparable_latencies, fastest, points_of, timing_conditions, trade_off_figure
 from strucspars.train.outcome import stage_accuracy
 from strucspars.train.recipe import Recipe, SparsifyRecipe
