@@ -68,9 +68,7 @@ def group_levels(
     never removes less than it.
 
     Args:
-        model: dense.
         example_inputs: of one image, to count multiply-accumulates with.
-        name: of the network.
         rate: fraction of the convolutions' weights to remove.
         min_channels_per_group: no group narrower than this. A table's counts are lowered to it, and less is removed.
     """
@@ -118,7 +116,6 @@ class BenchNetwork:
         rate: fraction of the convolutions' weights to remove; None for the dense one.
         form: `dense`; `compressed`; or `bound`, the compressed one with all channel orders the identity. That is
             another function, not usable as a network: it shows the gain of removing every gather.
-        model: in eval mode.
     """
 
     rate: float | None
@@ -149,9 +146,7 @@ def random_networks(
     ]
     compressed = [with_random_norms(convert_(copied(dense), plan), image_shape, seed=seed) for plan in plans]
     networks = [BenchNetwork(rate=None, form="dense", model=with_random_norms(dense, image_shape, seed=seed))]
-    for rate, model in zip(rates, compressed, strict=True):
-        networks += _with_bound(model, rate)
-    return networks
+    return networks + [each for pair in zip(compressed, rates, strict=True) for each in _with_bound(*pair)]
 
 
 def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageShape) -> list[BenchNetwork]:
@@ -190,18 +185,22 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
 
 def _random_plan(model: nn.Module, *, name: str, rate: float, shape: ImageShape, width: int, seed: int) -> GroupingPlan:
     levels = group_levels(model, torch.zeros(1, *shape), name=name, rate=rate, min_channels_per_group=width)
-    random = np.random.default_rng(seed)
-    layers = {}
-    for layer in select_layers(model).layers:
-        if levels.get(layer.name, 1) > 1:
-            out_channels, in_channels = layer.weight_shape[:2]
-            layers[layer.name] = LayerPlan(
-                group_level=levels[layer.name],
-                out_perm=random.permutation(out_channels),
-                in_perm=random.permutation(in_channels),
-                weight_shape=layer.weight_shape,
+    random, shapes = (
+        np.random.default_rng(seed),
+        {layer.name: layer.weight_shape for layer in select_layers(model).layers},
+    )
+    return GroupingPlan(
+        {
+            name: LayerPlan(
+                group_level=levels[name],
+                out_perm=random.permutation(weight_shape[0]),
+                in_perm=random.permutation(weight_shape[1]),
+                weight_shape=weight_shape,
             )
-    return GroupingPlan(layers)
+            for name, weight_shape in shapes.items()
+            if levels.get(name, 1) > 1
+        }
+    )
 
 
 def _with_bound(model: nn.Module, rate: float) -> list[BenchNetwork]:

@@ -32,9 +32,6 @@ class RowSize:
     """What a network holds and computes.
 
     Attributes:
-        params: parameters of the whole network.
-        macs: multiply-accumulates for one image.
-        removed_conv_fraction: fraction of the convolutions' weights that is gone.
         operation_ratio: how many times fewer multiply-accumulates than the dense network.
     """
 
@@ -60,7 +57,6 @@ class RowTiming:
     Attributes:
         ms, ms_low, ms_high: milliseconds for the whole batch: median and quartiles over all calls.
         frames_per_second: images per second at the median.
-        rounds, calls: how often it was measured.
         speedup: against the same runtime's dense network, run in the same way; None where that has no time.
         speedup_over_best: against the fastest dense network of all runtimes, at this batch and these threads.
     """
@@ -80,20 +76,13 @@ class BenchRow:
     """One network in one runtime.
 
     Attributes:
-        network: its name.
-        image_shape: channels, height and width.
         rate: fraction of the convolutions' weights to remove; None for the dense one.
         form: `dense`, `compressed`, or `bound`, the compressed network without gathers: a limit, not a usable network.
-        runtime: its name.
-        batch: number of images.
         images_per_call: how many of them go into one call; 1 for a batch of 16 means sixteen calls.
-        threads: how many the runtime may use.
-        size: of the network.
         num_gathers: channel shuffles that remain in the graph that this runtime runs; None where it got none.
         gathered_bytes: what they copy for one image.
         difference: of the outputs from PyTorch's, relative to the largest; None where there were none to compare.
         error: why there is no time; empty if there is one.
-        timing: None after an error.
     """
 
     network: str
@@ -126,12 +115,7 @@ class BenchReport:
     """Everything that a bench measured, and how.
 
     Attributes:
-        command: that measures the same again.
         commit: of the code; None where it is not a checkout.
-        hardware: processor, cores, instruction set.
-        versions: of the packages that matter.
-        settings: what was to be measured.
-        rows: in the order in which they were asked for.
         missing: runtimes that could not be measured.
     """
 

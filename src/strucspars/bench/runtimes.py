@@ -26,8 +26,6 @@ class InferenceForms:
     """A network's folded graph, and its files for other runtimes, as a user would export them.
 
     Attributes:
-        model: in eval mode.
-        example: one image.
         folder: of the files; it must exist, and belong to this network alone.
         widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
             export does by default.
@@ -63,8 +61,6 @@ class Runtime:
 
     Attributes:
         name: on the command line and in files.
-        title: in tables.
-        package: what it imports.
         install: the command that installs it.
         prepare: makes a program of a network, for so many images per call and so many threads.
         format: of the exported file that it runs; None if it runs the folded graph.
@@ -139,7 +135,6 @@ def _onnxruntime_program(forms: InferenceForms, images_per_call: int, threads: i
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(forms.exported("onnx").path, options, providers=["CPUExecutionProvider"])
     (name,) = (node.name for node in session.get_inputs())
-
     return lambda images: session.run(None, {name: images})[0]
 
 
@@ -156,7 +151,6 @@ def _openvino_program(forms: InferenceForms, images_per_call: int, threads: int)
         "PERFORMANCE_HINT": "LATENCY",
     }
     compiled = core.compile_model(model, "CPU", settings)
-
     return lambda images: compiled(images)[0]
 
 
@@ -169,13 +163,7 @@ _RUNTIMES = (
         prepare=_onnxruntime_program,
         format="onnx",
     ),
-    Runtime(
-        name="pytorch",
-        title="PyTorch",
-        package="torch",
-        install="pip install torch",
-        prepare=_eager_program,
-    ),
+    Runtime(name="pytorch", title="PyTorch", package="torch", install="pip install torch", prepare=_eager_program),
     Runtime(
         name="torch-compile",
         title="torch.compile",

@@ -7,8 +7,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -43,8 +42,6 @@ class TimingRules:
         visit_seconds: how long to stay with a program in a round; at least one call.
         max_calls: most timed calls of one visit.
         warmup_calls: untimed calls of every program before the first round.
-        min_rounds: fewest rounds, for a spread.
-        max_rounds: most rounds.
     """
 
     seconds: float = 90.0
@@ -64,12 +61,9 @@ class Subject:
     """A network, and what to measure of it.
 
     Attributes:
-        network: its name in the report.
-        image_shape: channels, height and width of its images.
         build: builds its forms, the dense one first.
         runtimes: names; those that are not installed are left out, and named in the report.
         batches: numbers of images. More than one are timed in one call and one by one.
-        threads: numbers of threads. Every batch is timed with each of them.
         widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
             export for the runtime does by default.
     """
@@ -242,8 +236,10 @@ def interleaved_times(
 
     After every round, `on_round` is called with its number and the seconds since the start.
     """
-    started = clock()
-    with _without_garbage_collection():
+    started, was_enabled = clock(), gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
         calls = {key: _calls_per_visit(program, rules, clock) for key, program in programs.items()}
         rounds: dict[Key, list[tuple[float, ...]]] = {key: [] for key in programs}
         longest = 0.0
@@ -255,6 +251,9 @@ def interleaved_times(
                 rounds[key].append(_visit(programs[key], calls[key], clock))
             longest = max(longest, clock() - round_started)
             on_round(number + 1, clock() - started)
+    finally:
+        if was_enabled:
+            gc.enable()
     return {key: tuple(times) for key, times in rounds.items()}
 
 
@@ -278,18 +277,6 @@ def _visit(program: Callable[[], object], calls: int, clock: Clock) -> tuple[flo
         program()
         times.append(clock() - started)
     return tuple(times)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _timing(row: BenchRow, times: Mapping[BenchRow, Rounds]) -> RowTiming:
