@@ -185,10 +185,8 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
 
 def _random_plan(model: nn.Module, *, name: str, rate: float, shape: ImageShape, width: int, seed: int) -> GroupingPlan:
     levels = group_levels(model, torch.zeros(1, *shape), name=name, rate=rate, min_channels_per_group=width)
-    random, shapes = (
-        np.random.default_rng(seed),
-        {layer.name: layer.weight_shape for layer in select_layers(model).layers},
-    )
+    random = np.random.default_rng(seed)
+    shapes = {layer.name: layer.weight_shape for layer in select_layers(model).layers}
     return GroupingPlan(
         {
             name: LayerPlan(

@@ -16,8 +16,6 @@ class ChannelGraph:
     """The channels of a graph's tensors, and the classes of them that share an order.
 
     Attributes:
-        graph_module: the graph, as `traced` makes it.
-        classes: the order classes.
         layouts: by node, the layout of its tensor; a tensor without one is in natural order.
         parts: by node, the layouts of the tensors that it gives as a list or tuple.
         grouped: by call, the grouped layers, which an order may or may not suit.

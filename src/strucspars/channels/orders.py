@@ -146,7 +146,6 @@ class GroupedLayer:
 
     Attributes:
         in_groups, out_groups: the group of every input channel, and of every output channel.
-        inputs, outputs: the layouts of the tensors.
         in_bytes, out_bytes: how many bytes a gather of each would copy.
     """
 

@@ -170,7 +170,6 @@ class Output:
 
     Attributes:
         console: for progress; the standard error with `as_json`, so that the JSON is alone on the standard output.
-        is_quiet: whether to print the outcome only.
     """
 
     def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
@@ -282,7 +281,11 @@ class RunProgress(RunObserver):
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         line = self._lines[run]
         if row["stage"] != line.stage:
-            self._say(f"{run}: {_compression_words(row)}")
+            removed = "channels" if "removed_channel_fraction" in row else "parameters"
+            fraction = row.get("removed_channel_fraction", row.get("removed_param_fraction"))
+            share = "" if fraction is None else f", {fraction:.1%} of the {removed} removed"
+            accuracies = f"accuracy {row['before_top1']:.2%} before, {row['test_top1']:.2%} after"
+            self._say(f"{run}: compressed{share}: {accuracies}")
             return
         formats = {
             "train_loss": "loss {:.3f}",
@@ -295,16 +298,8 @@ class RunProgress(RunObserver):
         self.steps_done(run, epoch=row["epoch"], step=line.steps)
         if not self._has_display:
             speed = line.steps / row["train_seconds"] if row["train_seconds"] > 0 else 0.0
-            words = f"{run}  {line.stage}  epoch {row['epoch']}/{line.epochs}  {line.numbers}  {speed:.0f} steps/s"
-            self._say(words)
+            self._say(f"{run}  {line.stage}  epoch {row['epoch']}/{line.epochs}  {line.numbers}  {speed:.0f} steps/s")
 
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
-
-
-def _compression_words(row: Mapping[str, Any]) -> str:
-    removed = "channels" if "removed_channel_fraction" in row else "parameters"
-    fraction = row.get("removed_channel_fraction", row.get("removed_param_fraction"))
-    what = "compressed" if fraction is None else f"compressed, {fraction:.1%} of the {removed} removed"
-    return f"{what}: accuracy {row['before_top1']:.2%} before, {row['test_top1']:.2%} after"

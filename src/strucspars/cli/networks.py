@@ -1,20 +1,16 @@
 """The networks that the commands work on: in a run folder, in a file, or by name."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from strucspars.cli.console import ImageShape
 from strucspars.core.plan import Preprocessing
 from strucspars.data.catalogue import digits
-from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load, read_plan
-from strucspars.io.files import check_readable
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load, opened, read_plan
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, check_takes_images, names_a_function
 from strucspars.models.preprocessing import preprocessing_of
 from strucspars.models.weights import CHECKPOINT_SUFFIXES, load_weights_
@@ -34,8 +30,6 @@ class Target:
     """A network that a command works on; it is built when it is needed.
 
     Attributes:
-        name: of the network, as in `build_model`.
-        image_shape: channels, height and width of its images.
         num_classes: None to read it off the file.
         weights: a file or a name of torchvision's weights; None for random weights.
         folder, recipe: of the run; None if it is not in a run folder.
@@ -101,11 +95,13 @@ def find_target(
         refuse_ignored(f"the number of classes is read from {target}", {"--classes": classes})
     name = model or target
     weights = None if model is None else str(path)
-    stored = _stored_preprocessing(path)
+    stored, shape = _stored_preprocessing(path), image_shape or usual_image_shape(name)
+    if stored is not None and image_shape is None:
+        shape = len(stored.mean), stored.size, stored.size
     is_of_library = not names_a_function(name) and not name.startswith(tuple(OWN_NETWORKS))
     return Target(
         name=name,
-        image_shape=image_shape or (usual_image_shape(name) if stored is None else _shape_of(stored)),
+        image_shape=shape,
         num_classes=None if has_classes else classes or usual_classes(name),
         weights=weights,
         preprocessing=preprocessing_of(name, weights) if weights is not None and is_of_library else stored,
@@ -187,10 +183,6 @@ def _stored_preprocessing(path: Path) -> Preprocessing | None:
     return None if plan is None else plan.preprocessing
 
 
-def _shape_of(preprocessing: Preprocessing) -> ImageShape:
-    return len(preprocessing.mean), preprocessing.size, preprocessing.size
-
-
 def file_stem(model: str) -> str:
     """The name of a network as part of a file name."""
     return model.replace(":", "-").replace("/", "-")
@@ -207,7 +199,7 @@ def read_weights(model: nn.Module, weights: str, name: str) -> nn.Module:
     """Load weights into a dense model, which becomes the grouped or slimmed network of the file, if it is one."""
     path = Path(weights)
     if path.suffix == SAFETENSORS:
-        with _opened(path) as file:
+        with opened(path) as file:
             metadata = file.metadata() or {}
         if PLAN_KEY in metadata:
             return load(path, model)
@@ -217,24 +209,12 @@ def read_weights(model: nn.Module, weights: str, name: str) -> nn.Module:
     return model
 
 
-@contextmanager
-def _opened(path: Path, remedy: str = "restore it from a copy") -> Iterator[Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
-    check_readable(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
-
-
 def _classes_of_file(path: Path, name: str, folder: RunFolder | None) -> int:
     axes = _class_axes(name)
     remedy = "restore it from a copy"
     if folder is not None and not folder.is_one_shot:
         remedy += ", or delete it and summary.json and run again: the last checkpoint has both"
-    with _opened(path, remedy) as file:
+    with opened(path, remedy) as file:
         stored = set(file.keys())
         shapes = {key: file.get_slice(key).get_shape() for key, _ in axes if key in stored}
     if not axes:

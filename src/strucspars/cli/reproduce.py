@@ -40,7 +40,6 @@ class PlannedRow:
     """A row of a table, as runs.
 
     Attributes:
-        name: of its recipe.
         recipes: by run folder, one per seed.
         sources: runs whose first stage these reuse, by run folder.
     """
@@ -147,17 +146,11 @@ def list_rows(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:
     from strucspars.cost.text_table import Column, text_table
     from strucspars.train.run_folder import RunFolder
 
-    states = [(row.name, path, run_state(RunFolder(path))) for row in planned for path in row.recipes]
-    text = text_table(
-        [
-            Column("row", [name for name, _, _ in states], is_text=True),
-            Column("state", [state for _, _, state in states], is_text=True),
-            Column("folder", [str(path) for _, path, _ in states], is_text=True),
-        ]
-    )
+    states = [(row.name, run_state(RunFolder(path)), str(path)) for row in planned for path in row.recipes]
+    columns = zip(("row", "state", "folder"), zip(*states, strict=True), strict=True)
+    text = text_table([Column(title, cells, is_text=True) for title, cells in columns])
     rows = [
-        {"row": name, "folder": str(path), "state": state, "is_finished": state == FINISHED}
-        for name, path, state in states
+        {"row": name, "folder": path, "state": state, "is_finished": state == FINISHED} for name, state, path in states
     ]
     return text, {"rows": rows}
 

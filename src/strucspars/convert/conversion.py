@@ -56,7 +56,6 @@ def convert_(
 
     Args:
         model: any module; no graph is traced.
-        plan: what to group.
         optimizer: its momenta are converted with the weights. Give it in the call that groups the layers, or make a new
             one.
         example_inputs: a tensor, or a tuple of positional arguments. The network is run on them, and on random ones
@@ -105,7 +104,6 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
 
     Args:
         model: any module.
-        plan: what to prune.
         optimizer: the one that trains the masked model; it forgets the momenta of pruned weights.
 
     >>> import numpy as np

@@ -25,7 +25,6 @@ class LayerBudget:
     """What one layer costs, and what each group level would keep of its norm.
 
     Attributes:
-        name: the layer's name in the network.
         cost: of the ungrouped layer, in the unit of the target: parameters, multiply-accumulates, ...
         kept_norm: kept fraction of the norm for the levels 1, 2, ... as `kept_norm_by_level` gives it. The default, one
             entry, is for layers that cannot be grouped and only count towards the total.

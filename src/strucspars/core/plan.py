@@ -25,9 +25,6 @@ class LayerPlan:
 
     Attributes:
         group_level: level g, that is `2**(g - 1)` groups.
-        out_perm: order of the output channels, `perm[new] = old`, read-only.
-        in_perm: order of the input channels, likewise.
-        weight_shape: shape of the dense weight, `(C_out, C_in, *kernel)`.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])
@@ -83,7 +80,6 @@ class Preprocessing:
 
     Attributes:
         mean: per channel, of pixels scaled to 0 .. 1.
-        std: per channel, of the same.
         size: side of the centre crop.
         resize: length that the shortest side gets before; None where images have the right size already.
         interpolation: of the resizing.

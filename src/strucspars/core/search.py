@@ -90,7 +90,6 @@ class BisectionEffort:
     """How long to search.
 
     Attributes:
-        starts: random starts per block.
         annealing_steps: steps with tanh at the first, second, ... halving.
         rounded_steps: steps with signs after that, at least one.
     """

@@ -49,11 +49,8 @@ class LayerSize:
     """One convolution or linear layer, before grouping and after.
 
     Attributes:
-        module: the layer in its current form.
         weight_shape: shape of the weight before grouping.
-        groups: number of groups.
         weight_params: parameters of the weight; each of them multiplies once at every output position.
-        params: parameters of the whole layer, bias included.
     """
 
     module: nn.Module
@@ -77,8 +74,6 @@ class NetworkCount:
 
     Attributes:
         layers: the count of every convolution and linear layer, by name, in network order.
-        params: parameters of the whole network, shared ones once.
-        batch_norm_elements: output elements of all batch norms.
     """
 
     layers: Mapping[str, LayerCount]

@@ -29,9 +29,6 @@ class RemainingGather:
     """One channel shuffle that is left in a network.
 
     Attributes:
-        layer: name of the grouped layer that needs it.
-        side: before the layer, or after it.
-        channels: how many channels it copies.
         runs: in how many runs of neighbouring channels; few long ones are cheaper.
         nbytes: how much it copies for the example inputs that were counted or folded with, the whole batch of them.
     """
@@ -45,12 +42,7 @@ class RemainingGather:
 
 @dataclass(frozen=True, kw_only=True)
 class WidenedLayer:
-    """A layer that runs with fewer, wider groups: the same function, with zeros between the groups it had.
-
-    Attributes:
-        layer: its name.
-        groups: how many groups it had, and how many it runs with.
-    """
+    """A layer that runs with fewer, wider groups: the same function, with zeros between the groups it had."""
 
     layer: str
     groups: BeforeAfter

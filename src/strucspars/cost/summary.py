@@ -35,8 +35,6 @@ class SummaryRow:
     """One convolution or linear layer.
 
     Attributes:
-        name: its name in the network.
-        layer_type: name of its class.
         weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away, and
             for a scripted one.
         groups, params, macs: before grouping and after; `macs` is None without example inputs, and for a quantised or
@@ -61,8 +59,6 @@ class Summary:
     """A network before grouping and after. `str()` of it is a table.
 
     Attributes:
-        rows: the convolutions and linear layers, in network order.
-        params: parameters of the whole network, shared ones once.
         macs: multiply-accumulates of all rows; None without example inputs.
         paper_flops: the paper's FLOPs (Table 1), MACs plus 4 per batch-norm element; None likewise.
         gathers: the channel shuffles after grouping, in the order of a forward pass; None likewise.

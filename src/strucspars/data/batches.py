@@ -31,13 +31,9 @@ class EpochOrder:
     processes together see the same images in each step as one process with the larger batch.
 
     Attributes:
-        count: images of the split.
-        batch_size: images per step of one process.
         shuffled: a new order every epoch, and a last step filled up with the epoch's first images. Otherwise the
             natural order, and a last step filled up with image 0, marked as not valid.
         seed: of the orders; an epoch's order depends on nothing but the seed and the epoch.
-        rank: this process, from 0.
-        world_size: how many processes there are.
 
     >>> order = EpochOrder(count=5, batch_size=2, shuffled=False, seed=0)
     >>> order.indices(epoch=0).tolist()
@@ -91,7 +87,6 @@ class Batch:
 
     Attributes:
         images: floating point `(B, C, H, W)`, normalised.
-        labels: int64 `(B,)`.
         valid: bool `(B,)`; False where an image only fills up the last batch of an evaluation.
     """
 
@@ -127,11 +122,9 @@ class ResidentBatches(Batches):
     them: it lasts until the next epoch is filled in.
 
     Args:
-        split: the images.
         order: which images each step gets; its seed also seeds the augmentation.
         mean, std: per channel, of pixels scaled to 0 .. 1.
         device: where images `(steps, B, C, H, W)` and labels `(steps, B)` are.
-        augmentation: None for evaluation.
         memory_format, dtype: of each step's images.
     """
 

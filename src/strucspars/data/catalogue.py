@@ -45,7 +45,6 @@ def load_data(
     Args:
         name: one of `DATA_NAMES`, or `package.module:function`. Digits need no root; "imagenet" and "folder" are both
             image folders.
-        root: the folder of the data.
         download: fetch CIFAR to `root` if it is not there.
         preprocessing: of image folders; None for ImageNet's.
         val: folder of the images of an image folder to test on, if they are not in root.
@@ -148,11 +147,6 @@ class FunctionSplit(KeyedSplit):
 
     The random numbers that torch draws while an image is made depend on the seed, the epoch and the index only, so
     that a run resumes exactly. The global random state stays.
-
-    Args:
-        dataset: `dataset[index]` is a float32 image, normalised, and its label.
-        classes: names of the labels.
-        seed: of the random numbers.
     """
 
     def __init__(self, dataset: Any, classes: tuple[str, ...], *, seed: int) -> None:

@@ -64,7 +64,6 @@ class FolderSplit(KeyedSplit):
         root: a folder with one folder of images per class.
         preprocessing: of the images.
         random: crop anywhere and mirror every other image, as in training; otherwise take the centre.
-        seed: of the crops and mirrors.
         num_classes: outputs of the network. If given, it must fit: one folder per output in the order of names, or
             folders named by the numbers of their outputs, then maybe only some. None: one output per folder.
     """
@@ -186,7 +185,6 @@ def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, 
         root: with images, in folders of any depth; of a folder with train/ and val/ only train/ is read.
         preprocessing: of the images.
         count: how many to draw; all if there are fewer.
-        seed: of the draw.
 
     Raises:
         FileNotFoundError: there is no such folder, or no image in it.
@@ -218,10 +216,6 @@ class FolderData:
     """A data set that stays on disk.
 
     Attributes:
-        name: what the data set is called in recipes.
-        train: images to learn from, cropped at random.
-        test: images to evaluate on, cropped at the centre.
-        num_classes: labels are below it.
         image_shape: channels, height and width of the images that `train` and `test` give.
         preprocessing: of the images of `test`; None where a function of the user makes them.
     """
@@ -264,7 +258,6 @@ def image_folder(
         root: the folder with the two splits; with `val`, it may hold the classes to learn from itself.
         preprocessing: of the images; None for ImageNet's.
         val: folder of the images to test on, if they are elsewhere.
-        seed: of the random crops and mirrors.
         num_classes: outputs of the network, as in `FolderSplit`.
 
     Raises:

@@ -21,7 +21,6 @@ class ImageSet:
 
     Attributes:
         images: uint8 `(N, C, H, W)`.
-        labels: int64 `(N,)`, from 0 on.
     """
 
     images: torch.Tensor
@@ -44,12 +43,7 @@ class ResidentData:
     """A data set in memory with its normalisation and augmentation.
 
     Attributes:
-        name: what the data set is called in recipes.
-        train: images to learn from.
-        test: images to evaluate on, of the same shape.
-        num_classes: labels are below it.
         mean: per channel, of pixels scaled to 0 .. 1.
-        std: per channel, of the same.
         augmentation: for training images; None: no change.
     """
 
@@ -74,11 +68,7 @@ class ResidentData:
 
 
 class KeyedSplit(Dataset[tuple[torch.Tensor, int]]):
-    """The images of one split that are made when they are read: `split[epoch, index]` is an image and its label.
-
-    Attributes:
-        classes: their names, in the order of the labels.
-    """
+    """The images of one split that are made when they are read: `split[epoch, index]` is an image and its label."""
 
     classes: tuple[str, ...]
 

@@ -37,10 +37,6 @@ EXPORTERS: Registry[Exporter] = Registry(
 def register_exporter(name: str, exporter: Exporter) -> None:
     """Make a file format available as `ss.export(..., format=name)` and `strucspars export --format name`.
 
-    Args:
-        name: what the format is called.
-        exporter: how files of it are written and run.
-
     >>> import io, strucspars as ss
     >>> from strucspars.export.program import Exporter
     >>> class Scripted(Exporter):
@@ -70,10 +66,7 @@ class Agreement:
     """How closely a runtime agrees with the network.
 
     Attributes:
-        batch_sizes: the sizes that were tried.
         max_relative_error: largest difference over the largest entry of its output, of all outputs and batch sizes.
-        tolerance: what was allowed.
-        num_outputs: number of output tensors.
     """
 
     batch_sizes: tuple[int, ...]
@@ -87,13 +80,9 @@ class ExportReport:
     """A file that was written, and how closely it agrees with the network. `str()` of it is a short text.
 
     Attributes:
-        path: the file.
-        format: its name.
-        runtime: name and version of what checked it.
         nbytes: its size, with the files beside it.
         num_gathers: channel shuffles that folding left in it.
         gathered_bytes: what those copy for the example inputs.
-        agreement: of the runtime with the network.
 
     >>> agreement = Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1)
     >>> print(ExportReport(path=Path("model.onnx"), format="onnx", runtime="ONNX Runtime 1.31.0", nbytes=12345,

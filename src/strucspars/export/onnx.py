@@ -172,7 +172,6 @@ class OnnxRunner:
     once; the export has tested which is the case.
 
     Args:
-        path: the file.
         threads: that one image may use; None: one per core.
         images_per_call: how many images to give to ONNX Runtime at a time; None: one if the file has gathers, else all.
 

@@ -48,7 +48,6 @@ class ExampleBatch:
     """Example inputs of a network, on the CPU.
 
     Attributes:
-        arguments: one tensor per argument of `forward`.
         is_batched: for each, whether its first axis is the batch; none if the batch has a fixed size.
         sizes: the batch sizes to check: that of the example, and another one where the batch may vary.
     """
@@ -99,11 +98,6 @@ class InferenceProgram:
     Attributes:
         reference: the network as it was given, on the CPU, with which every file has to agree.
         exported: its folded form, as torch.export sees it.
-        batch: the example inputs.
-        input_names: one per input.
-        output_names: one per output tensor.
-        gathers: the channel shuffles that folding left.
-        metadata: the origin of the file, by key.
     """
 
     reference: nn.Module

@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,8 +60,6 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     and `DistributedDataParallel`. The `transform_input` of torchvision's GoogLeNet and Inception is saved too.
 
     Args:
-        model: what to save.
-        path: where.
         plan: the plan that the model was converted with, to keep its target and threshold too. None: the grouping
             alone, read off the model.
 
@@ -178,31 +177,34 @@ def _check_can_be_saved(name: str, value: object) -> None:
         ) from error
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file; a damaged one is a `ValueError`."""
+@contextmanager
+def opened(path: str | os.PathLike[str], remedy: str = "restore it from a copy") -> Iterator[Any]:
+    """An open safetensors file; a damaged one is a `ValueError` that ends with the remedy."""
     if not Path(path).exists() or Path(path).is_dir():
-        raise FileNotFoundError(f"there is no saved model at {path}")
+        raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
     check_readable(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-            return tensors, file.metadata() or {}
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} is not a readable safetensors file, or damaged: {error}; restore it from a copy"
-        ) from error
+        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file."""
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118  # no mapping
 
 
 def read_plan(path: str | os.PathLike[str]) -> GroupingPlan | None:
     """The plan in the metadata of a file, without its tensors; None where the file is of another kind."""
     if Path(path).suffix != ".safetensors" or not Path(path).is_file():
         return None
-    check_readable(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with opened(path) as file:
             metadata = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError):
-        return None  # who reads the tensors says what is wrong
+    except ValueError:
+        return None  # reading the tensors says what is wrong
     return GroupingPlan.from_json(metadata[PLAN_KEY], str(path)) if PLAN_KEY in metadata else None
 
 

@@ -43,7 +43,6 @@ def build_model(
     Args:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision classifier, `timm:NAME`,
             or `package.module:function`, which is called with `num_classes`.
-        num_classes: outputs.
         image_shape: channels, height and width of an image. If given, the network must take one.
         must_classify: it must return `num_classes` scores for it, too.
 

@@ -18,7 +18,6 @@ def preprocessing_of(name: str, weights: str | None = None) -> Preprocessing:
     """What the images of a network go through, by the file of its weights, else by its library, else ImageNet's.
 
     Args:
-        name: of the network, as in `build_model`.
         weights: as in `load_weights_`; None for fresh ones.
 
     >>> preprocessing_of("resnet50", "DEFAULT").resize, preprocessing_of("inception_v3").size

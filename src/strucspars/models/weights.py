@@ -43,11 +43,9 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     left out; log lines say so.
 
     Args:
-        model: what `build_model` built.
         source: a name of torchvision's weights, such as `DEFAULT`, or a checkpoint: a `.safetensors`, `.pt` or `.pth`
             file of a state dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed. Of a compressed
             network come the dense weights of the same function, with zeros outside its groups.
-        name: of the network, as in `build_model`.
         with_classifier: make another number of classes an error instead.
 
     Raises:

@@ -98,8 +98,6 @@ class SelectedLayer:
     """A layer that may be grouped, up to `largest_level`.
 
     Attributes:
-        name, module: the layer.
-        largest_level: the largest group level that it may get.
         fixed_level: the one it gets whatever its norms; None if that is open.
         input_second_moment: mean square of every input channel over the calibration images, `(C_in,)`; None unless an
             importance asks for it.

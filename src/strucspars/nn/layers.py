@@ -277,9 +277,7 @@ class LayerForms:
     """The types that one kind of layer has over its life.
 
     Attributes:
-        dense: before anything is pruned.
         masked: dense, with pruned connections at zero.
-        grouped: by groups between two shuffles.
         unshuffled: by groups, once the shuffles are in the weights.
     """
 

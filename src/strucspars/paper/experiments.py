@@ -33,7 +33,6 @@ class Experiment:
 
     Attributes:
         label: the recipe's name; with what was changed where several experiments have that name.
-        runs: at least one.
         changes: where the recipe differs from the packaged one of its name, such as `engine.precision=bf16`.
     """
 
@@ -163,9 +162,6 @@ class Measure:
 
     Attributes:
         key: its name in JSON, where fractions are in percent.
-        title: its name in tables.
-        unit: how it is written.
-        ours, papers: how to look it up.
         is_judged: whether the difference from the paper is shown.
     """
 
@@ -223,8 +219,6 @@ def comparison_document(
     """A table's rows for a program, accuracies in percent.
 
     Args:
-        table: such as `table1`.
-        experiments: its rows.
         others: experiments that may be the base of a row.
     """
     rows = []

@@ -22,7 +22,6 @@ class Sample:
 
     Attributes:
         deviation: of the sample; None for one run, or where it is unknown.
-        count: number of runs.
     """
 
     mean: float

@@ -20,11 +20,8 @@ class PaperRow:
     """A row of a table of the paper, accuracies as fractions; None where the paper has no number.
 
     Attributes:
-        table: its number.
-        params: parameters of the whole network.
         flops: as the paper counts them; `NetworkCount.paper_flops` counts in the same way.
         top1: finetuned, over ten runs where it has a deviation.
-        top5: finetuned.
         before_compression, after_compression: top-1 of Table 5.
         min_kept_norm: the searched threshold of Table 5. Differs from the paper: the table has the dropped share.
     """

@@ -207,10 +207,8 @@ class NormSite:
     """A batch norm whose channels can be removed.
 
     Attributes:
-        norm: its name.
         width: its channels in the dense network, read from layers that never narrow.
         producer: the convolution that loses outputs with the channels; None where the norm reads the residual stream.
-        consumer: the layer that loses inputs with the channels.
     """
 
     norm: str
@@ -432,7 +430,6 @@ def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.P
     Args:
         model: a network after `slim_`.
         selection: the one it was slimmed with.
-        path: where; a file that is there is replaced only by a complete one.
 
     >>> import tempfile
     >>> model = CifarResNet(8)

@@ -27,7 +27,6 @@ class Confusion:
     """Two group convolutions, one after the other, and the channels between their groups.
 
     Attributes:
-        first, second: names of the layers.
         learned: `(G_1, G_2)`: how many channels come from a group of the first and go to a group of the second.
         shufflenet: the same with the fixed shuffle of ShuffleNet.
     """

@@ -79,13 +79,9 @@ def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
 
 def _figures(run: RunData, layers: Sequence[Layer]) -> Iterator[NamedFigure]:
     confusions = () if run.plan is None else confusions_of(run.plan)
-    known = (
-        dynamics_figure(run),
-        cardinality_figure(run, layers) if layers else None,
-        confusion_figure(confusions) if confusions else None,
-        churn_figure(run),
-    )
-    yield from (figure for figure in known if figure is not None)
+    cardinality = cardinality_figure(run, layers) if layers else None
+    confusion = confusion_figure(confusions) if confusions else None
+    yield from filter(None, (dynamics_figure(run), cardinality, confusion, churn_figure(run)))
     yield from importance_figures(run, layers)
 
 

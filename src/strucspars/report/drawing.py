@@ -57,11 +57,8 @@ class NamedFigure:
 
     Attributes:
         name: for file names: lower-case letters, digits and `-`.
-        title: one line.
         caption: what is plotted, and how to read it.
         alt: what it shows, in numbers, for those who cannot see it.
-        figure: of matplotlib.
-        tables: the same in numbers.
     """
 
     name: str

@@ -43,8 +43,6 @@ class Picture:
     """A matrix on the page.
 
     Attributes:
-        title: below it.
-        alt: for those who cannot see it.
         address: of the image, a `data:` address.
         blocks: SVG path of the outlines of the diagonal blocks in the layer's frame; empty without.
     """
@@ -60,13 +58,10 @@ class Layer:
     """One layer at compression; of a run in its first stage, as of its last epoch.
 
     Attributes:
-        place: in network order, from 0.
-        weight_shape: of the dense weight, `(C_out, C_in, *kernel)`.
         group_level: of the plan, or of the last epoch.
         largest_level: that the layer may reach.
         out_perm, in_perm: the learned orders, `perm[new] = old`.
         kept_norm: share of the norm that the levels 1, 2, ... keep; empty where not known.
-        pictures: in the order to show them.
     """
 
     place: int
@@ -158,7 +153,7 @@ def layers_of(run: RunData) -> tuple[Layer, ...]:
 
 def _with_importance(layer: Layer, run: RunData) -> Layer:
     """With pictures and kept norms, which are of the last epoch where the matrix was not stored."""
-    stored = (run.importance.get("end") or run.importance.get("now") or {}).get(layer.name)
+    stored = run.learned_importance.get(layer.name)
     importance = None if stored is None else stored.astype(np.float64)
     kept = run.dynamics[-1].kept_norm[layer.place] if run.dynamics else np.zeros(0)
     if importance is not None:
@@ -189,7 +184,7 @@ def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iter
 
 def importance_figures(run: RunData, layers: Sequence[Layer]) -> Iterator[NamedFigure]:
     """Figures for print of a few grouped layers, spread over the network; the page shows every layer."""
-    matrices = run.importance.get("end") or run.importance.get("now") or {}
+    matrices = run.learned_importance
     grouped = [layer for layer in layers if layer.group_level > 1 and layer.name in matrices]
     middles = [(2 * part + 1) * len(grouped) // (2 * PRINTED_LAYERS) for part in range(PRINTED_LAYERS)]
     for place in dict.fromkeys(middles if grouped else []):

@@ -19,7 +19,7 @@ from strucspars.io.files import replace_folder
 from strucspars.report.contents import ComparisonContents, RunContents, comparison_contents, run_contents
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.layers import PRINTED
-from strucspars.report.named_table import NamedTable
+from strucspars.report.named_table import Cell, NamedTable, Unit
 from strucspars.report.reading import RunData
 from strucspars.train.recipe_reading import recipe_yaml
 
@@ -36,7 +36,6 @@ class WrittenReport:
     """The location of a report.
 
     Attributes:
-        page: to open first.
         run_pages: one per run, in their order; of a single run, it is the page.
         files: all that was written, figures and tables too.
     """
@@ -96,10 +95,10 @@ def _write_runs(runs: Sequence[RunData], folder: Path) -> list[Path]:
 
 
 def _write_run(run: RunData, folder: Path, *, overview: str | None) -> Path:
-    contents = run_contents(run)
+    contents, page = run_contents(run), folder / PAGE
     _write_files(folder, contents.figures, contents.tables)
-    _write_text(folder / PAGE, run_page(contents, overview=overview))
-    return folder / PAGE
+    _write_text(page, run_page(contents, overview=overview))
+    return page
 
 
 def _write_files(folder: Path, figures: Sequence[NamedFigure], tables: Sequence[NamedTable]) -> None:
@@ -187,32 +186,17 @@ def overview_page(contents: ComparisonContents, links: Sequence[RunLink]) -> str
 
 def runs_table(links: Sequence[RunLink]) -> NamedTable:
     """What was compared, run by run."""
-    return NamedTable(
-        name="runs",
-        title="Runs",
-        columns={
-            "run": "text",
-            "network": "text",
-            "data": "text",
-            "seed": "count",
-            "removed parameters": "percent",
-            "top-1": "percent",
-            "state": "text",
-        },
-        rows=tuple(
-            (
-                link.title,
-                link.run.recipe.model.name,
-                # One-shot compression reads no images and draws nothing at random.
-                None if link.run.one_shot is not None else link.run.recipe.data.name,
-                None if link.run.one_shot is not None else link.run.recipe.seed,
-                outcome.removed_param_fraction if (outcome := link.run.summary or link.run.plan) else None,
-                None if link.run.summary is None else link.run.summary.finetuned.last_top1,
-                link.run.state,
-            )
-            for link in links
-        ),
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for link in links:
+        run, recipe, outcome = link.run, link.run.recipe, link.run.summary or link.run.plan
+        # One-shot compression reads no images and draws nothing at random.
+        data, seed = (recipe.data.name, recipe.seed) if run.one_shot is None else (None, None)
+        removed = None if outcome is None else outcome.removed_param_fraction
+        top1 = None if run.summary is None else run.summary.finetuned.last_top1
+        rows.append((link.title, recipe.model.name, data, seed, removed, top1, run.state))
+    columns: dict[str, Unit] = {"run": "text", "network": "text", "data": "text", "seed": "count"}
+    columns |= {"removed parameters": "percent", "top-1": "percent", "state": "text"}
+    return NamedTable(name="runs", title="Runs", columns=columns, rows=tuple(rows))
 
 
 def _figure_sections(figures: Iterable[NamedFigure]) -> Iterator[tuple[str, str]]:

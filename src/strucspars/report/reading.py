@@ -41,9 +41,7 @@ class EpochLayers:
     """All layers after an epoch of the first stage, in network order.
 
     Attributes:
-        group_level, churn: `(layers,)`.
         kept_norm: `(layers, levels)`; NaN beyond a layer's last level.
-        out_perm, in_perm: a channel order for every layer.
     """
 
     group_level: IntArray
@@ -58,15 +56,11 @@ class RunData:
     """What a run folder holds.
 
     Attributes:
-        name: of the folder, which tells seeds apart; the recipe has the name of the experiment.
         summary: None if the run is not finished.
-        rows: of the metrics.
         plan: None before compression or the decision of a progressive run, and for other kinds of runs.
         weight_shapes: of the layers that may be grouped, by name, in network order.
         dynamics: the epochs of the stage that learns channel orders; empty where the run stored none.
         importance: `start` and `end` (of the learning) to S of every layer, where stored; `now` of a run in between.
-        environment: versions and hardware.
-        decisions: what the run decided once.
         bench: what `strucspars bench RUN --out RUN/bench.json` measured; None where there is no such file.
     """
 
@@ -87,6 +81,11 @@ class RunData:
     def seconds(self) -> Mapping[str, float]:
         """Of every stage so far."""
         return stage_seconds(self.rows)
+
+    @property
+    def learned_importance(self) -> Mapping[str, StoredMatrix]:
+        """S of every layer at the end of the learning, or of the last checkpoint before it."""
+        return self.importance.get("end") or self.importance.get("now") or {}
 
     @property
     def one_shot(self) -> Mapping[str, Any] | None:

@@ -122,37 +122,19 @@ def layer_table(run: RunData, layers: Sequence[Layer]) -> NamedTable:
     """Every layer that may be grouped: its weight, groups, parameters and kept norm."""
     rows: list[tuple[Cell, ...]] = []
     for layer in layers:
-        dense = math.prod(layer.weight_shape)
+        shape, dense = "x".join(map(str, layer.weight_shape)), math.prod(layer.weight_shape)
         compressed = dense // layer.num_groups
         churn = float(run.dynamics[-1].churn[layer.place]) if run.dynamics else math.nan
-        rows.append(
-            (
-                layer.name,
-                "x".join(map(str, layer.weight_shape)),
-                layer.group_level,
-                layer.num_groups,
-                num_groups(layer.largest_level),
-                dense,
-                compressed,
-                1 - compressed / dense,
-                layer.kept_at_level,
-                churn if math.isfinite(churn) else None,
-            )
-        )
+        groups = layer.group_level, layer.num_groups, num_groups(layer.largest_level)
+        sizes = dense, compressed, 1 - compressed / dense
+        rows.append((layer.name, shape, *groups, *sizes, layer.kept_at_level, churn if math.isfinite(churn) else None))
     return NamedTable(
         name="layers",
         title="Layers",
         columns={
-            "layer": "text",
-            "weight": "text",
-            "group level": "count",
-            "groups": "count",
-            "largest": "count",
-            "params dense": "count",
-            "params compressed": "count",
-            "removed": "percent",
-            "kept norm": "percent",
-            "churn, last epoch": "percent",
+            **dict.fromkeys(("layer", "weight"), "text"),
+            **dict.fromkeys(("group level", "groups", "largest", "params dense", "params compressed"), "count"),
+            **dict.fromkeys(("removed", "kept norm", "churn, last epoch"), "percent"),
         },
         rows=tuple(rows),
         notes=(
@@ -190,10 +172,7 @@ def comparison_table(
     """Experiments in the columns of a table of the paper, with the paper's numbers and the differences from them.
 
     Args:
-        table: such as `table1`.
-        experiments: its rows.
         others: experiments that may be the dense network or the base of a row.
-        measures: its columns; None for those of the table.
     """
     measures = MEASURES[table] if measures is None else measures
     has_paper = any(each.paper for each in experiments)

@@ -84,7 +84,6 @@ class Point:
     Attributes:
         network: such as `cifar10-resnet20`, or the model's name with the data's.
         method: `dense`, `strucspars`, `slimming`, one of Table 3, or `other methods`.
-        accuracy: top-1, as a fraction.
         costs: those that are known, by the names of `AXES`.
         label: the removed fraction that was asked for, what differs from the first network of that size, or the name
             of another method; empty where the method says all.
@@ -241,12 +240,9 @@ def _draw(axis: Axes, points: Sequence[Point], cost: str, colours: Mapping[str, 
 
 def _write_label(axis: Axes, point: Point, place: tuple[float, float], colour: str) -> None:
     """Ours below the line or to the right; the paper's above to the left: both are often at the same place."""
-    if not point.is_ours:
-        offset, side, height = (-6, 5), "right", "bottom"
-    elif point.is_on_line:
-        offset, side, height = (0, -7), "center", "top"
-    else:
-        offset, side, height = (7, 0), "left", "center"
+    offset, side, height = (-6, 5), "right", "bottom"
+    if point.is_ours:
+        offset, side, height = ((0, -7), "center", "top") if point.is_on_line else ((7, 0), "left", "center")
     style: dict[str, Any] = {"ha": side, "va": height, "fontsize": 7.5, "color": colour}
     axis.annotate(drawable(point.label, 20), place, xytext=offset, textcoords="offset points", **style)
 

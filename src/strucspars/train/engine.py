@@ -67,10 +67,6 @@ class Engine:
 
     Attributes:
         fabric: Lightning's access to device, precision and processes.
-        device: where this process computes.
-        rank, world_size: number of this process, and how many there are.
-        is_first: whether this process decides and writes files.
-        memory_format: of images and weights.
         captures_graphs: whether steps run as CUDA graphs: one process on a GPU, without a gradient scaler.
         casts_at_once: whether one kernel casts all weights to half precision: in a graph, the number of kernels counts.
     """

@@ -62,7 +62,6 @@ class Run:
     """One run; its arguments are those of `run_pipeline`. Data are loaded when first used.
 
     Attributes:
-        name: what observers know the run by.
         checkpoint: where the run resumes; None at its beginning.
     """
 
@@ -186,11 +185,11 @@ class Run:
 
     def check_images_of(self, checkpoint: Mapping[str, Any]) -> None:
         """Refuse to resume with other images: order, crops and steps of the epochs would differ."""
-        counts = [
-            each and f"{each['train_images']} to learn from and {each['test_images']} to test on"
-            for each in (checkpoint["images"], self.images)
-        ]
         if checkpoint["images"] != self.images:
+            counts = [
+                each and f"{each['train_images']} to learn from and {each['test_images']} to test on"
+                for each in (checkpoint["images"], self.images)
+            ]
             change = f"now {counts[1]}" if counts[0] != counts[1] else "of other names or classes"
             raise ValueError(
                 f"data.root {self.recipe.data.root} holds other images than when the run began: there were {counts[0]},"
@@ -227,22 +226,34 @@ class Run:
 
     def last_loss(self) -> StageLoss:
         """The loss of the last stage, with the recipe's teacher if it names one."""
-        options = self.recipe.finetune
-        if options.teacher is None:
-            return StageLoss(label_smoothing=self.recipe.stage2.label_smoothing)
-        if options.teacher == WEIGHTS:
-            return self._taught_by(self._dense_model())
-        folder = RunFolder(Path(options.teacher).expanduser())
+        options, teacher = self.recipe.finetune, None
+        if options.teacher is not None:
+            network = self._dense_model() if options.teacher == WEIGHTS else self._trained_teacher(options.teacher)
+            teacher = network.eval().requires_grad_(False)
+        return StageLoss(
+            label_smoothing=self.recipe.stage2.label_smoothing,
+            teacher=teacher,
+            weight=options.distill_weight,
+            temperature=options.distill_temperature,
+        )
+
+    def _trained_teacher(self, named: str) -> nn.Module:
+        """The network of a finished run."""
+        folder = RunFolder(Path(named).expanduser())
         if not folder.is_finished:
             raise ValueError(
                 f"finetune.teacher: {folder.path} is not the folder of a finished run; train the teacher first, "
                 "or name the folder of one"
             )
         teacher, own = folder.load_recipe(), self.recipe
+        # Image folders under any name have the classes that they store; other data sets have labels of their own.
+        label_sets = {
+            "classes" if each in ("imagenet", "folder") else each for each in (teacher.data.name, own.data.name)
+        }
         problem = ""
         if teacher.kind == "slimming":
             problem = "is a run of kind slimming; name a dense one"
-        elif _label_set(teacher.data.name) != _label_set(own.data.name):
+        elif len(label_sets) > 1:
             problem = (
                 f"was trained on {teacher.data.name}, this run learns from {own.data.name}: its outputs mean something "
                 "else; name a teacher of the same data"
@@ -255,16 +266,7 @@ class Run:
         if problem:
             raise ValueError(f"finetune.teacher: {folder.path} {problem}")
         self.check_classes_of(folder)
-        return self._taught_by(load(folder.model_path, self.fresh_model(name=teacher.model.name)))
-
-    def _taught_by(self, teacher: nn.Module) -> StageLoss:
-        options = self.recipe.finetune
-        return StageLoss(
-            label_smoothing=self.recipe.stage2.label_smoothing,
-            teacher=teacher.eval().requires_grad_(False),
-            weight=options.distill_weight,
-            temperature=options.distill_temperature,
-        )
+        return load(folder.model_path, self.fresh_model(name=teacher.model.name))
 
     def _dense_model(self) -> nn.Module:
         """The network of the recipe's weights before anything is removed."""
@@ -291,11 +293,6 @@ def wanted_preprocessing(recipe: Recipe) -> Preprocessing:
         resize=round(options.image_size * shortest / known.size) if options.resize is None else options.resize,
         interpolation=known.interpolation,
     )
-
-
-def _label_set(data: str) -> str:
-    """Image folders under any name have the classes that they store; other data sets have labels of their own."""
-    return "classes" if data in ("imagenet", "folder") else data
 
 
 def default_readers() -> int:

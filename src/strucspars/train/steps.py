@@ -25,9 +25,7 @@ class StageLoss:
     """Cross-entropy, mixed with the distance from a teacher if there is one (Hinton et al., 2015).
 
     Attributes:
-        label_smoothing: share of the label's weight that all classes share.
         teacher: in evaluation mode; None for none.
-        weight: share of the teacher in the loss.
         temperature: the higher, the softer are both predictions.
     """
 
