@@ -78,7 +78,7 @@ def _recipes(
     compressed = {out / run_name(recipe): recipe for recipe in seeded_recipes("demo", overrides, seeds)}
     if any(recipe.is_progressive for recipe in compressed.values()):
         raise ValueError(
-            "the demo shows two stages; for one, strucspars run demo sparsify.schedule=progressive stage2.epochs=31"
+            "the demo has two stages; try strucspars run demo sparsify.schedule=progressive stage2.epochs=31"
         )
     dense = {}
     for recipe, small in zip(seeded_recipes("demo-dense", overrides, seeds), compressed.values(), strict=True):

@@ -205,9 +205,8 @@ def reproduce(
     if collect:
         output.outcome(*collect_rows(table.value, patterns or ["*"], out, as_markdown=markdown))
         return
-    planned = planned_rows(
-        table.value, patterns=patterns, seeds=console.parse_seeds(seeds) or [0], overrides=overrides or [], out=out
-    )
+    wanted = console.parse_seeds(seeds) or [0]
+    planned = planned_rows(table.value, patterns=patterns, seeds=wanted, overrides=overrides or [], out=out)
     if only_list:
         output.outcome(*list_rows(planned))
         return

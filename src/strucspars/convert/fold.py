@@ -186,9 +186,8 @@ def _unfolded(model: nn.Module, arguments: tuple[Any, ...], reason: str) -> tupl
     gathers = shuffles_in_pass(copied(inference), fresh_arguments(arguments))
     graph_module = graph_of_one_call(inference, len(arguments))
     graph_module.eval()
-    return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=_num_batch_norms(inference), untraced_reason=reason
-    )
+    norms = _num_batch_norms(inference)
+    return graph_module, FoldReport(gathers=gathers, num_kept_batch_norms=norms, untraced_reason=reason)
 
 
 def _num_batch_norms(model: nn.Module) -> int:

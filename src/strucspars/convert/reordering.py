@@ -181,9 +181,8 @@ def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]
     if joined.classes == found.classes:
         return found, orders
     joined_orders = chosen_orders(layers, joined.classes)
-    copied, joined_copied = (
-        gather_cost(layers, graph.classes, chosen)[:2] for graph, chosen in ((found, orders), (joined, joined_orders))
-    )
+    copied = gather_cost(layers, found.classes, orders)[:2]
+    joined_copied = gather_cost(layers, joined.classes, joined_orders)[:2]
     return (joined, joined_orders) if joined_copied <= copied else (found, orders)
 
 

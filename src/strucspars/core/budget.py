@@ -49,9 +49,7 @@ class LayerBudget:
         if not is_number(self.cost) or not 0 <= self.cost < math.inf:
             raise ValueError(f"{where}cost must be finite and not negative, got {self.cost!r}")
         if not _falls(self.kept_norm) or self.kept_norm[0] != 1:
-            raise ValueError(
-                f"{where}kept_norm must be a sequence from 1.0 on that never rises, got {self.kept_norm!r}"
-            )
+            raise ValueError(f"{where}kept_norm must be numbers from 1.0 on that never rise, got {self.kept_norm!r}")
         object.__setattr__(self, "kept_norm", tuple(float(fraction) for fraction in self.kept_norm))
         object.__setattr__(self, "cost", float(self.cost))
         costs = self.cost_by_level

@@ -191,9 +191,7 @@ class GroupingPlan:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
         for name, layer in self.layers.items():
             if name not in weight_shapes:
-                raise ValueError(
-                    f"layer {name!r} of the plan is not in the network; {_hint(name, list(weight_shapes))}"
-                )
+                raise ValueError(f"layer {name!r} of the plan is not in the network; {_hint(name, [*weight_shapes])}")
             shape = tuple(weight_shapes[name])
             if shape != layer.weight_shape:
                 raise ValueError(
@@ -210,6 +208,5 @@ def _hint(name: str, present: Collection[str]) -> str:
     return f"{question}give the network that the plan was made for, not one around it nor a part of it"
 
 
-PLAN_FIELDS = tuple(
-    field.name for field in dataclasses.fields(GroupingPlan) if field.name not in ("layers", "preprocessing")
-)
+_NESTED = ("layers", "preprocessing")
+PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name not in _NESTED)

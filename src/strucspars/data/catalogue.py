@@ -67,9 +67,7 @@ def load_data(
     if name in CIFAR_LAYOUTS:
         return read_cifar(root, CIFAR_LAYOUTS[name], download=download)
     if download:
-        raise ValueError(
-            f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}, and leave download out"
-        )
+        raise ValueError(f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}; leave download out")
     return replace(image_folder(root, preprocessing, val=val, seed=seed, num_classes=num_classes), name=name)
 
 
@@ -122,10 +120,9 @@ def digits() -> ResidentData:
         raise ModuleNotFoundError("the digits come with scikit-learn; pip install scikit-learn") from error
     pixels, labels = load_digits(return_X_y=True)
     # An integer seed means numpy's old generator, whose numbers are promised never to change.
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
-    )
-    train, test = torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test))
+    places = np.arange(len(labels))
+    split = train_test_split(places, test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels)
+    train, test = (torch.from_numpy(np.sort(part)) for part in split)
     scaled = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) * (255 / BRIGHTEST)
     enlarged = functional.interpolate(scaled, scale_factor=2, mode="bilinear", align_corners=False)
     images = enlarged.round().to(torch.uint8).repeat(1, 3, 1, 1)
@@ -196,12 +193,9 @@ def data_of_function(name: str, root: str | None, *, seed: int) -> ResidentData 
     train, test = (FunctionSplit(each, tuple(map(str, classes)), seed=seed) for each in made)
     shapes = [_checked_image(split, f"data {name!r}") for split in (train, test)]
     if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"data {name!r}: images to learn from are {shapes[0]}, those to test on {shapes[1]}; crop them"
-        )
-    return FolderData(
-        name=name, train=train, test=test, num_classes=len(classes), image_shape=shapes[0], preprocessing=None
-    )
+        raise ValueError(f"data {name!r}: images to learn from are {shapes[0]}, to test on {shapes[1]}; crop them")
+    labels = len(classes)
+    return FolderData(name=name, train=train, test=test, num_classes=labels, image_shape=shapes[0], preprocessing=None)
 
 
 def _checked_image(split: FunctionSplit, where: str) -> tuple[int, int, int]:

@@ -45,9 +45,7 @@ def in_8_bits(image: Image.Image) -> Image.Image:
         # Rounded: 257 is odd, so nothing is halfway.
         return Image.fromarray(((np.asarray(image).astype(np.int32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(
-            f"its 32-bit pixels (Pillow's mode {image.mode}) have no fixed range, and must be converted to 8 or 16 bit"
-        )
+        raise ValueError(f"its 32-bit pixels (mode {image.mode}) have no fixed range; convert them to 8 or 16 bit")
     return image
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,9 +29,8 @@ from strucspars.export.program import (
 )
 from strucspars.io.files import replace_file
 
-EXPORTERS: Registry[Exporter] = Registry(
-    "format", {"onnx": OnnxExporter(), "openvino": OpenVinoExporter(), "torch": TorchExporter()}
-)
+_BUILT_IN: Mapping[str, Exporter] = {"onnx": OnnxExporter(), "openvino": OpenVinoExporter(), "torch": TorchExporter()}
+EXPORTERS = Registry("format", _BUILT_IN)
 
 
 def register_exporter(name: str, exporter: Exporter) -> None:
@@ -190,9 +189,8 @@ def export(
             program.metadata[PREPROCESSING_KEY] = json.dumps(asdict(preprocessing))
         with replace_file(path, follow_link=True) as unfinished:
             exporter.write(program, unfinished)
-            agreement = check_agreement(
-                program.reference, partial(exporter.load, unfinished), program.batch, runtime=runtime, path=path
-            )
+            load = partial(exporter.load, unfinished)
+            agreement = check_agreement(program.reference, load, program.batch, runtime=runtime, path=path)
             nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())
     return ExportReport(
         path=path,

@@ -80,9 +80,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     present = model_plan(model)
     plan = present if plan is None else under_first_names(model, plan)
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
-        raise ValueError(
-            "the plan is not the one that the model was converted with; leave it out or give the right one"
-        )
+        raise ValueError("the plan is not the one that the model was converted with; give that one or none")
     versions = {name: version for name, version in state_versions(network).values() if version != 1}
     metadata = {
         PLAN_KEY: plan.to_json(),

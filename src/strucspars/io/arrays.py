@@ -56,6 +56,4 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
                 for entry in entries
             }
     except Exception as error:
-        raise ValueError(
-            f"{path} is damaged or holds more than plain arrays: {error}; restore it from a copy or delete it"
-        ) from error
+        raise ValueError(f"{path} is damaged or holds more than arrays: {error}; restore or delete it") from error

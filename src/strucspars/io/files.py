@@ -134,9 +134,7 @@ def read_text(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> str
     try:
         return read_bytes(path, limit=limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text ({error.reason}); restore it from a copy, or save it in UTF-8"
-        ) from error
+        raise ValueError(f"{path} is not UTF-8 text ({error.reason}); restore it, or save it in UTF-8") from error
 
 
 def check_not_packed(file: BinaryIO) -> None:

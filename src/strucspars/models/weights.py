@@ -101,7 +101,7 @@ def _torchvision_state(source: str, name: str) -> dict[str, Any]:
         state: Mapping[str, Any] = choices[source].get_state_dict(check_hash=True, progress=False)
     except (OSError, RuntimeError) as error:  # no connection; another hash
         raise ValueError(
-            f"weights {source!r} of {name!r} could not be fetched: {error}; give a file that is here instead"
+            f"weights {source!r} of {name!r} could not be fetched: {error}; give a file instead"
         ) from error
     return dict(state)
 

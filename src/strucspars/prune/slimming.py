@@ -179,9 +179,7 @@ def _checked_channels(name: str, channels: Any, width: int) -> IntArray:
         raise ValueError(f"batch norm {name!r}: kept channels must be a list of whole numbers, one at least")
     array = array.astype(np.int64)
     if array[0] < 0 or array[-1] >= width or (np.diff(array) <= 0).any():
-        raise ValueError(
-            f"batch norm {name!r}: kept channels must ascend within [0, {width}), got {array[:8].tolist()}"
-        )
+        raise ValueError(f"batch norm {name!r}: kept channels must ascend in [0, {width}), got {array[:8].tolist()}")
     return array
 
 
@@ -260,9 +258,7 @@ def dense_sites(model: nn.Module) -> tuple[NormSite, ...]:
                 "slim already; start from a freshly built one"
             )
         if type(norm) is not nn.BatchNorm2d or not norm.affine:
-            raise ValueError(
-                f"{site.norm!r} is {norm}, slimming needs a BatchNorm2d with a scale; slim before you change"
-            )
+            raise ValueError(f"{site.norm!r} is {norm}, slimming needs a BatchNorm2d with a scale; slim first")
         for name in filter(None, (site.producer, site.consumer)):
             layer = model.get_submodule(name)
             is_dense = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)

@@ -65,9 +65,7 @@ def run_contents(run: RunData) -> RunContents:
 
 def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
     """Everything to show of several runs: accuracy against cost, and tables with the paper's numbers beside ours."""
-    experiments = experiments_of(
-        FinishedRun(run.path, run.recipe, run.summary) for run in runs if run.summary is not None
-    )
+    experiments = experiments_of(FinishedRun(run.path, run.recipe, run.summary) for run in runs if run.summary)
     latencies, note = comparable_latencies(runs)
     figures = []
     # Accuracies on different images do not belong on one axis.

@@ -256,12 +256,10 @@ def boundaries(groups: int) -> tuple[float, ...]:
 
 def block_means(matrix: FloatArray, *, largest_side: int = LARGEST_SIDE) -> FloatArray:
     """Means over blocks of nearly equal size, so many that no side is longer than `largest_side`."""
-    row_starts, column_starts = (_block_starts(length, largest_side) for length in matrix.shape)
-    sums = np.add.reduceat(np.add.reduceat(matrix, row_starts, axis=0), column_starts, axis=1)
-    heights, widths = (
-        np.diff(starts, append=length) for starts, length in zip((row_starts, column_starts), matrix.shape, strict=True)
-    )
-    means: FloatArray = sums / np.outer(heights, widths)
+    rows, columns = (_block_starts(length, largest_side) for length in matrix.shape)
+    sums = np.add.reduceat(np.add.reduceat(matrix, rows, axis=0), columns, axis=1)
+    sizes = np.outer(np.diff(rows, append=len(matrix)), np.diff(columns, append=matrix.shape[1]))
+    means: FloatArray = sums / sizes
     return means
 
 

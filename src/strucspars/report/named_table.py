@@ -96,9 +96,8 @@ class NamedTable:
         parts = [max(cells, key=len, default={"": None}) for cells in columns]
         buffer = io.StringIO()
         writer = csv.writer(buffer)
-        writer.writerow(
-            [_harmless(f"{title}{part}") for title, known in zip(self.columns, parts, strict=True) for part in known]
-        )
+        headed = zip(self.columns, parts, strict=True)
+        writer.writerow([_harmless(f"{title}{part}") for title, known in headed for part in known])
         for row in self.rows:
             cells = zip(map(_parts, row), parts, strict=True)
             writer.writerow([_harmless(values.get(part)) for values, known in cells for part in known])

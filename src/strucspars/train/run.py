@@ -96,9 +96,8 @@ class Run:
     def _data(self) -> ResidentData | FolderData:
         options = self.recipe.data
         if options.batch_size % self.engine.world_size:
-            raise ValueError(
-                f"data.batch_size {options.batch_size} cannot be shared by {self.engine.world_size} processes"
-            )
+            processes = self.engine.world_size
+            raise ValueError(f"data.batch_size {options.batch_size} cannot be shared by {processes} processes")
         root, val = (None if each is None else Path(each).expanduser() for each in (options.root, options.val))
         data = load_data(
             options.name,
@@ -153,9 +152,7 @@ class Run:
     def calibration_images(self, count: int) -> list[torch.Tensor]:
         """Images of the first epoch to learn from, in batches."""
         if self.engine.world_size > 1:
-            raise ValueError(
-                "sparsify.calibration in place of a first stage is for one process; start the run without torchrun"
-            )
+            raise ValueError("sparsify.calibration without a first stage is for one process; start without torchrun")
         return [images for images, _ in self.calibration_batches(count)]
 
     def calibration_batches(self, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

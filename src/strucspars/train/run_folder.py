@@ -128,7 +128,7 @@ class RunFolder:
             descriptor = os.open(self.lock_path, flags, 0o666)
         except FileExistsError as error:
             raise RunFolderBusy(
-                f"another process has just begun a run in {self.path}; wait for it, or use another folder"
+                f"another process began a run in {self.path}; wait for it, or use another folder"
             ) from error
         except OSError as error:
             raise disk_error("lock", self.lock_path, error) from error
