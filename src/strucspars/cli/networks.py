@@ -71,9 +71,12 @@ def find_target(
     if path.is_dir():
         refuse_ignored(f"the run in {target} has its own", {"--classes": classes})
         folder, recipe = run_with_network(path, named=model)
+        if image_shape is None and (folder.is_one_shot or names_a_function(recipe.data.name)):
+            key = ONE_SHOT if folder.is_one_shot else DATA_OF_FUNCTION
+            image_shape = tuple(folder.remembered(key)["image_shape"])
         return Target(
             name=recipe.model.name,
-            image_shape=image_shape or _saved_image_shape(folder, recipe),
+            image_shape=image_shape or data_image_shape(recipe.data),
             num_classes=None,
             weights=str(folder.model_path),
             folder=folder,
@@ -166,14 +169,6 @@ def data_image_shape(data: DataRecipe) -> ImageShape:
     if data.name == "digits":
         return digits().image_shape
     return CIFAR_SHAPE if data.name.startswith("cifar") else (3, data.image_size, data.image_size)
-
-
-def _saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
-    if not folder.is_one_shot and not names_a_function(recipe.data.name):
-        return data_image_shape(recipe.data)
-    key = ONE_SHOT if folder.is_one_shot else DATA_OF_FUNCTION
-    channels, height, width = folder.remembered(key)["image_shape"]
-    return channels, height, width
 
 
 def _stored_preprocessing(path: Path) -> Preprocessing | None:

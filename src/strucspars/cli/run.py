@@ -189,16 +189,21 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output
     A failed run stops only those that build on it. `Interrupted` is raised if a signal arrived before all were done.
     """
     from strucspars.train.run import RunInterrupted
-    from strucspars.train.side_by_side import run_side_by_side
+    from strucspars.train.run_folder import RunFolder
+    from strucspars.train.side_by_side import run_side_by_side, wanted_workers
     from strucspars.train.solver_pool import solver_pool
 
     if jobs > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"--jobs {jobs} is for one process; under torchrun, runs are started one after the other")
     for path in recipes:
-        _say_where(path, output)
+        folder, state = RunFolder(path), run_state(RunFolder(path))
+        words = {FINISHED: f"{path} is finished already", NOT_BEGUN: f"starting in {path}"}
+        # The run itself refuses other folders.
+        if not folder.is_one_shot and (state != FINISHED or folder.model_path.is_file()):
+            output.remark(words.get(state, f"resuming in {path}: {state}"))
     with (
         StopRequest() as stop,
-        solver_pool(max(map(_solver_workers, recipes.values()))) as executor,
+        solver_pool(max(wanted_workers(recipe.engine) for recipe in recipes.values())) as executor,
         console.RunProgress(output.console, quiet=output.is_quiet) as progress,
     ):
 
@@ -221,27 +226,6 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output
         raise Interrupted("\n".join(lines), number)
     output.remark("")
     return outcomes
-
-
-def _say_where(path: Path, output: console.Output) -> None:
-    from strucspars.train.run_folder import RunFolder
-
-    folder = RunFolder(path)
-    state = run_state(folder)
-    if folder.is_one_shot or (state == FINISHED and not folder.model_path.is_file()):
-        return  # the run refuses the folder
-    words = {FINISHED: f"{path} is finished already", NOT_BEGUN: f"starting in {path}"}
-    output.remark(words.get(state, f"resuming in {path}: {state}"))
-
-
-def _solver_workers(recipe: Recipe) -> int:
-    import torch
-
-    from strucspars.train.solver_pool import default_workers
-
-    if recipe.engine.solver_workers is not None:
-        return recipe.engine.solver_workers
-    return default_workers(on_gpu=recipe.engine.device != "cpu" and torch.cuda.is_available())
 
 
 def finished_runs(outcomes: Outcomes) -> dict[Path, RunSummary]:

@@ -116,7 +116,7 @@ def _wrong(outputs: object, expected: object, *, whole_numbers: bool = False) ->
 
 
 def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments: tuple[Any, ...]) -> str:
-    """How graph and network differ in their next call: the graph has no memory, the network may have."""
+    """How graph and network differ in their next call: the network may have a memory."""
     wrong = _wrong(folded(*fresh_arguments(arguments)), called(*fresh_arguments(arguments)))
     return f"{wrong}, once both were called before: does the network keep something from call to call?" if wrong else ""
 
@@ -222,22 +222,15 @@ def fold_batch_norms_(graph_module: fx.GraphModule) -> None:
         if any(user is not node and not asks_for_shape(user) for user in source.users):
             continue
         norm, layer = graph_module.get_submodule(node.target), graph_module.get_submodule(str(source.target))
-        if _is_foldable_norm(norm) and _takes_a_norm(layer, source):
+        # Without running statistics a norm normalises by the batch, in eval mode too.
+        is_fixed = type(norm) in BATCH_NORMS and norm.running_mean is not None
+        # Batch norm looks at axis 1, a linear layer puts its outputs on the last.
+        on_axis_1 = not isinstance(layer, nn.Linear) or len(tensor_shape(source) or ()) == 2
+        are_plain = has_plain_forward(norm) and has_plain_forward(layer)
+        if is_fixed and on_axis_1 and are_plain and type(layer) in DENSE_AND_GROUPED_TYPES:
             fold_into_layer_(layer, cast(nn.BatchNorm2d, norm))
             node.replace_all_uses_with(source)
             graph_module.graph.erase_node(node)
-
-
-def _is_foldable_norm(norm: nn.Module) -> bool:
-    # Without running statistics it normalises by the batch, in eval mode too.
-    return type(norm) in BATCH_NORMS and has_plain_forward(norm) and norm.running_mean is not None
-
-
-def _takes_a_norm(layer: nn.Module, call: fx.Node) -> bool:
-    if type(layer) not in DENSE_AND_GROUPED_TYPES or not has_plain_forward(layer):
-        return False
-    # Batch norm looks at axis 1, a linear layer puts its outputs on the last.
-    return not isinstance(layer, nn.Linear) or len(tensor_shape(call) or ()) == 2
 
 
 def other_norms_as_modules_(graph_module: fx.GraphModule) -> None:
@@ -248,23 +241,19 @@ def other_norms_as_modules_(graph_module: fx.GraphModule) -> None:
         # Some take an image without a batch too, and give it one.
         if after is None or not has_plain_forward(norm) or len(source_shape(node)) != 4 or norm.running_mean is None:
             continue
-        last = node.args[0]
+        last, mean = node.args[0], cast(torch.Tensor, norm.running_mean)
+        eps = cast(nn.BatchNorm2d, norm).eps
+        plain = nn.BatchNorm2d(len(mean), eps=eps, device=mean.device, dtype=mean.dtype).eval()
+        for name in ("running_mean", "running_var", "weight", "bias"):
+            tensor = getattr(norm, name)
+            # Without scales to copy, the plain norm starts with ones and zeros.
+            if tensor is not None:
+                getattr(plain, name).data = tensor.detach().clone()
         with graph_module.graph.inserting_before(node):
-            for name, module in {"norm": _plain_batch_norm(norm), **after}.items():
+            for name, module in {"norm": plain, **after}.items():
                 free = free_name(graph_module, f"{node.target}_{name}")
                 graph_module.add_submodule(free, module)
                 last = graph_module.graph.call_module(free, (last,))
                 last.meta = dict(node.meta)
         node.replace_all_uses_with(last)
         graph_module.graph.erase_node(node)
-
-
-def _plain_batch_norm(norm: nn.Module) -> nn.BatchNorm2d:
-    mean = cast(torch.Tensor, norm.running_mean)
-    plain = nn.BatchNorm2d(len(mean), eps=cast(nn.BatchNorm2d, norm).eps, device=mean.device, dtype=mean.dtype).eval()
-    for name in ("running_mean", "running_var", "weight", "bias"):
-        tensor = getattr(norm, name)
-        # Without scales to copy, the plain norm starts with ones and zeros.
-        if tensor is not None:
-            getattr(plain, name).data = tensor.detach().clone()
-    return plain

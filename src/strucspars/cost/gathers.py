@@ -72,11 +72,22 @@ class FoldReport:
     def __str__(self) -> str:
         parts = ["no gathers remain"]
         if self.gathers:
+            columns = [
+                Column("layer", [gather.layer or "(model)" for gather in self.gathers], is_text=True),
+                Column("gather", [gather.side for gather in self.gathers], is_text=True),
+                Column("channels", [f"{gather.channels:,}" for gather in self.gathers]),
+                Column("runs", [f"{gather.runs:,}" for gather in self.gathers]),
+                Column("bytes", [f"{gather.nbytes:,}" for gather in self.gathers]),
+            ]
             noun = "gather remains" if len(self.gathers) == 1 else "gathers remain"
-            parts = [_gather_table(self.gathers), f"{len(self.gathers)} {noun}, {self.gathered_bytes:,} bytes"]
+            parts = [text_table(columns), f"{len(self.gathers)} {noun}, {self.gathered_bytes:,} bytes"]
         if self.widened:
+            columns = [
+                Column("layer", [layer.layer or "(model)" for layer in self.widened], is_text=True),
+                Column("groups", [f"{layer.groups.before} -> {layer.groups.after}" for layer in self.widened]),
+            ]
             noun = "layer runs" if len(self.widened) == 1 else "layers run"
-            parts += ["", _widened_table(self.widened), f"{len(self.widened)} {noun} with wider groups"]
+            parts += ["", text_table(columns), f"{len(self.widened)} {noun} with wider groups"]
         if self.num_kept_batch_norms:
             parts.append(f"{self.num_kept_batch_norms} batch norms follow no layer that could take them in")
         if self.untraced_reason:
@@ -161,24 +172,3 @@ def shuffles_in_pass(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Rema
     with noted_shuffles(model) as noted, uncompiled(model):
         model(*arguments)
     return tuple(noted)
-
-
-def _gather_table(gathers: tuple[RemainingGather, ...]) -> str:
-    return text_table(
-        [
-            Column("layer", [gather.layer or "(model)" for gather in gathers], is_text=True),
-            Column("gather", [gather.side for gather in gathers], is_text=True),
-            Column("channels", [f"{gather.channels:,}" for gather in gathers]),
-            Column("runs", [f"{gather.runs:,}" for gather in gathers]),
-            Column("bytes", [f"{gather.nbytes:,}" for gather in gathers]),
-        ]
-    )
-
-
-def _widened_table(widened: tuple[WidenedLayer, ...]) -> str:
-    return text_table(
-        [
-            Column("layer", [layer.layer or "(model)" for layer in widened], is_text=True),
-            Column("groups", [f"{layer.groups.before} -> {layer.groups.after}" for layer in widened]),
-        ]
-    )

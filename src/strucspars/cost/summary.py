@@ -158,14 +158,21 @@ def _row(
     if not size.weight_shape:
         packed = "its packed weight is counted neither as parameters nor in MACs"
         notes.append("no MACs counted" if size.params.after else packed)
-    elif _is_all_zero(size.module):
+    # Tensors of other types may lack these operations.
+    elif is_plain(weight := weight_of(size.module)) and not weight.is_meta and not weight.any().item():
         notes.append("all zero")
-    macs = None
+    macs = kept_norm = None
     if name in positions:
         params, uses = size.weight_params, positions[name]
         macs = BeforeAfter(params.before * uses, params.after * uses)
         if uses == 0:
             notes.append("not called as a module in this pass: no MACs counted")
+    if layer is not None and not is_grouped(size.module) and not weight_of(size.module).is_meta:
+        try:
+            importance = importance_matrix(weight_of(size.module))
+        except ValueError as error:
+            raise ValueError(f"layer {name!r}: {error}") from error
+        kept_norm = float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
     return SummaryRow(
         name=name,
         layer_type=type(size.module).__name__,
@@ -173,32 +180,9 @@ def _row(
         groups=size.groups,
         params=size.params,
         macs=macs,
-        kept_norm=None if layer is None else _kept_norm(name, size.module, layer),
+        kept_norm=kept_norm,
         note="; ".join(notes),
     )
-
-
-def _opaque_size(module: nn.Module) -> LayerSize:
-    """The size of a layer with a packed weight, or of a scripted one, as far as it is known."""
-    groups, params = vars(module).get("groups", 1), sum(parameter.numel() for parameter in module.parameters())
-    return LayerSize(module, (), BeforeAfter(groups, groups), BeforeAfter(0, 0), BeforeAfter(params, params))
-
-
-def _is_all_zero(module: nn.Module) -> bool:
-    weight = weight_of(module)
-    # Tensors of other types may lack these operations.
-    return is_plain(weight) and not weight.is_meta and not weight.any().item()
-
-
-def _kept_norm(name: str, module: nn.Module, layer: LayerPlan) -> float | None:
-    weight = weight_of(module)
-    if is_grouped(module) or weight.is_meta:
-        return None
-    try:
-        importance = importance_matrix(weight)
-    except ValueError as error:
-        raise ValueError(f"layer {name!r}: {error}") from error
-    return float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
 
 
 def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gathers: tuple[RemainingGather, ...]) -> str:
@@ -219,6 +203,12 @@ def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gather
         ],
         TEXT_WIDTH,
     )
+
+
+def _opaque_size(module: nn.Module) -> LayerSize:
+    """The size of a layer with a packed weight, or of a scripted one, as far as it is known."""
+    groups, params = vars(module).get("groups", 1), sum(parameter.numel() for parameter in module.parameters())
+    return LayerSize(module, (), BeforeAfter(groups, groups), BeforeAfter(0, 0), BeforeAfter(params, params))
 
 
 def _totals(summary: Summary) -> str:

@@ -144,8 +144,9 @@ class ResidentBatches(Batches):
         self.augmentation = augmentation
         self._all_images = split.images.to(device)
         self._all_labels = split.labels.to(device)
-        self._mean = _per_channel(mean, device)
-        self._std = _per_channel(std, device)
+        # Of pixels in 0 .. 255, per channel.
+        factors = torch.tensor([mean, std], dtype=torch.float64) * 255
+        self._mean, self._std = factors.to(device, torch.float32)[..., None, None]
         shape = (self.steps * self.batch_size, *split.images.shape[1:])
         self._rows = torch.empty(shape, dtype=dtype, device=device, memory_format=memory_format)
         self.images = self._rows.view(self.steps, self.batch_size, *shape[1:])
@@ -165,23 +166,19 @@ class ResidentBatches(Batches):
         # An interruption below leaves parts of two epochs in the buffers.
         self._filled_epoch = None
         indices = self.order.indices(epoch).to(self.device)
-        variations = self._variations(epoch)
+        if self.augmentation is not None:
+            # Drawn for all processes on the CPU, so that neither their number nor the device changes an image.
+            generator = generator_for(Stream.CROPS, self.order.seed, epoch)
+            drawn = drawn_variations(self.order.places, self.augmentation, generator)
+            variations = self.order.share(drawn).flatten(0, 1).to(self.device)
         self.labels.copy_(self._all_labels[indices])
         for start in range(0, len(self._rows), IMAGES_PER_PIECE):
             piece = slice(start, start + IMAGES_PER_PIECE)
             images = self._all_images[indices.view(-1)[piece]]
-            if self.augmentation is not None and variations is not None:
+            if self.augmentation is not None:
                 images = varied(images, variations[piece], padding=self.augmentation.padding)
             self._rows[piece].copy_(images.to(torch.float32).sub_(self._mean).div_(self._std))
         self._filled_epoch = epoch
-
-    def _variations(self, epoch: int) -> torch.Tensor | None:
-        """Drawn for all processes on the CPU, so that neither their number nor the device changes an image."""
-        if self.augmentation is None:
-            return None
-        generator = generator_for(Stream.CROPS, self.order.seed, epoch)
-        drawn = drawn_variations(self.order.places, self.augmentation, generator)
-        return self.order.share(drawn).flatten(0, 1).to(self.device)
 
 
 class FolderBatches(Batches):
@@ -275,8 +272,3 @@ class _StepSampler(Sampler[list[SampleKey]]):
         epoch = self.epoch
         for indices in self.order.indices(epoch)[self.start_step :].tolist():
             yield [(epoch, index) for index in indices]
-
-
-def _per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Of pixels in 0 .. 255, ready to be combined with images."""
-    return (torch.tensor(values, dtype=torch.float64) * 255).to(torch.float32).view(-1, 1, 1).to(device)

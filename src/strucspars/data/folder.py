@@ -98,11 +98,7 @@ class FolderSplit(KeyedSplit):
 
     def __getitem__(self, key: SampleKey) -> tuple[torch.Tensor, int]:
         epoch, index = key
-        path = os.fsdecode(self._paths[index])
-        try:
-            image = resized(read_image(path), self.preprocessing)
-        except Exception as error:  # decoders of many formats raise many types
-            raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
+        image = resized_image(os.fsdecode(self._paths[index]), self.preprocessing)
         if self.random:
             image = self._random_crop(image, generator_for(Stream.SAMPLE, self.seed, epoch, index))
         else:
@@ -124,6 +120,14 @@ def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     shortest = preprocessing.size if preprocessing.resize is None else preprocessing.resize
     result: Image.Image = functional.resize(image, shortest, InterpolationMode(preprocessing.interpolation))
     return result
+
+
+def resized_image(path: str, preprocessing: Preprocessing) -> Image.Image:
+    """The image in a file, resized."""
+    try:
+        return resized(read_image(path), preprocessing)
+    except Exception as error:  # decoders of many formats raise many types
+        raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
 
 
 def normalised(image: Image.Image, preprocessing: Preprocessing) -> torch.Tensor:
@@ -198,15 +202,10 @@ def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, 
             f"{', '.join(IMG_EXTENSIONS)}"
         )
     chosen = torch.randperm(len(paths), generator=generator_for(Stream.ORDER, seed, 0))[:count]
-    return torch.stack([_centre(paths[index], preprocessing) for index in sorted(chosen.tolist())])
-
-
-def _centre(path: Path, preprocessing: Preprocessing) -> torch.Tensor:
-    try:
-        image = resized(read_image(str(path)), preprocessing)
-    except Exception as error:  # decoders of many formats raise many types
-        raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
-    return normalised(functional.center_crop(image, preprocessing.size), preprocessing)
+    images = (resized_image(str(paths[index]), preprocessing) for index in sorted(chosen.tolist()))
+    return torch.stack(
+        [normalised(functional.center_crop(image, preprocessing.size), preprocessing) for image in images]
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

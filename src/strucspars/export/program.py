@@ -159,7 +159,9 @@ class TorchExporter(Exporter):
                 torch.export.save(program.exported, buffer, extra_files=dict(program.metadata))
         # Unsupported parts of a program raise errors of many kinds, without a common base.
         except Exception as error:
-            raise ValueError(f"torch.export cannot write it: {first_line(error)}; try another format") from error
+            raise ValueError(
+                f"torch.export cannot write the network: {first_line(error)}; try another format"
+            ) from error
         path.write_bytes(buffer.getvalue())
 
     def load(self, path: Path) -> Inference:

@@ -120,7 +120,12 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     plan = GroupingPlan.from_json(metadata[PLAN_KEY], str(path))
     transforms = read_transforms(metadata, str(path))
     versions = _read_json(metadata, STATE_VERSIONS_KEY, dict[str, int], str(path))
-    _check_dense(network)
+    for name, module in bare_modules(network):
+        if is_grouped(module) or is_masked(module):
+            raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
+    for name, tensor in network.state_dict().items():
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
     try:
         needed = _bare_state(convert_(copied(network), plan))
     except ValueError as error:
@@ -243,15 +248,6 @@ def _network_inside(model: nn.Module) -> nn.Module:
 def _bare_state(model: nn.Module) -> dict[str, torch.Tensor]:
     state = model.state_dict()
     return {bare: state[name] for name, bare in bare_state_names(model).items()}
-
-
-def _check_dense(model: nn.Module) -> None:
-    for name, module in bare_modules(model):
-        if is_grouped(module) or is_masked(module):
-            raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
-    for name, tensor in model.state_dict().items():
-        if tensor.is_meta:
-            raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
 
 
 def input_transforms(model: nn.Module) -> dict[str, bool]:

@@ -70,20 +70,19 @@ def _paper_row(cells: Mapping[str, str]) -> PaperRow:
     )
 
 
-def _other_method(cells: Mapping[str, str]) -> OtherMethod:
-    return OtherMethod(
+# By recipe. The files hold what the paper prints: accuracies in percent, and the share of the norm that is dropped.
+# Networks of Table 3 have the groups of the finetuned one, and so its size.
+PAPER_ROWS = {cells["recipe"]: _paper_row(cells) for cells in _read("published.csv")}
+OTHER_METHODS = tuple(
+    OtherMethod(
         network=cells["network"],
         method=cells["method"],
         params=float(cells["params"]) if cells["params"] else None,
         flops=float(cells["flops"]),
         top1=float(cells["top1"]) / 100,
     )
-
-
-# By recipe. The files hold what the paper prints: accuracies in percent, and the share of the norm that is dropped.
-# Networks of Table 3 have the groups of the finetuned one, and so its size.
-PAPER_ROWS = {cells["recipe"]: _paper_row(cells) for cells in _read("published.csv")}
-OTHER_METHODS = tuple(map(_other_method, _read("other_methods.csv")))
+    for cells in _read("other_methods.csv")
+)
 
 PAPER_TIMES = PublishedTimes(
     source="the paper",

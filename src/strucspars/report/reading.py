@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE, RunFolder
 # S is stored in half precision, which is enough for pictures.
 StoredMatrix = npt.NDArray[np.floating[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,16 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
     rows = [
         {key: value for key, value in row.items() if key == "stage" or is_number(value)} for row in read_metrics(folder)
     ]
-    shapes = _weight_shapes(folder, plan)
+    if plan is not None:
+        shapes = {name: layer.weight_shape for name, layer in plan.layers.items()}
+    else:
+        entries = _record(folder, folder.path / "layers.json", list[LayerShape], [])
+        shapes = {layer.name: layer.weight_shape for layer in entries}
     # A killed run may have stored one epoch more than its metrics have.
     stage = learning_stage(recipe)
     epochs = sum(row["stage"] == stage for row in rows)
+    stored = [folder.dynamics / f"{stage}-{epoch:04d}.npz" for epoch in range(1, epochs + 1)]
+    has_dynamics = shapes and any(folder.dynamics.glob(f"{stage}-*.npz"))
     return RunData(
         path=folder.path,
         name=folder.path.resolve().name,
@@ -140,35 +147,18 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         rows=rows,
         plan=plan,
         weight_shapes=shapes,
-        dynamics=_dynamics(folder, list(shapes.values()), stage, epochs),
+        dynamics=[_epoch_layers(path, list(shapes.values())) for path in stored] if has_dynamics else [],
         importance=_importance(folder, recipe, shapes),
-        environment=_json_object(folder, folder.environment_path),
-        decisions=_json_object(folder, folder.decisions_path),
+        environment=_record(folder, folder.environment_path, dict[str, Any], {}),
+        decisions=_record(folder, folder.decisions_path, dict[str, Any], {}),
         bench=report_from_json(read_text(bench), str(bench)) if bench.exists() else None,
     )
 
 
-def _json_object(folder: RunFolder, path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
+def _record(folder: RunFolder, path: Path, kind: type[Value], missing: Value) -> Value:
     value = folder.read_json(path)
-    stored: dict[str, Any] = {} if value is None else convert(dict[str, Any], value, str(path))
-    return stored
-
-
-def _weight_shapes(folder: RunFolder, plan: GroupingPlan | None) -> Shapes:
-    """From the plan; before the compression from `layers.json`."""
-    if plan is not None:
-        return {name: layer.weight_shape for name, layer in plan.layers.items()}
-    path = folder.path / "layers.json"
-    entries = folder.read_json(path)
-    layers = [] if entries is None else convert(list[LayerShape], entries, str(path))
-    return {layer.name: layer.weight_shape for layer in layers}
-
-
-def _dynamics(folder: RunFolder, shapes: Sequence[tuple[int, ...]], stage: str, epochs: int) -> list[EpochLayers]:
-    if not shapes or not any(folder.dynamics.glob(f"{stage}-*.npz")):
-        return []
-    return [_epoch_layers(folder.dynamics / f"{stage}-{epoch:04d}.npz", shapes) for epoch in range(1, epochs + 1)]
+    record: Value = missing if value is None else convert(kind, value, str(path))
+    return record
 
 
 def _epoch_layers(path: Path, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:

@@ -221,12 +221,10 @@ def _notes(experiments: Sequence[Experiment], titles: Set[str]) -> tuple[str, ..
     for each in experiments:
         labels.setdefault(each.changes, []).append(each.label)
     if any(labels):
-        changed = [f"{', '.join(changes)} in {_some(names)}" for changes, names in labels.items() if changes]
+        changed = []
+        for changes, names in labels.items():
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            changed += [f"{', '.join(changes)} in {', '.join(names[:MOST_NAMES])}{more}"] if changes else []
         said = ", ".join(next(iter(labels))) if len(labels) == 1 else "; ".join(changed)
         notes.append(f"Not quite as in the recipes: {said}.")
     return tuple(notes)
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -15,9 +15,10 @@ from strucspars.train.engine import is_one_of_several_processes, lost_processes_
 from strucspars.train.observer import RunFailed, RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
-from strucspars.train.recipe import Recipe
+from strucspars.train.recipe import EngineRecipe, Recipe
 from strucspars.train.run import SPARSIFIED, RunInterrupted, TrainingDiverged
 from strucspars.train.run_folder import RunFolder
+from strucspars.train.solver_pool import default_workers
 
 SECONDS_BETWEEN_CHECKS = 0.5
 
@@ -98,6 +99,13 @@ def run_side_by_side(
                 for future in done:
                     future.result()
     return {path: outcomes[path] for path in recipes}
+
+
+def wanted_workers(engine: EngineRecipe) -> int:
+    """How many processes learn the channel orders of a run."""
+    if engine.solver_workers is not None:
+        return engine.solver_workers
+    return default_workers(on_gpu=engine.device != "cpu" and torch.cuda.is_available())
 
 
 def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]:
