@@ -28,12 +28,7 @@ SITTING = TimingRules(seconds=20.0, max_rounds=30)
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedNetwork:
-    """One network as a file.
-
-    Attributes:
-        top1: accuracy of the file on the labelled images; None where there were none, or it was never trained for them.
-        ms: median milliseconds for one image on one thread.
-    """
+    """One network as a file; `top1` is None without labelled images, or if it was never trained for them."""
 
     top1: float | None
     params: int
@@ -44,12 +39,7 @@ class DeployedNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedPair:
-    """What compression has won and lost. `str()` of it is a table.
-
-    Attributes:
-        speedup: of the compressed file, within the same rounds.
-        path: the ONNX file of the compressed network.
-    """
+    """What compression has won and lost; the speed-up is within the same rounds. `str()` of it is a table."""
 
     dense: DeployedNetwork
     compressed: DeployedNetwork
@@ -95,10 +85,6 @@ def deployed_pair(
         batches: labelled images; each is read once.
         is_dense_trained: False where the dense network has never learned these labels: it is not scored.
         on_progress: called with what is being done, and how much of it is done.
-
-    Raises:
-        ImportError: ONNX Runtime is not installed.
-        ValueError: a network cannot be exported.
     """
     models, example = {"dense": dense, "compressed": compressed}, random_image(image_shape)
     with tempfile.TemporaryDirectory(prefix="strucspars-dense-") as folder:

@@ -132,10 +132,7 @@ def random_networks(
     min_channels_per_group: int = 1,
     seed: int = 0,
 ) -> list[BenchNetwork]:
-    """A network by name with random weights, dense and at every rate; `group_levels` says how they are reached.
-
-    The seed is that of weights, statistics and orders.
-    """
+    """A network by name with random weights, dense and at every rate; see `group_levels`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()

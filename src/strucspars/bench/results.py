@@ -29,11 +29,7 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class RowSize:
-    """What a network holds and computes.
-
-    Attributes:
-        operation_ratio: how many times fewer multiply-accumulates than the dense network.
-    """
+    """What a network holds and computes; `operation_ratio` is how many times fewer MACs than the dense one."""
 
     params: int
     macs: int
@@ -112,12 +108,7 @@ class MissingRuntime:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """Everything that a bench measured, and how.
-
-    Attributes:
-        commit: of the code; None where it is not a checkout.
-        missing: runtimes that could not be measured.
-    """
+    """Everything that a bench measured, and how; `missing` are the runtimes that are not installed."""
 
     command: str
     commit: str | None
@@ -149,12 +140,7 @@ class PublishedTime:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTimes:
-    """A published table of times, of batch 1 and one thread; its first row is the dense network.
-
-    Attributes:
-        source: what the rows are called.
-        conditions: where it was published, and the hardware.
-    """
+    """A published table of times, of batch 1 and one thread; its first row is the dense network."""
 
     source: str
     conditions: str
@@ -179,10 +165,7 @@ def table_title(network: str, image_shape: ImageShape, *, batch: int, threads: i
 
 
 def report_text(report: BenchReport, published: PublishedTimes | None = None) -> str:
-    """The report for people: a table for every network, batch size and number of threads, then notes.
-
-    Published times are shown beside those of the same network under the same conditions.
-    """
+    """The report for people: a table for every network, batch and number of threads, with published times; and notes."""
     numbers: dict[str, str] = {}
     tables: dict[str, list[BenchRow]] = {}
     for row in report.rows:

@@ -93,10 +93,7 @@ def bench(
     rules: TimingRules | None = None,
     on_progress: OnProgress = lambda words, done: None,
 ) -> BenchReport:
-    """Measure a network dense and compressed; `command` is what to type to measure the same again.
-
-    The rules hold for every batch size and number of threads.
-    """
+    """Measure a network dense and compressed; `command` is what to type to measure the same again."""
     rules = rules or TimingRules()
     runtimes = [known_runtime(name) for name in subject.runtimes]
     present = [runtime for runtime in runtimes if runtime.is_installed]

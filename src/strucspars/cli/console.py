@@ -166,10 +166,9 @@ def is_first_process() -> bool:
 
 
 class Output:
-    """Prints for one command. Of several processes only the first prints.
+    """Prints for one command: the outcome to the standard output, the rest to the standard error with `as_json`.
 
-    Attributes:
-        console: for progress; the standard error with `as_json`, so that the JSON is alone on the standard output.
+    Of several processes only the first prints.
     """
 
     def __init__(self, *, as_json: bool, quiet: bool = False) -> None:

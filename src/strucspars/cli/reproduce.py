@@ -37,12 +37,7 @@ OWN_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRow:
-    """A row of a table, as runs.
-
-    Attributes:
-        recipes: by run folder, one per seed.
-        sources: runs whose first stage these reuse, by run folder.
-    """
+    """A row of a table, as runs by folder, one per seed; `sources` are runs whose first stage these reuse."""
 
     name: str
     recipes: Mapping[Path, Recipe]

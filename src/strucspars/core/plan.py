@@ -178,12 +178,7 @@ class GroupingPlan:
 
     @classmethod
     def from_json(cls, text: str, where: str = "grouping plan") -> "GroupingPlan":
-        """Read a plan and check all of it; a file that is damaged, foreign or newer is a `ValueError`.
-
-        Args:
-            text: what `to_json` has written.
-            where: what an error calls it.
-        """
+        """Read a plan and check all of it; `where` is what an error calls the text."""
         document = check_header(parse_json(text, where), where, format=FORMAT, format_version=FORMAT_VERSION)
         return as_record(cls, document, where)
 

@@ -87,12 +87,7 @@ FROZEN = np.float32(20)
 
 @dataclass(frozen=True)
 class BisectionEffort:
-    """How long to search.
-
-    Attributes:
-        annealing_steps: steps with tanh at the first, second, ... halving.
-        rounded_steps: steps with signs after that, at least one.
-    """
+    """How long to search: random starts, annealing steps at the first, second, ... halving, then steps with signs."""
 
     starts: int
     annealing_steps: tuple[int, ...]

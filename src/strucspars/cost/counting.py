@@ -46,12 +46,7 @@ class BeforeAfter:
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One convolution or linear layer, before grouping and after.
-
-    Attributes:
-        weight_shape: shape of the weight before grouping.
-        weight_params: parameters of the weight; each of them multiplies once at every output position.
-    """
+    """One convolution or linear layer; each of its `weight_params` multiplies once at every output position."""
 
     module: nn.Module
     weight_shape: tuple[int, ...]
@@ -70,11 +65,7 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class NetworkCount:
-    """Size of a network and cost of one forward pass.
-
-    Attributes:
-        layers: the count of every convolution and linear layer, by name, in network order.
-    """
+    """Size of a network and cost of one forward pass, with the count of every layer by name, in network order."""
 
     layers: Mapping[str, LayerCount]
     params: int

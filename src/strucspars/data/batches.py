@@ -96,12 +96,7 @@ class Batch:
 
 
 class Batches(ABC):
-    """A split, dealt out in batches of one size.
-
-    Args:
-        order: which images each step gets.
-        device: where the batches go.
-    """
+    """A split, dealt out in batches of one size."""
 
     def __init__(self, order: EpochOrder, device: torch.device) -> None:
         self.order = order

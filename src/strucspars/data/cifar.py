@@ -78,17 +78,7 @@ CIFAR_LAYOUTS = {layout.name: layout for layout in (CIFAR10, CIFAR100)}
 
 
 def read_cifar(root: str | os.PathLike[str], layout: CifarLayout, *, download: bool = False) -> ResidentData:
-    """The training and test images of CIFAR-10 or CIFAR-100, 32 x 32 pixels.
-
-    Args:
-        root: the folder that holds the layout's folder or archive, or one of the two itself.
-        layout: `CIFAR10` or `CIFAR100`.
-        download: fetch the archive to `root` with torchvision if it is not there.
-
-    Raises:
-        FileNotFoundError: no data there; the message lists the places looked at.
-        ValueError: a file is damaged, incomplete, or asks for code to be run (which is not done).
-    """
+    """The images of CIFAR-10 or CIFAR-100 in `root`, which holds the folder or the archive, or is one of the two."""
     root = Path(root)
     files = _find_files(root, layout)
     if files is None and download:

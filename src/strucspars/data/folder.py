@@ -25,22 +25,13 @@ FORMATS_WITHOUT_32_BIT = ("PNG", "PPM")
 
 
 def read_image(path: str) -> Image.Image:
-    """The image in a file, in 8-bit RGB. 16-bit grey is scaled by its whole range: 65535 becomes 255.
-
-    Raises:
-        ValueError: the pixels have no fixed range, or it is not a regular file.
-        Exception: of almost any type, where the file is damaged.
-    """
+    """The image in a file, in 8-bit RGB. 16-bit grey is scaled by its whole range: 65535 becomes 255."""
     with open_file(path, limit=IMAGE_BYTES) as file, Image.open(file, formats=FORMATS) as image:
         return in_8_bits(image).convert("RGB")
 
 
 def in_8_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bit, where Pillow would clip it at 255; images of 8 bit are not changed.
-
-    Raises:
-        ValueError: the pixels are 32-bit numbers, which have no known white.
-    """
+    """16-bit grey scaled to 8 bit, where Pillow would clip it at 255; images of 8 bit are not changed."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in FORMATS_WITHOUT_32_BIT):
         # Rounded: 257 is odd, so nothing is halfway.
         return Image.fromarray(((np.asarray(image).astype(np.int32) + 128) // 257).astype(np.uint8))
@@ -163,12 +154,7 @@ def _outputs_of(classes: Sequence[str], num_classes: int, root: Path) -> IntArra
 
 
 def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: int) -> FolderSplit:
-    """The labelled images of a folder to evaluate a network of so many outputs on: in val/ or test/, if it has these.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it has no folder of images per class.
-        ValueError: the classes are not those of the network.
-    """
+    """The labelled images of a folder to evaluate a network of so many outputs on: in val/ or test/, if it has these."""
     place = test_folder(root) or root
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give one with a folder of images for every class")
@@ -181,17 +167,7 @@ def test_folder(root: Path) -> Path | None:
 
 
 def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, seed: int = 0) -> torch.Tensor:
-    """Some images of a folder, cropped at the centre and normalised: float32 `(N, 3, size, size)`.
-
-    Args:
-        root: with images, in folders of any depth; of a folder with train/ and val/ only train/ is read.
-        preprocessing: of the images.
-        count: how many to draw; all if there are fewer.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no image in it.
-        ValueError: an image is damaged.
-    """
+    """Some images of a folder, also of `train/` in it, cropped at the centre and normalised: `(N, 3, size, size)`."""
     place = root / "train" if (root / "train").is_dir() else root
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give a folder of images")
@@ -210,12 +186,7 @@ def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FolderData:
-    """A data set that stays on disk.
-
-    Attributes:
-        image_shape: channels, height and width of the images that `train` and `test` give.
-        preprocessing: of the images of `test`; None where a function of the user makes them.
-    """
+    """A data set that stays on disk; `preprocessing` is None where a function of the user makes the images."""
 
     name: str
     train: KeyedSplit
@@ -256,10 +227,6 @@ def image_folder(
         preprocessing: of the images; None for ImageNet's.
         val: folder of the images to test on, if they are elsewhere.
         num_classes: outputs of the network, as in `FolderSplit`.
-
-    Raises:
-        FileNotFoundError: a folder is missing, or has no classes, or a class has no images.
-        ValueError: the splits have different classes, or not those of the network.
     """
     preprocessing = preprocessing or Preprocessing()
     train_root, test_root = root / "train", test_folder(root if val is None else val)

@@ -17,11 +17,7 @@ SampleKey = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """The images of one split and their labels.
-
-    Attributes:
-        images: uint8 `(N, C, H, W)`.
-    """
+    """The images of one split, uint8 `(N, C, H, W)`, and their labels, int64 `(N,)`."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -40,12 +36,7 @@ class Augmentation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResidentData:
-    """A data set in memory with its normalisation and augmentation.
-
-    Attributes:
-        mean: per channel, of pixels scaled to 0 .. 1.
-        augmentation: for training images; None: no change.
-    """
+    """A data set in memory; mean and deviation are per channel, of pixels scaled to 0 .. 1."""
 
     name: str
     train: ImageSet

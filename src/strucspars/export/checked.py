@@ -62,11 +62,7 @@ def find_exporter(format: str) -> Exporter:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How closely a runtime agrees with the network.
-
-    Attributes:
-        max_relative_error: largest difference over the largest entry of its output, of all outputs and batch sizes.
-    """
+    """How closely a runtime agrees with the network: the largest error of any output and batch size."""
 
     batch_sizes: tuple[int, ...]
     max_relative_error: float
@@ -210,9 +206,6 @@ def check_agreement(
 
     The model must be on the CPU; it is called in eval mode and not changed. The names of the runtime and of the future
     file are for messages.
-
-    Raises:
-        ExportMismatch: the runtime fails, or something differs; the message says what.
     """
     run: Inference | None = None
     compared: list[Comparison] = []

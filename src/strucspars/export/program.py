@@ -93,12 +93,7 @@ def example_batch(arguments: tuple[Any, ...], *, dynamic_batch: bool) -> Example
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceProgram:
-    """A network that is ready to be written.
-
-    Attributes:
-        reference: the network as it was given, on the CPU, with which every file has to agree.
-        exported: its folded form, as torch.export sees it.
-    """
+    """A network that is ready to be written; every file has to agree with the `reference`, the network as given."""
 
     reference: nn.Module
     exported: torch.export.ExportedProgram

@@ -182,9 +182,6 @@ def replace_file(
         path: the file to replace.
         former: another name for its present version, which must exist then; None: it is deleted.
         follow_link: if `path` is a link, replace its target instead of the link.
-
-    Raises:
-        OSError: the file cannot be written; the message says why, and what helps.
     """
     target = followed(Path(path)) if follow_link else Path(path)
     with _named_errors(Path(path)):

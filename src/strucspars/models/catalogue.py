@@ -46,9 +46,6 @@ def build_model(
         image_shape: channels, height and width of an image. If given, the network must take one.
         must_classify: it must return `num_classes` scores for it, too.
 
-    Raises:
-        ValueError: there is no such network, or it does not fit the images.
-
     >>> type(build_model("cifar-resnet20", num_classes=100, image_shape=(3, 32, 32))).__name__
     'CifarResNet'
     """

@@ -47,9 +47,6 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
             file of a state dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed. Of a compressed
             network come the dense weights of the same function, with zeros outside its groups.
         with_classifier: make another number of classes an error instead.
-
-    Raises:
-        ValueError: there are no such weights, the file is damaged, or they belong to another network.
     """
     path = Path(source).expanduser()
     if path.suffix in CHECKPOINT_SUFFIXES or path.is_file():

@@ -274,12 +274,7 @@ class MaskedLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class LayerForms:
-    """The types that one kind of layer has over its life.
-
-    Attributes:
-        masked: dense, with pruned connections at zero.
-        unshuffled: by groups, once the shuffles are in the weights.
-    """
+    """The types that a layer has over its life; `unshuffled` is grouped, with the shuffles in the weights."""
 
     dense: type[nn.Module]
     masked: type[nn.Module]
@@ -330,11 +325,7 @@ def groups_of_weight(module: nn.Module) -> int:
 
 
 def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
-    """Shape of the weight that the layer has, or had before it was grouped.
-
-    Raises:
-        ValueError: the weight is no parameter, or has no shape yet; the message has the layer's name.
-    """
+    """Shape of the weight that the layer has, or had before it was grouped."""
     weight = module._parameters.get("weight")
     if weight is None or is_lazy(weight):
         raise ValueError(

@@ -117,13 +117,7 @@ def gain_over_base(experiment: Experiment, experiments: Sequence[Experiment]) ->
 
 @dataclass(frozen=True)
 class Collection:
-    """The finished runs of some recipes in a folder.
-
-    Attributes:
-        experiments: in the order of the recipes, their runs by seed.
-        unreadable: damaged run folders, and what is wrong with them.
-        not_counted: run folders that repeat another one, and which.
-    """
+    """The finished runs of some recipes in a folder; by path, why others are damaged or not counted."""
 
     experiments: tuple[Experiment, ...]
     unreadable: Mapping[Path, str]
@@ -158,12 +152,7 @@ def collected(out: Path, names: Sequence[str]) -> Collection:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that runs and rows of the paper have.
-
-    Attributes:
-        key: its name in JSON, where fractions are in percent.
-        is_judged: whether the difference from the paper is shown.
-    """
+    """A number that runs and rows of the paper have; where `is_judged`, its difference from the paper is shown."""
 
     key: str
     title: str
@@ -216,11 +205,7 @@ MEASURES: Mapping[str, tuple[Measure, ...]] = {
 def comparison_document(
     table: str, experiments: Sequence[Experiment], others: Sequence[Experiment]
 ) -> list[dict[str, Any]]:
-    """A table's rows for a program, accuracies in percent.
-
-    Args:
-        others: experiments that may be the base of a row.
-    """
+    """A table's rows for a program, accuracies in percent; `others` may be the base of a row."""
     rows = []
     for experiment in experiments:
         row: dict[str, Any] = {"row": experiment.label, "runs": len(experiment.runs)}

@@ -18,11 +18,7 @@ NOISE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A number over several runs.
-
-    Attributes:
-        deviation: of the sample; None for one run, or where it is unknown.
-    """
+    """A number over several runs; the deviation is None for one run, or where it is unknown."""
 
     mean: float
     deviation: float | None

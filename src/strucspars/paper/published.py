@@ -118,11 +118,7 @@ def table_rows(table: str) -> list[str]:
 
 
 def selected_rows(table: str, patterns: Sequence[str] | None) -> list[str]:
-    """The rows of a table whose name fits a pattern; by default those on CIFAR-10 if there are any, else all.
-
-    Raises:
-        ValueError: a pattern fits none.
-    """
+    """The rows of a table whose name fits a pattern; by default those on CIFAR-10 if there are any, else all."""
     rows = table_rows(table)
     if patterns is None:
         return [name for name in rows if fnmatchcase(name, USUAL_ROWS)] or rows

@@ -202,12 +202,7 @@ class SelectedBatchNorm2d(nn.BatchNorm2d):
 
 @dataclass(frozen=True)
 class NormSite:
-    """A batch norm whose channels can be removed.
-
-    Attributes:
-        width: its channels in the dense network, read from layers that never narrow.
-        producer: the convolution that loses outputs with the channels; None where the norm reads the residual stream.
-    """
+    """A batch norm whose channels can be removed; it reads the residual stream unless it has a `producer`."""
 
     norm: str
     width: int
@@ -216,11 +211,7 @@ class NormSite:
 
 
 def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
-    """The batch norms that can narrow, in network order, whether the network is dense or narrow already.
-
-    Raises:
-        ValueError: the network is of another kind.
-    """
+    """The batch norms that can narrow, in network order, whether the network is dense or narrow already."""
     if isinstance(model, PreactivationResNet):
         return tuple(_preactivation_sites(model))
     if isinstance(model, CifarResNet):
@@ -381,9 +372,6 @@ def slim_(model: Model, selection: ChannelSelection) -> Model:
         model: a dense `PreactivationResNet` or `CifarResNet`.
         selection: from `select_channels` on the same network.
 
-    Raises:
-        ValueError: another network, one that is narrow or converted already, or a selection that does not fit.
-
     >>> model = PreactivationResNet(20)
     >>> sum(p.numel() for p in slim_(model, select_channels(model, target=0.5)).parameters()) <= 219482 / 2
     True
@@ -447,10 +435,6 @@ def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
     Args:
         path: a file written by `save_slimmed`.
         model: the same network, dense.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file or the model does not fit; the message says where.
     """
     tensors, metadata = read_tensors(path)
     if SELECTION_KEY not in metadata:

@@ -24,12 +24,7 @@ MOST_PAIRS = 4
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Confusion:
-    """Two group convolutions, one after the other, and the channels between their groups.
-
-    Attributes:
-        learned: `(G_1, G_2)`: how many channels come from a group of the first and go to a group of the second.
-        shufflenet: the same with the fixed shuffle of ShuffleNet.
-    """
+    """Two adjacent group convolutions, and how many channels go from each group to each, `(G_1, G_2)`."""
 
     first: str
     second: str

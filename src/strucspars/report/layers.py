@@ -40,12 +40,7 @@ SHADES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A matrix on the page.
-
-    Attributes:
-        address: of the image, a `data:` address.
-        blocks: SVG path of the outlines of the diagonal blocks in the layer's frame; empty without.
-    """
+    """A matrix on the page, as a `data:` address; `blocks` is the SVG path of its diagonal blocks."""
 
     title: str
     alt: str

@@ -33,12 +33,7 @@ LONGEST_NAME = 80
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport:
-    """The location of a report.
-
-    Attributes:
-        run_pages: one per run, in their order; of a single run, it is the page.
-        files: all that was written, figures and tables too.
-    """
+    """The location of a report: the page to open first, one per run, and all files."""
 
     page: Path
     run_pages: tuple[Path, ...]
@@ -58,10 +53,6 @@ def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
     """Write the report of one run, or of several: then a page that compares them, and one for each.
 
     An earlier report in the folder `out` is replaced atomically.
-
-    Raises:
-        ValueError: no run, or one twice.
-        OSError: the folder holds something else, or cannot be written; what was there is kept.
     """
     out = Path(out)
     if not runs:

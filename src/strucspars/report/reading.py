@@ -39,11 +39,7 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EpochLayers:
-    """All layers after an epoch of the first stage, in network order.
-
-    Attributes:
-        kept_norm: `(layers, levels)`; NaN beyond a layer's last level.
-    """
+    """All layers after an epoch of the first stage, in network order; `kept_norm` is NaN beyond the last level."""
 
     group_level: IntArray
     kept_norm: FloatArray
@@ -111,12 +107,7 @@ class RunData:
 
 
 def read_run(path: str | os.PathLike[str]) -> RunData:
-    """Read a run folder. Nothing in it is executed, and nothing is written.
-
-    Raises:
-        ValueError: the folder is not there, is no run folder, or a file in it is damaged.
-        OSError: a file in it cannot be read.
-    """
+    """Read a run folder. Nothing in it is executed, and nothing is written."""
     folder = RunFolder(path)
     if not folder.path.is_dir():
         raise ValueError(f"there is no folder {folder.path}; give the folder of a run")

@@ -169,10 +169,9 @@ def comparison_table(
     *,
     measures: Sequence[Measure] | None = None,
 ) -> NamedTable:
-    """Experiments in the columns of a table of the paper, with the paper's numbers and the differences from them.
+    """Experiments in the columns of a table of the paper, with its numbers and the differences from them.
 
-    Args:
-        others: experiments that may be the dense network or the base of a row.
+    The dense network or the base of a row may be among the `others`.
     """
     measures = MEASURES[table] if measures is None else measures
     has_paper = any(each.paper for each in experiments)

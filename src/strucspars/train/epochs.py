@@ -136,11 +136,7 @@ def epoch_targets(targets: Callable[[torch.Tensor], torch.Tensor | None], images
 
 @contextmanager
 def counters_set_aside(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Remove the batch counters that batch norms keep but do not use, those with a momentum; restored at the end.
-
-    Yields:
-        The counters, to be increased once per epoch instead of by a kernel per layer and step.
-    """
+    """Remove the unused counters of batch norms; yields them, to be increased once per epoch instead of per step."""
     norms = [
         norm
         for norm in model.modules()

@@ -50,9 +50,6 @@ def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolve
         is_resolved: refuse a base. A run folder holds a whole recipe; a base would include a file from elsewhere, whose
             text the folder's reader may publish.
 
-    Raises:
-        ValueError: there is no such recipe, or something in it is wrong; names the file or override and the key.
-
     >>> recipe = read_recipe("cifar10-resnet56-60", ["stage1.epochs=5", "data.root=~/cifar"])
     >>> recipe.model.name, recipe.sparsify.target, recipe.stage1.epochs, recipe.data.root
     ('preact-resnet56', 0.6, 5, '~/cifar')
@@ -249,13 +246,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionGroup:
-    """Options that belong together.
-
-    Attributes:
-        names: the keys of a recipe that hold these options, several where they have the same ones; none at the top.
-        summary: what the options decide.
-        options: in the order of the code.
-    """
+    """Options that belong together; the names are the keys of a recipe that hold them, none at the top."""
 
     names: tuple[str, ...]
     summary: str

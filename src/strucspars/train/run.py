@@ -59,11 +59,7 @@ def derived_seed(seed: int, purpose: str, number: int = 0) -> int:
 
 @final
 class Run:
-    """One run; its arguments are those of `run_pipeline`. Data are loaded when first used.
-
-    Attributes:
-        checkpoint: where the run resumes; None at its beginning.
-    """
+    """One run; its arguments are those of `run_pipeline`. Data are loaded when first used."""
 
     def __init__(
         self,

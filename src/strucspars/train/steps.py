@@ -22,12 +22,7 @@ DECAY_FACTOR = 0.1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StageLoss:
-    """Cross-entropy, mixed with the distance from a teacher if there is one (Hinton et al., 2015).
-
-    Attributes:
-        teacher: in evaluation mode; None for none.
-        temperature: the higher, the softer are both predictions.
-    """
+    """Cross-entropy, mixed with the distance from a teacher if there is one (Hinton et al., 2015)."""
 
     label_smoothing: float = 0.0
     teacher: nn.Module | None = None
@@ -132,11 +127,7 @@ class CastAtOnce(nn.Module):
 
 @final
 class TrainingStep:
-    """Forward, backward, rule, optimizer and average.
-
-    Attributes:
-        sums: float64 `(2,)` on the device: sum of the batches' mean losses, and of their right answers.
-    """
+    """Forward, backward, rule, optimizer and average; `sums` are those of the batches' losses and right answers."""
 
     def __init__(
         self, engine: Engine, model: nn.Module, options: StageRecipe, loss: StageLoss, rule: TrainingRule
