@@ -165,7 +165,7 @@ def table_title(network: str, image_shape: ImageShape, *, batch: int, threads: i
 
 
 def report_text(report: BenchReport, published: PublishedTimes | None = None) -> str:
-    """The report for people: a table for every network, batch and number of threads, with published times; and notes."""
+    """The report for people: a table for every network, batch and number of threads, with published times and notes."""
     numbers: dict[str, str] = {}
     tables: dict[str, list[BenchRow]] = {}
     for row in report.rows:

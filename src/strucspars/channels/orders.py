@@ -180,7 +180,7 @@ class Placement:
 
 
 def group_sequence(groups_in_order: IntArray, *, otherwise: IntArray) -> IntArray:
-    """The sequence of the groups in each order `(..., channels)` that keeps them together, `otherwise` in the others."""
+    """The sequence of groups in each order `(..., channels)` that keeps them together, `otherwise` in the others."""
     by_run = groups_in_order.reshape(*groups_in_order.shape[:-1], otherwise.shape[-1], -1)
     first = by_run[..., :1]
     are_together = (by_run == first).all(axis=(-2, -1))

@@ -55,12 +55,16 @@ def _layer(node: fx.Node, graph: ChannelGraph) -> Layout:
     if is_grouped(module):
         in_places = inverse(channel_orders(module)["in_perm"].cpu().numpy())
         out_places = channel_orders(module)["out_inverse"].cpu().numpy()
+    (source,) = node.all_input_nodes
+    steps, shape, in_bytes = skipped_positions(module), source_shape(node), tensor_bytes(source)
+    for step, positions in zip(steps, shape[len(shape) - len(steps) :], strict=True):
+        in_bytes = in_bytes // positions * -(-positions // step)
     graph.grouped[node] = GroupedLayer(
         in_groups=in_places // (in_channels // groups),
         out_groups=out_places // (out_channels // groups),
         inputs=inputs,
         outputs=outputs,
-        in_bytes=_read_bytes(node, module),
+        in_bytes=in_bytes,
         out_bytes=tensor_bytes(node),
     )
     return outputs
@@ -73,17 +77,6 @@ def skipped_positions(module: nn.Module) -> tuple[int, ...]:
     is_padded = module.padding != "valid" and any(module.padding)
     reads_one = all(size == 1 for size in module.kernel_size) and not is_padded
     return tuple(module.stride) if reads_one and any(step > 1 for step in module.stride) else ()
-
-
-def _read_bytes(node: fx.Node, module: nn.Module) -> int:
-    """How many bytes a gather before the layer has to copy."""
-    (source,) = node.all_input_nodes
-    steps, shape = skipped_positions(module), tensor_shape(source)
-    assert shape is not None
-    size = tensor_bytes(source)
-    for step, positions in zip(steps, shape[len(shape) - len(steps) :], strict=True):
-        size = size // positions * -(-positions // step)
-    return size
 
 
 def _channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
@@ -296,10 +289,6 @@ def _item(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     return _beside_channels(node, layout, {axis for axis, entry in enumerate(entries) if entry != slice(None)})
 
 
-def _shape_question(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | None:
-    return () if asks_for_shape(node) else None
-
-
 register_channel_rule(_layer, *DENSE_AND_GROUPED_TYPES)
 register_channel_rule(_channelwise, *BATCH_NORMS, nn.GroupNorm, nn.PReLU)
 register_channel_rule(
@@ -345,4 +334,4 @@ register_channel_rule(_padded, functional.pad)
 register_channel_rule(_concatenation, torch.cat, torch.concat, torch.concatenate)
 register_channel_rule(_split, *SPLIT_FUNCTIONS, *SPLIT_METHODS)
 register_channel_rule(_item, operator.getitem)
-register_channel_rule(_shape_question, getattr, *SHAPE_METHODS)
+register_channel_rule(lambda node, graph: () if asks_for_shape(node) else None, getattr, *SHAPE_METHODS)

@@ -134,10 +134,22 @@ WidenGroupsBelow = Annotated[
         show_default="16 for ONNX Runtime and OpenVINO, else 1",
     ),
 ]
+RunOrCheckpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_OR_CHECKPOINT",
+        help="The folder of a finished run; or with --model a .safetensors, .pt or .pth file.",
+    ),
+]
 OutFolder = Annotated[Path, typer.Option(help="The folder to put the run folders in.", callback=from_home)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 # `main` looks for it in the unparsed arguments, because parsing may be what fails.
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def path_option(help: str, show_default: str | None = None, **options: Any) -> Any:
+    """An option for a path, whose `~` is resolved."""
+    return typer.Option(help=help, show_default=show_default or True, callback=from_home, **options)
 
 
 def examples(*commands: str) -> str:

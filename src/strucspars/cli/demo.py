@@ -92,24 +92,20 @@ def broken_promises(dense: RunSummary, compressed: RunSummary) -> list[str]:
     """What the demo promises and this run does not meet, in words."""
     from strucspars.cost.text_table import percent
 
-    broken = []
-    removed, target = compressed.removed_before_search, compressed.target
+    broken, target, fraction = [], compressed.target, compressed.removed_param_fraction
+    removed, top1, dense_top1 = (
+        compressed.removed_before_search,
+        compressed.finetuned.last_top1,
+        dense.finetuned.last_top1,
+    )
     if removed is None or target is None or removed < target / 2:
-        broken.append(
-            f"sparse training alone removed {percent(removed) or 'nothing'}, less than half of the target "
-            f"{percent(target)}"
-        )
-    if compressed.removed_param_fraction < LEAST_REMOVED - ROUNDING:
-        broken.append(
-            f"only {percent(compressed.removed_param_fraction)} of the parameters are removed, less than "
-            f"{percent(LEAST_REMOVED)}"
-        )
-    lost = dense.finetuned.last_top1 - compressed.finetuned.last_top1
-    if lost > MOST_LOST_ACCURACY + ROUNDING:
-        broken.append(
-            f"the compressed network has {percent(compressed.finetuned.last_top1)}, {100 * lost:.2f} points less than "
-            f"the dense one's {percent(dense.finetuned.last_top1)}; one point was allowed"
-        )
+        alone = f"sparse training alone removed {percent(removed) or 'nothing'}"
+        broken.append(f"{alone}, less than half of the target {percent(target)}")
+    if fraction < LEAST_REMOVED - ROUNDING:
+        broken.append(f"only {percent(fraction)} of the parameters are removed, less than {percent(LEAST_REMOVED)}")
+    if dense_top1 - top1 > MOST_LOST_ACCURACY + ROUNDING:
+        lost = f"{100 * (dense_top1 - top1):.2f} points less than the dense one's {percent(dense_top1)}"
+        broken.append(f"the compressed network has {percent(top1)}, {lost}; one point was allowed")
     return broken
 
 
@@ -119,8 +115,7 @@ def demo_text(
     """The comparison, the files, and what to try next."""
     from strucspars.cost.text_table import Column, duration, percent, text_table
 
-    networks = (dense, compressed)
-    stages = (recipe.stage1.epochs, recipe.stage2.epochs)
+    networks, stages = (dense, compressed), (recipe.stage1.epochs, recipe.stage2.epochs)
     table = text_table(
         [
             Column(f"digits, seed {dense.seed}", ["dense", "compressed"], is_text=True),

@@ -72,10 +72,9 @@ def run(
     overrides: console.Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The run folder; for several seeds, the folder to put theirs in.",
-            show_default="runs/NAME, with -seedS for a seed that is not 0",
-            callback=console.from_home,
+        console.path_option(
+            "The run folder; for several seeds, the folder to put theirs in.",
+            "runs/NAME, with -seedS for a seed that is not 0",
         ),
     ] = None,
     seeds: console.Seeds = None,
@@ -123,16 +122,14 @@ def run(
     exported: list[dict[str, Any]] = []
     failure: Exception | None = None
     try:
-        if export is not None and console.is_first_process():
-            for path in finished:
-                # Where the network is a function, the user has named it in the recipe of this command.
-                found = find_target(str(path), model=recipes[path].model.name)
-                report = export_network(found, format=export, force=True)
-                texts.append(str(report))
-                exported.append(export_document(report))
+        for path in finished if export is not None and console.is_first_process() else ():
+            # Where the network is a function, the user has named it in the recipe of this command.
+            found = find_target(str(path), model=recipes[path].model.name)
+            report = export_network(found, format=export or "", force=True)
+            texts.append(str(report))
+            exported.append(export_document(report))
     except Exception as error:
-        # Print the outcome of the training before the error of the export.
-        failure = error
+        failure = error  # the outcome of the training is printed before it
     document = {
         "runs": [{"folder": str(path), "summary": summary.to_json()} for path, summary in finished.items()],
         "failed": [{"folder": str(path), "error": reason} for path, reason in failed_runs(outcomes).items()],

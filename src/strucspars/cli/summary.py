@@ -134,12 +134,7 @@ def _describe_progress(folder: RunFolder, state: str) -> Described:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not.")],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder to write.",
-            show_default="RUN/report for one run, report for several",
-            callback=console.from_home,
-        ),
+        Path | None, console.path_option("The folder to write.", "RUN/report for one run, report for several")
     ] = None,
     as_json: console.Json = False,
     debug: console.Debug = False,

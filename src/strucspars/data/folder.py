@@ -154,7 +154,7 @@ def _outputs_of(classes: Sequence[str], num_classes: int, root: Path) -> IntArra
 
 
 def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: int) -> FolderSplit:
-    """The labelled images of a folder to evaluate a network of so many outputs on: in val/ or test/, if it has these."""
+    """The labelled images of a folder, or of val/ or test/ in it, to evaluate a network of so many outputs on."""
     place = test_folder(root) or root
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give one with a folder of images for every class")

@@ -78,12 +78,9 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     model.load_state_dict(wanted)
 
 
-def _no_file(path: Path) -> str:
-    return "this is a folder" if path.is_dir() else "there is no such file"
-
-
 def _torchvision_state(source: str, name: str) -> dict[str, Any]:
-    missing = f"weights {source!r}: {_no_file(Path(source).expanduser())}"
+    is_folder = Path(source).expanduser().is_dir()
+    missing = f"weights {source!r}: {'this is a folder' if is_folder else 'there is no such file'}"
     if name not in torchvision_names():
         raise ValueError(
             f"{missing}, and only networks of torchvision have weights by name, which {name!r} is not; {GIVE_A_FILE}"
@@ -119,7 +116,7 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
     """The dense state dict of a file, and the `transform_input` settings that it records."""
     where = f"weights {str(path)!r}"
     if not path.exists() or path.is_dir():
-        raise ValueError(f"{where}: {_no_file(path)}; {GIVE_A_FILE}")
+        raise ValueError(f"{where}: {'this is a folder' if path.is_dir() else 'there is no such file'}; {GIVE_A_FILE}")
     content: Any
     metadata: dict[str, str] = {}
     try:
@@ -192,7 +189,9 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
     """Name of the classifier if the weights have one of another number of classes; an error if more is different."""
     present = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     differing = [key for key in present if key in state and state[key].shape != present[key].shape]
-    classifier = _classifier_name(model)
+    # The layer registered last, the only rule that holds for all libraries.
+    kinds = nn.Linear | nn.modules.conv._ConvNd
+    classifier = next((name for name, layer in reversed([*model.named_modules()]) if isinstance(layer, kinds)), "")
     only_outputs_differ = f"{classifier}.weight" in differing and all(
         key.startswith(f"{classifier}.") and state[key].shape[1:] == present[key].shape[1:] for key in differing
     )
@@ -207,12 +206,6 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
         reasons = "; ".join(f"{title}: {_first_of(found)}" for title, found in complaints.items() if found)
         raise ValueError(f"{where} belong to another network: {reasons}; name the network that they were saved of")
     return classifier if only_outputs_differ else None
-
-
-def _classifier_name(model: nn.Module) -> str:
-    """The layer registered last, the only rule that holds for all libraries."""
-    kinds = nn.Linear | nn.modules.conv._ConvNd
-    return next((name for name, layer in reversed(list(model.named_modules())) if isinstance(layer, kinds)), "")
 
 
 def _first_of(texts: Sequence[object], limit: int = 5) -> str:

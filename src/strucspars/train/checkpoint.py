@@ -34,8 +34,11 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     If the process is killed at any instant, the folder holds a complete checkpoint under one of the two names. A state
     of anything but tensors, numbers, texts, and lists, tuples and dictionaries of them is refused.
     """
-    # A damaged `last.pt` must not replace a good `previous.pt`.
-    former = folder / PREVIOUS if _is_whole(folder / LAST) else None
+    former: Path | None = folder / PREVIOUS
+    try:
+        _checked_payload(folder / LAST)
+    except (OSError, ValueError):
+        former = None  # a damaged `last.pt` must not replace a good `previous.pt`
     _save(folder / LAST, state, former)
 
 
@@ -84,14 +87,6 @@ def _save(path: Path, state: dict[str, Any], former: Path | None) -> None:
     with replace_file(path, former=former) as unfinished, unfinished.open("wb") as file:
         file.write(_MARK + hashlib.sha256(payload).digest())
         file.write(payload)
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        _checked_payload(path)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _checked_payload(path: Path) -> memoryview:

@@ -163,10 +163,9 @@ def _find(source: str | Path, folder: Path) -> tuple[str, Path, str]:
 
 def _content(text: str, label: str) -> dict[Any, Any]:
     content = parse_yaml(text, label)
-    if content is None:
-        raise ValueError(f"{label}: the file is empty; a recipe has keys such as base, model or sparsify")
     if not isinstance(content, dict):
-        raise ValueError(f"{label}: a recipe must be a mapping of keys to values, got {SHORT.repr(content)}")
+        found = "the file is empty" if content is None else f"got {SHORT.repr(content)}"
+        raise ValueError(f"{label}: a recipe must be a mapping of keys to values, such as base or model; {found}")
     return content
 
 
@@ -229,14 +228,7 @@ def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option, in every section that has it.
-
-    Attributes:
-        keys: dotted, as overrides have them; `stage1.lr` and `stage2.lr` are the same option.
-        allowed: what its value may be, in words.
-        defaults: one per key, as an override would write it; empty where there is none.
-        meaning: what the docstring says.
-    """
+    """One option, in every section that has it: `stage1.lr` and `stage2.lr` are the same option, with two defaults."""
 
     keys: tuple[str, ...]
     allowed: str
