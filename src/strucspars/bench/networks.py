@@ -147,10 +147,7 @@ def random_networks(
 
 
 def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageShape) -> list[BenchNetwork]:
-    """A trained network beside the dense one that it was made from, whose weights do not matter.
-
-    It may be converted, slimmed or still dense: then it is alone. Its rate is what it has removed.
-    """
+    """A trained network beside the dense one it was made from; alone if it is dense. Its rate is what it removed."""
     whole = conv_params(dense)
     if conv_params(compressed) == whole and not any(is_grouped(module) for module in compressed.modules()):
         return [BenchNetwork(rate=None, form="dense", model=compressed.eval())]

@@ -23,13 +23,7 @@ Program = Callable[[Images], Images]
 
 @dataclass(frozen=True, eq=False)
 class InferenceForms:
-    """A network's folded graph, and its files for other runtimes, as a user would export them.
-
-    Attributes:
-        folder: of the files; it must exist, and belong to this network alone.
-        widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
-            export does by default.
-    """
+    """A network's folded graph, and its files for other runtimes, as a user would export them, in one folder."""
 
     model: nn.Module
     example: torch.Tensor

@@ -229,10 +229,7 @@ def interleaved_times(
     clock: Clock = time.perf_counter,
     on_round: Callable[[int, float], None] = lambda rounds, elapsed: None,
 ) -> dict[Key, Rounds]:
-    """Time programs in turn; every second round is in reverse order, so that no program always follows the same one.
-
-    After every round, `on_round` is called with its number and the seconds since the start.
-    """
+    """Time programs in turn, every second round in reverse order; `on_round` gets its number and the seconds so far."""
     started, was_enabled = clock(), gc.isenabled()
     gc.collect()
     gc.disable()

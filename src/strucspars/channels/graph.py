@@ -55,10 +55,7 @@ class ChannelGraph:
         return self.dense.get(node, (self.channelwise[node],) if node in self.channelwise else ())
 
     def shared_orders(self) -> list[list[tuple[str, Side]]]:
-        """The sides of layers, as (name, side), that must share one channel order; pinned ones are left out.
-
-        A depthwise convolution or a norm is listed with its input.
-        """
+        """The sides of layers, as (name, side), that must share one channel order; pinned ones are left out."""
         sides: tuple[Side, ...] = ("input", "output")
         members: dict[int, list[tuple[str, Side]]] = {}
         for node in self.graph_module.graph.nodes:

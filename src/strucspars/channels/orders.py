@@ -14,12 +14,9 @@ from strucspars.cost.gathers import contiguous_runs
 
 @dataclass(frozen=True)
 class Layout:
-    """The channels of a tensor, as entries along one of its axes.
+    """The channels of a tensor along one of its axes, several classes after a concatenation.
 
-    Attributes:
-        classes: the order classes along the channel axis, one after the other: several after a concatenation.
-        axis: the channel axis, counted from the front.
-        repeat: how many neighbouring entries belong to one channel: the positions, after flattening.
+    After flattening, `repeat` neighbouring entries belong to one channel.
     """
 
     classes: tuple[int, ...]
@@ -75,10 +72,7 @@ class OrderClasses:
             self._pinned[root] = True
 
     def join(self, one: Layout, other: Layout) -> None:
-        """Store both in one order, or both in the natural one where their channels are counted differently.
-
-        A class is divided where one of the other layout ends.
-        """
+        """Store both in one order, or both in the natural one where their channels are counted differently."""
         if one.repeat != other.repeat or self.channels(one) != self.channels(other):
             self.pin(one)
             self.pin(other)
@@ -128,10 +122,7 @@ class OrderClasses:
 
 
 def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArray]) -> IntArray:
-    """The order of all entries along the channel axis: `order[position] = natural entry`.
-
-    Classes may have several alternative orders, `(..., channels)`; the layout has as many then.
-    """
+    """The order of all entries along the channel axis, `order[position] = natural entry`, of every alternative."""
     parts = [orders[root] for root in classes.roots(layout)]
     alternatives = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
     starts = itertools.accumulate((part.shape[-1] for part in parts[:-1]), initial=0)
@@ -142,12 +133,7 @@ def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArr
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedLayer:
-    """A grouped layer between two tensors.
-
-    Attributes:
-        in_groups, out_groups: the group of every input channel, and of every output channel.
-        in_bytes, out_bytes: how many bytes a gather of each would copy.
-    """
+    """A grouped layer between two tensors: the group of every channel, and the bytes that gathers would copy."""
 
     in_groups: IntArray
     out_groups: IntArray
@@ -164,14 +150,7 @@ class GroupedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How a grouped layer computes between two given orders.
-
-    Attributes:
-        in_order: the channels as the layer reads them, group after group.
-        out_order: the channels as the layer returns them, in the same sequence of groups.
-        in_gather: positions of the given input order that are copied to make `in_order`; None if it is that order.
-        out_gather: positions of `out_order` that are copied to make the wanted output order; None likewise.
-    """
+    """How a grouped layer computes between two given orders: its own orders, and the gathers to and from them."""
 
     in_order: IntArray
     out_order: IntArray
@@ -232,8 +211,7 @@ Cost = tuple[IntArray, IntArray, IntArray]
 def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
     """An order for every class: natural where it is pinned or where only dense layers meet it.
 
-    The classes are decided one by one, those with the largest copies first. Each takes the cheapest of the orders that
-    one of its layers, or two of them together, prefer.
+    Classes with the largest copies come first. Each takes the cheapest order that one or two of its layers prefer.
     """
     orders = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
     users: dict[int, list[GroupedLayer]] = defaultdict(list)

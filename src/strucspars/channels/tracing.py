@@ -176,10 +176,7 @@ def argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any
 
 
 def _num_channel_parts(node: fx.Node) -> int | None:
-    """Number of parts that a call cuts the channels into; None where it does not tell, or does something else.
-
-    Only of axis 1: the length of others, and so the number of their parts, may be another for the next input.
-    """
+    """Number of parts that a call cuts axis 1 into; None where it does not tell, or does something else."""
     target = node.target
     is_cut = target in SPLIT_FUNCTIONS if node.op == "call_function" else target in SPLIT_METHODS
     if not is_cut or argument(node, 2, "dim", default=0) != 1:

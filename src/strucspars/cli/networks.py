@@ -29,11 +29,7 @@ FEW_CLASSES = 3
 class Target:
     """A network that a command works on; it is built when it is needed.
 
-    Attributes:
-        num_classes: None to read it off the file.
-        weights: a file or a name of torchvision's weights; None for random weights.
-        folder, recipe: of the run; None if it is not in a run folder.
-        preprocessing: of its images, as its file or its library says; None where neither does.
+    Without `num_classes`, that is read off the file; without `weights`, they are random.
     """
 
     name: str
@@ -63,10 +59,7 @@ class Target:
 def find_target(
     target: str, *, model: str | None, classes: int | None = None, image_shape: ImageShape | None = None
 ) -> Target:
-    """The network in a run folder; with `model`, of a checkpoint or torchvision's weights; or by name, without weights.
-
-    A run folder needs `model` only if its network is a function.
-    """
+    """The network in a run folder; of a checkpoint or torchvision's weights, with `model`; or by name alone."""
     path = Path(target).expanduser()
     if path.is_dir():
         refuse_ignored(f"the run in {target} has its own", {"--classes": classes})
@@ -112,7 +105,7 @@ def find_target(
 def run_with_network(path: Path, *, named: str | None) -> tuple[RunFolder, Recipe]:
     """The folder of a finished run or of one-shot compression, with its recipe.
 
-    The code of a network that is a function is run only if the user has named the function too.
+    A network that is a function is used only if the user has named the function too.
     """
     folder = RunFolder(path)
     if not folder.is_one_shot:
@@ -223,10 +216,7 @@ def _classes_of_file(path: Path, name: str, folder: RunFolder | None) -> int:
 
 
 def _class_axes(name: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """Axes of tensors that grow with the number of classes: their length for `FEW_CLASSES`, and their growth per class.
-
-    Empty for a network that is the same for any number of classes.
-    """
+    """Axes of tensors that grow with the number of classes: length for `FEW_CLASSES`, and growth per class."""
     few, more = (build_model(name, num_classes=FEW_CLASSES + added).state_dict() for added in (0, 1))
     axes = {
         (key, axis): (length, longer - length)

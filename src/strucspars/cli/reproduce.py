@@ -111,11 +111,7 @@ def table_outcome(
     not_counted: Mapping[Path, str],
     as_markdown: bool,
 ) -> tuple[str, dict[str, Any]]:
-    """A table as a text and as a document.
-
-    Its rows are the `wanted` recipes; other experiments are only compared with. Run folders that are not finished, or
-    repeat another one, are named with the reason.
-    """
+    """A table of the `wanted` recipes, as a text and as a document; other experiments are only compared with."""
     from strucspars.paper.experiments import comparison_document
     from strucspars.report.tables import TERMINAL_WIDTH, comparison_table
 

@@ -183,7 +183,7 @@ def seeded_recipes(source: str, overrides: Sequence[str], seeds: Sequence[int] |
 def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output) -> Outcomes:
     """Run or resume recipes in their folders; returns the summary or the error of each.
 
-    A failed run stops only those that build on it. `Interrupted` is raised if a signal arrived before all were done.
+    A failed run stops only those that build on it. A signal raises `Interrupted`.
     """
     from strucspars.train.run import RunInterrupted
     from strucspars.train.run_folder import RunFolder
@@ -236,10 +236,7 @@ def failed_runs(outcomes: Outcomes) -> dict[Path, str]:
 
 
 def raise_failures(outcomes: Outcomes, *, of_export: Exception | None = None) -> None:
-    """Raise the error of the runs if all failed for one reason, else one that names every failed run with its reason.
-
-    `of_export` is the error that stopped the exports of the finished runs.
-    """
+    """Raise the error of the runs if all failed for one reason, else one that names every failed run and why."""
     from strucspars.train.side_by_side import BaseRunFailed
 
     errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]

@@ -24,14 +24,7 @@ Place = tuple[object, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How outputs compare with the expected ones.
-
-    Attributes:
-        relative_error: largest difference of any output, divided by the largest entry of its tensor; infinite where
-            the number, type or shape of the outputs differs.
-        tolerance: the largest that applies to any of them.
-        complaint: the first output that differs, and how; empty if all agree.
-    """
+    """How outputs compare with the expected ones; the complaint says which differs first, and is empty if all agree."""
 
     relative_error: float
     tolerance: float
@@ -39,13 +32,9 @@ class Comparison:
 
 
 def compare_outputs(outputs: object, expected: object, *, whole_numbers: bool = True) -> Comparison:
-    """Compare outputs, tensor by tensor, with the expected ones.
+    """Compare outputs, tensor by tensor, with the expected ones: tensors, plain values, or containers of them.
 
-    Args:
-        outputs: a tensor, or lists, tuples, dictionaries, dataclasses and pytrees of tensors and plain values.
-        expected: likewise.
-        whole_numbers: whether tensors of whole numbers have to be equal. They are often positions of largest values,
-            which rounding can move.
+    Without `whole_numbers`, tensors of these need not be equal: they are often positions of largest values.
     """
     try:
         found, wanted = dict(_leaves(outputs)), dict(_leaves(expected))
@@ -76,10 +65,7 @@ def tolerance(expected: torch.Tensor) -> float:
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over the largest finite entry expected; infinite where shapes or non-finite entries differ.
-
-    NaN and infinities must be in the same places. Whole numbers must be equal.
-    """
+    """Largest difference over the largest finite entry expected; infinite where shapes or non-finite entries differ."""
     if output.shape != expected.shape or _kind(output) != _kind(expected):
         return math.inf
     # On the CPU: some devices have no double precision.

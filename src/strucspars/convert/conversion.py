@@ -212,8 +212,7 @@ def _change_optimizer_state_(
 ) -> None:
     """Apply a change to everything an optimizer remembers in the shape of a layer's weight. Counters stay.
 
-    What has another shape (factored moments, lists of preconditioners) cannot follow: the weight then starts without a
-    memory.
+    Where something has another shape, such as factored moments, the weight starts without a memory.
     """
     parameter = module.get_parameter("weight")
     state = optimizer.state.get(parameter, {})

@@ -122,10 +122,7 @@ def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments:
 
 
 def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
-    """How graph and network differ on random inputs; zeros in the example, or rounding, can hide a difference.
-
-    In double precision, else in the network's own. Empty if they agree, or if the network rejects random inputs.
-    """
+    """How graph and network differ on random inputs, in double precision, else in their own; empty if not."""
     for in_double in (True, False):
         called, folded_model = _inference_copy(model), _inference_copy(model)
         if in_double:

@@ -32,10 +32,7 @@ def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: 
 
 
 def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> torch.Tensor:
-    """The weight `(C_out, C_in / G', *kernel)` of fewer groups G' in place of `(C_out, C_in / G, *kernel)`.
-
-    Neighbouring groups become one, with zeros where an output did not see an input.
-    """
+    """The weight `(C_out, C_in / G', *kernel)` of fewer groups G' in place of `(C_out, C_in / G, *kernel)`."""
     together = num_groups // merged_groups
     out_width, in_width, *kernel = weight.shape[0] // num_groups, *weight.shape[1:]
     blocks = weight.reshape(merged_groups, together, out_width, in_width, *kernel)
@@ -71,8 +68,7 @@ def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
 def widen_groups_(model: nn.Module, names: Iterable[str], *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
     """Widen the narrow groups of the named modules, in place; returns the layers that changed.
 
-    Depthwise convolutions of the network itself stay, because runtimes have fast kernels for them. Layers with hooks
-    stay, because a hook may read the weight.
+    Depthwise convolutions stay: runtimes have fast kernels for them. So do layers with hooks that may read the weight.
     """
     widened = []
     for name in dict.fromkeys(names):

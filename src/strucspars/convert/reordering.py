@@ -166,10 +166,7 @@ def calls_by_origin(graph_module: fx.GraphModule) -> dict[str, list[fx.Node]]:
 
 
 def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]]) -> tuple[ChannelGraph, ClassOrders]:
-    """The channel graph and its orders, the same for all calls of a module where that copies no more bytes.
-
-    Then the classes of these calls are joined in the returned graph.
-    """
+    """The channel graph and its orders, the same for all calls of a module where that copies no more bytes."""
     joined = replace(found, classes=copy.deepcopy(found.classes))
     for nodes in calls.values():
         first, *others = [sides for node in nodes if (sides := found.sides(node))] or [()]
@@ -187,10 +184,7 @@ def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]
 
 
 def merge_calls_(graph_module: fx.GraphModule) -> dict[str, str]:
-    """Let calls of one module share equal tensors again, and call one module where all is equal, in place.
-
-    Returns: by the name of every copy, that of the module which is called now.
-    """
+    """Let calls of one module share equal tensors again, in place; returns the name that every copy is called by."""
     calls = calls_by_origin(graph_module)
     forms: dict[object, list[torch.Tensor]] = defaultdict(list)
     for origin, nodes in calls.items():

@@ -114,10 +114,7 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
 
 
 def layer_sizes(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerSize]:
-    """Every convolution and linear layer by name; shared modules once, under their first name.
-
-    A dense or masked layer that the plan names, by any of its names, is described as the grouped layer it would become.
-    """
+    """Every convolution and linear layer by its first name; planned ones as the grouped layers they would be."""
     refuse_lazy_modules(model)
     plan = under_first_names(model, plan or GroupingPlan({}))
     sizes = {
@@ -168,10 +165,7 @@ def refuse_lazy_modules(model: nn.Module) -> None:
 def trace_forward(
     model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs
 ) -> tuple[dict[str, int], int]:
-    """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms.
-
-    The hooks are removed afterwards, also on errors.
-    """
+    """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms."""
     # Not the wrapper: that of several processes waits for the others, that of several devices calls copies.
     inner = unwrapped(model)
     arguments = fresh_arguments(arguments_of(inner, example_inputs))

@@ -26,12 +26,7 @@ FOLDED_PLAN_KEY = "strucspars.plan"
 
 @dataclass(frozen=True, kw_only=True)
 class RemainingGather:
-    """One channel shuffle that is left in a network.
-
-    Attributes:
-        runs: in how many runs of neighbouring channels; few long ones are cheaper.
-        nbytes: how much it copies for the example inputs that were counted or folded with, the whole batch of them.
-    """
+    """One channel shuffle that is left: its channels, in how many runs of neighbours, and the bytes it copies."""
 
     layer: str
     side: Side
@@ -116,10 +111,7 @@ def is_folded(model: nn.Module) -> TypeGuard[fx.GraphModule]:
 
 
 def contiguous_runs(gathers: IntArray) -> IntArray:
-    """How many runs of neighbouring channels each gather copies: few long copies are cheaper than many short ones.
-
-    A single run of all channels is the existing order: nothing to copy.
-    """
+    """How many runs of neighbouring channels each gather copies; a single one of all channels is the existing order."""
     runs: IntArray = np.count_nonzero(np.diff(gathers) != 1, axis=-1) + np.int64(1)
     return runs
 
@@ -144,10 +136,7 @@ def remaining_gather(layer: str, side: Side, order: IntArray, nbytes: int) -> Re
 
 @contextmanager
 def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = None) -> Iterator[list[RemainingGather]]:
-    """Note the shuffles of every grouped layer that is called meanwhile, two per call, in the order of the calls.
-
-    Dense and masked layers that are planned count as the grouped ones that they would become.
-    """
+    """Note the shuffles of every grouped layer that is called meanwhile, or planned to be grouped, two per call."""
     orders: dict[nn.Module, tuple[str, Mapping[str, torch.Tensor]]] = {}
     for name, module in bare_modules(model):
         if is_grouped(module):

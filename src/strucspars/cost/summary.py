@@ -56,13 +56,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """A network before grouping and after. `str()` of it is a table.
-
-    Attributes:
-        macs: multiply-accumulates of all rows; None without example inputs.
-        paper_flops: the paper's FLOPs (Table 1), MACs plus 4 per batch-norm element; None likewise.
-        gathers: the channel shuffles after grouping, in the order of a forward pass; None likewise.
-    """
+    """A network before grouping and after. `str()` of it is a table. Without example inputs, no pass is counted."""
 
     rows: tuple[SummaryRow, ...]
     params: BeforeAfter

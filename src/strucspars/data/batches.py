@@ -83,12 +83,7 @@ IMAGES_PER_PIECE = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One step's images.
-
-    Attributes:
-        images: floating point `(B, C, H, W)`, normalised.
-        valid: bool `(B,)`; False where an image only fills up the last batch of an evaluation.
-    """
+    """One step's images, normalised; `valid` is False where an image only fills up the last batch of an evaluation."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -114,13 +109,7 @@ class ResidentBatches(Batches):
     """Batches of a split that lives on the device, augmented there for a whole epoch at once.
 
     The buffers keep their memory from epoch to epoch, so a captured CUDA graph may read them. A `Batch` is a view into
-    them: it lasts until the next epoch is filled in.
-
-    Args:
-        order: which images each step gets; its seed also seeds the augmentation.
-        mean, std: per channel, of pixels scaled to 0 .. 1.
-        device: where images `(steps, B, C, H, W)` and labels `(steps, B)` are.
-        memory_format, dtype: of each step's images.
+    them: it lasts until the next epoch is filled in. Images are `(steps, B, C, H, W)`, labels `(steps, B)`.
     """
 
     def __init__(
@@ -180,13 +169,6 @@ class FolderBatches(Batches):
     """Batches of images on disk, read by worker processes that live as long as this object.
 
     One epoch at a time: beginning an epoch ends the one before.
-
-    Args:
-        dataset: the images; their crops have a seed of their own.
-        order: which images each step gets.
-        device: where the batches go.
-        workers: processes that read images; 0 reads them in this process.
-        memory_format, dtype: of each step's images.
     """
 
     def __init__(

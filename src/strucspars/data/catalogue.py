@@ -84,10 +84,7 @@ def batches_of(
     memory_format: torch.memory_format = torch.contiguous_format,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """Batches to learn from, shuffled and augmented again every epoch; or to evaluate on, every image once, unchanged.
-
-    `workers` matter to images on disk only.
-    """
+    """Batches to learn from, shuffled and augmented every epoch; or to evaluate on, every image once, unchanged."""
     images = data.train if training else data.test
     order = EpochOrder(
         count=len(images), batch_size=batch_size, shuffled=training, seed=seed, rank=rank, world_size=world_size
@@ -142,8 +139,7 @@ def digits() -> ResidentData:
 class FunctionSplit(KeyedSplit):
     """One of the datasets that a function has returned.
 
-    The random numbers that torch draws while an image is made depend on the seed, the epoch and the index only, so
-    that a run resumes exactly. The global random state stays.
+    The random numbers of an image depend on the seed, the epoch and the index only, so that a run resumes exactly.
     """
 
     def __init__(self, dataset: Any, classes: tuple[str, ...], *, seed: int) -> None:

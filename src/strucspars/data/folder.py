@@ -220,13 +220,7 @@ def image_folder(
     """Images in `root/train/CLASS/` and `root/val/CLASS/` (or `root/test/CLASS/`), with the paper's transforms.
 
     Training (Sec. 3.5): shortest side 8/7 of the crop or more, random crop, mirrored half of the time. Evaluation: the
-    centre.
-
-    Args:
-        root: the folder with the two splits; with `val`, it may hold the classes to learn from itself.
-        preprocessing: of the images; None for ImageNet's.
-        val: folder of the images to test on, if they are elsewhere.
-        num_classes: outputs of the network, as in `FolderSplit`.
+    centre. With `val`, the folder of the images to test on, `root` may hold the classes to learn from itself.
     """
     preprocessing = preprocessing or Preprocessing()
     train_root, test_root = root / "train", test_folder(root if val is None else val)

@@ -97,11 +97,7 @@ def generator_for(stream: Stream, *values: int) -> torch.Generator:
 
 
 def drawn_variations(count: int, augmentation: Augmentation, generator: torch.Generator) -> torch.Tensor:
-    """A shift and a mirror for each image, all equally likely: int64 `(count, 3)`.
-
-    The columns are the top and left of the crop out of the padded image, from 0 to twice the padding, and 1 where the
-    crop is mirrored.
-    """
+    """A crop out of the padded image, from the top and left, and a mirror for each image: int64 `(count, 3)`."""
     corners = torch.randint(0, 2 * augmentation.padding + 1, (2, count), generator=generator)
     mirrored = torch.randint(0, 2, (1, count), generator=generator) * augmentation.flip
     return torch.cat([corners, mirrored]).T

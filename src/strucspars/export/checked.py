@@ -202,11 +202,7 @@ def export(
 def check_agreement(
     model: nn.Module, load: Callable[[], Inference], batch: ExampleBatch, *, runtime: str, path: Path
 ) -> Agreement:
-    """Compare a runtime with the network on random inputs like the example, at each batch size.
-
-    The model must be on the CPU; it is called in eval mode and not changed. The names of the runtime and of the future
-    file are for messages.
-    """
+    """Compare a runtime with the network, on the CPU, on random inputs like the example, at each batch size."""
     run: Inference | None = None
     compared: list[Comparison] = []
     for size in batch.sizes:

@@ -45,12 +45,7 @@ Inference = Callable[[Arguments], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleBatch:
-    """Example inputs of a network, on the CPU.
-
-    Attributes:
-        is_batched: for each, whether its first axis is the batch; none if the batch has a fixed size.
-        sizes: the batch sizes to check: that of the example, and another one where the batch may vary.
-    """
+    """Example inputs on the CPU, which of them have the batch as first axis, and the batch sizes to check."""
 
     arguments: Arguments
     is_batched: tuple[bool, ...]
@@ -133,10 +128,7 @@ class Exporter(ABC):
 
 @final
 class TorchExporter(Exporter):
-    """A program that `torch.export.load` reads, without the network's code, for the CPU.
-
-    It returns plain tuples where the network has named ones, whose class is code of the network.
-    """
+    """A program that `torch.export.load` reads, for the CPU; it returns plain tuples in place of named ones."""
 
     suffix = ".pt2"
     has_names = False
@@ -190,10 +182,7 @@ def inference_program(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> InferenceProgram:
-    """Fold a copy of a network and trace it with torch.export.
-
-    The arguments are those of `export`; `group_width` is that of the format.
-    """
+    """Fold a copy of a network and trace it with torch.export, for a format with this `group_width`."""
     model = unwrapped(model)
     check_plain_weights(model)
     batch = example_batch(arguments_of(model, example_inputs), dynamic_batch=dynamic_batch)

@@ -272,10 +272,7 @@ def _read_json(metadata: Mapping[str, str], key: str, kind: type[Value], where: 
 
 
 def plan_hash(plan: GroupingPlan) -> str:
-    """SHA-256 of what a plan groups and how, as hexadecimal text.
-
-    Layers that stay whole, the target and the version do not count: the same network gives the same text.
-    """
+    """SHA-256 of what a plan groups and how; layers that stay whole, the target and the version do not count."""
     layers = json.loads(plan.to_json())["layers"]
     grouped = {name: layers[name] for name, layer in plan.layers.items() if layer.group_level > 1}
     return hashlib.sha256(json.dumps(grouped, sort_keys=True).encode()).hexdigest()

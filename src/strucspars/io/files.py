@@ -72,16 +72,7 @@ def disk_error(action: str, path: str | os.PathLike[str], error: OSError, note: 
 
 
 def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> BinaryIO:
-    """Open a regular file for reading.
-
-    Args:
-        path: the file, or a link to it.
-        limit: number of bytes that it may have.
-
-    Raises:
-        OSError: it cannot be opened, or is a folder.
-        ValueError: it is a pipe, a socket or a device, which might never end, or larger than the limit.
-    """
+    """Open a regular file of at most `limit` bytes; a pipe, socket or device might never end: a `ValueError`."""
     try:
         file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # it is returned
     except OSError as error:
@@ -176,12 +167,8 @@ def replace_file(
     """Yield a path in a temporary folder; the file written there replaces `path` when the block ends without an error.
 
     Other files that the block writes in that folder are moved with it, and replace such files only together with it. On
-    an error the previous files stay.
-
-    Args:
-        path: the file to replace.
-        former: another name for its present version, which must exist then; None: it is deleted.
-        follow_link: if `path` is a link, replace its target instead of the link.
+    an error the previous files stay. `former` is another name for the present version, which must exist then. With
+    `follow_link`, the target of a link is replaced instead of the link.
     """
     target = followed(Path(path)) if follow_link else Path(path)
     with _named_errors(Path(path)):
@@ -197,11 +184,7 @@ def replace_file(
 def replace_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to write a report to; it is renamed to `path` when the block ends without an error.
 
-    On an error the previous report stays. The target of a link is replaced, not the link.
-
-    Raises:
-        FileExistsError: `path` is a file, or holds files that no report has written.
-        OSError: the folder cannot be written; the message names it and says what to do.
+    On an error the previous report stays. A file, or a folder with anything but a report, is a `FileExistsError`.
     """
     path = Path(os.path.realpath(path))
     _check_replaceable(path)

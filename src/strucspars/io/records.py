@@ -140,10 +140,7 @@ def check_header(document: object, where: str, **expected: str | int) -> dict[st
 
 
 def as_record(kind: type[Record], value: object, where: str, key: str = "") -> Record:
-    """Make a dataclass of an object, which must have all fields without a default and no unknown ones.
-
-    An error names the file `where` and the path `key` of the value in it.
-    """
+    """Make a dataclass of an object, which must have all fields without a default and no unknown ones."""
     if not isinstance(value, Mapping):
         raise RecordError(where, key, f"must be an object, got {_SHORT.repr(value)}")
     hints = get_type_hints(kind)

@@ -201,12 +201,7 @@ def hint_at_types(reasons: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class WeightUses:
-    """Where else a network uses the weights of its layers.
-
-    Attributes:
-        owners: names of the modules that hold a parameter, by its key; different modules can hold the same one.
-        readers: the type of the module that computes with the weight of a layer, bypassing the layer's own forward.
-    """
+    """Where else a network uses weights: owners of each parameter, and modules that bypass the forward of a layer."""
 
     owners: Mapping[int, list[str]]
     readers: Mapping[nn.Module, str]

@@ -143,10 +143,7 @@ def _joined(parent: str, name: str) -> str:
 
 
 def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
-    """The same plan with every module under the name by which networks list it: the first, without wrappers.
-
-    A name that the network does not have stays. Two names of one module are a `ValueError`.
-    """
+    """The same plan with every module under its first name, without wrappers; two names of one are a `ValueError`."""
     modules = modules_by_name(model)
     first_names = {module: name for name, module in bare_modules(model)}
     given: dict[str, str] = {}

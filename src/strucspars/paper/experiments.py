@@ -29,12 +29,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
-    """Finished runs of one recipe.
-
-    Attributes:
-        label: the recipe's name; with what was changed where several experiments have that name.
-        changes: where the recipe differs from the packaged one of its name, such as `engine.precision=bf16`.
-    """
+    """Finished runs of one recipe; `changes` are from the packaged recipe of its name, where there is one."""
 
     label: str
     runs: tuple[FinishedRun, ...]

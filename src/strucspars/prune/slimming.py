@@ -320,10 +320,7 @@ def select_channels(
 def _weights_before_after(
     model: nn.Module, sites: tuple[NormSite, ...], kept_widths: Mapping[str, int]
 ) -> dict[str, tuple[int, int]]:
-    """Number of weights before and after, by layer, when the batch norms keep `kept_widths` channels.
-
-    A batch norm counts scale and shift. Other biases do not change: only the classifier has one.
-    """
+    """Number of weights before and after, by layer, at these widths; a batch norm counts scale and shift."""
     outputs = {site.producer: kept_widths[site.norm] for site in sites if site.producer is not None}
     inputs = {site.consumer: kept_widths[site.norm] for site in sites}
     weights = {site.norm: (2 * site.width, 2 * kept_widths[site.norm]) for site in sites}
@@ -428,14 +425,7 @@ def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.P
 
 
 def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
-    """Turn a freshly built, dense network into the saved slim one, in place; returns the model.
-
-    On any error the model stays as it was.
-
-    Args:
-        path: a file written by `save_slimmed`.
-        model: the same network, dense.
-    """
+    """Turn a freshly built, dense network into the slim one of a file, in place; an error leaves it unchanged."""
     tensors, metadata = read_tensors(path)
     if SELECTION_KEY not in metadata:
         raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")

@@ -50,10 +50,7 @@ class RunLink:
 
 
 def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
-    """Write the report of one run, or of several: then a page that compares them, and one for each.
-
-    An earlier report in the folder `out` is replaced atomically.
-    """
+    """Write the report of one run, or of several with a page that compares them, in place of an earlier one."""
     out = Path(out)
     if not runs:
         raise ValueError("a report needs at least one run folder")
@@ -225,10 +222,7 @@ def _own_text(name: str) -> str:
 
 
 def _policy() -> str:
-    """Allow our own script and style by their hashes, and load nothing: other code in the page cannot run.
-
-    Drawn figures have style attributes, which can neither run nor load anything under this policy.
-    """
+    """Allow our own script and style by their hashes, and load nothing: other code in the page cannot run."""
     script, style = (
         base64.b64encode(hashlib.sha256(_own_text(name).encode()).digest()).decode()
         for name in ("script.js", "style.css")

@@ -181,10 +181,7 @@ def _orders(orders: npt.NDArray[Any], widths: Sequence[int]) -> tuple[IntArray, 
 
 
 def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[str, Mapping[str, StoredMatrix]]:
-    """S of every layer by moment, where stored; of a run in its first stage also that of its last checkpoint.
-
-    The latter for norms of weights only: a registered importance needs the network, and the folder does not hold it.
-    """
+    """S of every layer by moment, where stored; `now` is of the last checkpoint, for norms of weights only."""
     stored: dict[str, Mapping[str, StoredMatrix]] = {}
     for moment in ("start", "end"):
         path = folder.importance / f"{moment}.npz"

@@ -29,11 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write the state to `last.pt`; the former file becomes `previous.pt`.
-
-    If the process is killed at any instant, the folder holds a complete checkpoint under one of the two names. A state
-    of anything but tensors, numbers, texts, and lists, tuples and dictionaries of them is refused.
-    """
+    """Write the state to `last.pt`; the former file becomes `previous.pt`. One of them is always complete."""
     former: Path | None = folder / PREVIOUS
     try:
         _checked_payload(folder / LAST)

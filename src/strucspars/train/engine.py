@@ -65,10 +65,7 @@ def lost_processes_explained() -> Iterator[None]:
 class Engine:
     """Where and how a run computes: in one process, or in one of several that torchrun has started.
 
-    Attributes:
-        fabric: Lightning's access to device, precision and processes.
-        captures_graphs: whether steps run as CUDA graphs: one process on a GPU, without a gradient scaler.
-        casts_at_once: whether one kernel casts all weights to half precision: in a graph, the number of kernels counts.
+    Steps run as CUDA graphs in one process on a GPU; then one kernel casts all weights to half precision.
     """
 
     def __init__(self, recipe: EngineRecipe) -> None:

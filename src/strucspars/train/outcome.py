@@ -28,12 +28,7 @@ _ROW_TYPES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StageAccuracy:
-    """Accuracies of one stage's epochs on the test images.
-
-    Attributes:
-        last_top1, last_top5: after the last epoch; these count.
-        best_top1, best_top5, best_epoch: of the epoch with the best top-1; chosen on the test images, so optimistic.
-    """
+    """Accuracies of one stage's epochs on the test images; the last ones count, the best epoch is chosen on them."""
 
     last_top1: float
     last_top5: float

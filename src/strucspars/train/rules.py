@@ -57,10 +57,7 @@ class TrainingRule:
 
 @final
 class SparsifyRule(TrainingRule):
-    """The structured penalty, and the decisions of Algorithm 1 after every epoch.
-
-    `on_decision` is called with the plan once a progressive schedule has decided.
-    """
+    """The structured penalty, and the decisions of Algorithm 1 after every epoch; a plan is passed to `on_decision`."""
 
     def __init__(self, sparsifier: Sparsifier, on_decision: Callable[[GroupingPlan], None] = lambda plan: None) -> None:
         self._sparsifier, self._on_decision = sparsifier, on_decision

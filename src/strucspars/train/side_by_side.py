@@ -51,16 +51,10 @@ def run_side_by_side(
     should_stop: Callable[[], bool] = lambda: False,
     executor: Executor | None = None,
 ) -> dict[Path, RunSummary | Exception]:
-    """Run recipes in their folders, at most `jobs` at a time. One that fails does not stop the others.
+    """Run recipes in their folders, at most `jobs` at a time; returns the summary or the error of each.
 
-    Under torchrun an error is raised and stops them, unless it is a diverged training.
-
-    Runs begin in the order of `recipes`. One that builds on earlier ones waits, and lets others go first, until the
-    needed parts of those are finished.
-
-    Returns:
-        For every folder its summary or its error: `RunInterrupted` also where the stop came before the run began,
-        `BaseRunFailed` where the run could not begin because of another one.
+    A run that fails does not stop the others, unless under torchrun: then any error but a diverged training is raised.
+    Runs begin in order. One that builds on earlier ones waits, and lets others go first, until what it needs is there.
     """
     bases = _earlier_bases(recipes)
     outcomes: dict[Path, RunSummary | Exception] = {}

@@ -20,10 +20,7 @@ EPOCHS_BETWEEN_PICTURES = 5
 
 @final
 class Stage:
-    """Trains one model under one rule, from the last checkpoint of this stage if there is one.
-
-    `digests` of the other files that the stage builds on are kept in its checkpoints.
-    """
+    """Trains one model under one rule, from its last checkpoint, which also has the `digests` of other files."""
 
     def __init__(
         self,
