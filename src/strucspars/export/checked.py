@@ -98,16 +98,15 @@ class ExportReport:
 
     def __str__(self) -> str:
         found = self.agreement
-        sizes = " and ".join(str(size) for size in found.batch_sizes)
-        gathers = f"{self.num_gathers}, {self.gathered_bytes:,} bytes" if self.num_gathers else "none"
-        rows = [
-            (self.path.name, f"{self.nbytes:,} bytes"),
-            ("gathers", gathers),
-            ("checked in", f"{self.runtime}, batch size{'s' if len(found.batch_sizes) > 1 else ''} {sizes}"),
-            ("off by", f"{found.max_relative_error:.1e} of the largest output; {found.tolerance:.0e} is allowed"),
-        ]
-        width = max(len(title) for title, _ in rows)
-        return "\n".join(f"{title:<{width}}  {text}" for title, text in rows)
+        sizes = f"batch size{'s'[: len(found.batch_sizes) > 1]} {' and '.join(map(str, found.batch_sizes))}"
+        rows = {
+            self.path.name: f"{self.nbytes:,} bytes",
+            "gathers": f"{self.num_gathers}, {self.gathered_bytes:,} bytes" if self.num_gathers else "none",
+            "checked in": f"{self.runtime}, {sizes}",
+            "off by": f"{found.max_relative_error:.1e} of the largest output; {found.tolerance:.0e} is allowed",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{title:<{width}}  {text}" for title, text in rows.items())
 
 
 class ExportMismatch(ValueError):

@@ -186,8 +186,7 @@ def inference_program(
     model = unwrapped(model)
     check_plain_weights(model)
     batch = example_batch(arguments_of(model, example_inputs), dynamic_batch=dynamic_batch)
-    chosen_inputs = choose_input_names(model, len(batch.arguments), input_names)
-    reference = copied(model).cpu()
+    chosen_inputs, reference = choose_input_names(model, len(batch.arguments), input_names), copied(model).cpu()
     with undisturbed(reference):
         outputs = reference(*fresh_arguments(batch.arguments))
     chosen_outputs = choose_output_names(outputs, output_names, input_names=chosen_inputs)
@@ -201,8 +200,7 @@ def inference_program(
     else:
         width = group_width if widen_groups_below is None else widen_groups_below
         folded = fold(reference, batch.arguments, widen_groups_below=width)
-    gathers = fold_report(folded).gathers
-    plan_hash = hash_of_model(model)
+    gathers, plan_hash = fold_report(folded).gathers, hash_of_model(model)
     return InferenceProgram(
         reference=reference,
         exported=_exported(folded, batch),
@@ -245,18 +243,13 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
     with folded.graph.inserting_before(output):
         output.args = (folded.graph.call_function(with_plain_containers, output.args),)
     folded.recompile()
-    samples = torch.export.Dim("batch")
+    samples, inputs = torch.export.Dim("batch"), batch.random_like(max(batch.sizes[0], SMALLEST_TRACED_BATCH))
     shapes: list[Any] = [{0: samples} if batched else None for batched in batch.is_batched]
     # The arguments that `*args` takes count as one tuple.
     dynamic_shapes = tuple(inspect.signature(folded.forward).bind(*shapes).arguments.values())
     try:
         with torch.no_grad(), without_chatter():
-            program = torch.export.export(
-                folded,
-                batch.random_like(max(batch.sizes[0], SMALLEST_TRACED_BATCH)),
-                dynamic_shapes=dynamic_shapes,
-                strict=False,
-            )
+            program = torch.export.export(folded, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     # torch.export runs the network's code on symbolic values, which can raise any error.
     except Exception as error:
         remedy = "its code must not branch on the values of tensors"

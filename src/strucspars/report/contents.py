@@ -102,17 +102,14 @@ def _sizes(run: RunData) -> Iterator[Headline]:
 
 def _accuracies(run: RunData) -> Iterator[Headline]:
     if run.one_shot is not None:
-        top1 = run.one_shot.get("top1")
-        value = "not measured" if top1 is None else percent(top1)
-        yield Headline(label="accuracy", value=value, note="one-shot: never trained here")
-        lost = percent(run.one_shot.get("lost_norm"))
+        top1, lost = (percent(run.one_shot.get(key)) for key in ("top1", "lost_norm"))
+        yield Headline(label="accuracy", value=top1 or "not measured", note="one-shot: never trained here")
         note = "of the layers that can be grouped; finetune before you judge the network"
         yield Headline(label="lost norm", value=lost, note=note)
     compressed = next((row for row in run.rows if row["stage"] == "compress"), {})
-    if "before_top1" in compressed:
-        yield Headline(label="top-1 before compression", value=percent(compressed["before_top1"]))
-    if "test_top1" in compressed:
-        yield Headline(label="top-1 right after compression", value=percent(compressed["test_top1"]))
+    for key, when in (("before_top1", "before"), ("test_top1", "right after")):
+        if key in compressed:
+            yield Headline(label=f"top-1 {when} compression", value=percent(compressed[key]))
     for stage, label in (("finetune", "top-1 finetuned"), ("train", "top-1 trained")):
         accuracy = stage_accuracy(run.rows, stage)
         if accuracy is not None:
@@ -156,8 +153,8 @@ def _time(run: RunData) -> Iterator[Headline]:
         stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in run.seconds.items())
         # Several devices where the run was resumed elsewhere.
         places = [*run.environment.get("earlier", ()), run.environment]
-        names = [place.get("device") or place.get("cpu") for place in places]
-        devices = list(dict.fromkeys(name for name in names if isinstance(name, str)))
+        names = dict.fromkeys(place.get("device") or place.get("cpu") for place in places)
+        devices = [name for name in names if isinstance(name, str)]
         where = f", on {' and '.join(devices)}" if devices else ""
         yield Headline(label="time", value=duration(sum(run.seconds.values())), note=f"{stages}{where}")
 

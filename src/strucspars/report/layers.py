@@ -133,6 +133,12 @@ def layers_of(run: RunData) -> tuple[Layer, ...]:
     layers = []
     for place, ((name, shape), state) in enumerate(zip(run.weight_shapes.items(), states, strict=True)):
         group_level, out_perm, in_perm = state
+        stored = run.learned_importance.get(name)
+        importance = None if stored is None else stored.astype(np.float64)
+        # Of the last epoch where the matrix was not stored.
+        kept = run.dynamics[-1].kept_norm[place] if run.dynamics else np.zeros(0)
+        if importance is not None:
+            kept = kept_norm_by_level(importance[out_perm][:, in_perm])
         layer = Layer(
             place=place,
             name=name,
@@ -141,20 +147,10 @@ def layers_of(run: RunData) -> tuple[Layer, ...]:
             largest_level=max_group_level(*shape[:2], min_channels_per_group=least),
             out_perm=out_perm,
             in_perm=in_perm,
+            kept_norm=tuple(kept[np.isfinite(kept)].tolist()),
         )
-        layers.append(_with_importance(layer, run))
+        layers.append(replace(layer, pictures=tuple(_pictures(layer, run, importance))))
     return tuple(layers)
-
-
-def _with_importance(layer: Layer, run: RunData) -> Layer:
-    """With pictures and kept norms, which are of the last epoch where the matrix was not stored."""
-    stored = run.learned_importance.get(layer.name)
-    importance = None if stored is None else stored.astype(np.float64)
-    kept = run.dynamics[-1].kept_norm[layer.place] if run.dynamics else np.zeros(0)
-    if importance is not None:
-        kept = kept_norm_by_level(layer.permuted(importance))
-    layer = replace(layer, kept_norm=tuple(kept[np.isfinite(kept)].tolist()))
-    return replace(layer, pictures=tuple(_pictures(layer, run, importance)))
 
 
 def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iterator[Picture]:
@@ -163,8 +159,7 @@ def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iter
 
     start = run.importance.get("start", {}).get(layer.name)
     if start is not None:
-        first = start.astype(np.float64)
-        words = "Importance before training, in the network's order."
+        first, words = start.astype(np.float64), "Importance before training, in the network's order."
         yield picture("S before training", words, first, brightest(first))
     if importance is not None:
         permuted, moment = layer.permuted(importance), "so far" if run.plan is None else "at compression"
@@ -276,11 +271,10 @@ def cardinality_figure(run: RunData, layers: Sequence[Layer]) -> NamedFigure:
     with house_style():
         size = 7.2 if count <= MOST_NAMES / 2 else 9.0, 3.9 if count <= MOST_NAMES else 2.9
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.09))
-        axis = figure.subplots()
+        axis, mark_size, width = figure.subplots(), 4.0 if count <= MOST_NAMES else 2.5, max(1.0, min(4.0, 160 / count))
         for kind, colour in zip(sorted(set(kernels.tolist())), itertools.cycle(PALETTE), strict=False):
             chosen = kernels == kind
-            axis.vlines(places[chosen], 0.7, groups[chosen], color=colour, linewidth=max(1.0, min(4.0, 160 / count)))
-            mark_size = 4.0 if count <= MOST_NAMES else 2.5
+            axis.vlines(places[chosen], 0.7, groups[chosen], color=colour, linewidth=width)
             axis.plot(places[chosen], groups[chosen], "o", color=colour, markersize=mark_size)
             handles.append(Line2D([], [], color=colour, marker="o", markersize=4, label=f"compressed, {kind}"))
         axis.axhline(1, color=FAINT, linewidth=1.0)

@@ -106,16 +106,13 @@ def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
 
 def stage_accuracy(rows: Sequence[Mapping[str, Any]], stage: str) -> StageAccuracy | None:
     """Last and best epoch of a stage; None if no epoch of it is done."""
-    epochs = [row for row in rows if row["stage"] == stage]
+    epochs = [(row["test_top1"], row["test_top5"], row["epoch"]) for row in rows if row["stage"] == stage]
     if not epochs:
         return None
-    best = max(epochs, key=lambda row: row["test_top1"])
+    last_top1, last_top5, _ = epochs[-1]
+    best_top1, best_top5, best_epoch = max(epochs, key=lambda epoch: epoch[0])
     return StageAccuracy(
-        last_top1=epochs[-1]["test_top1"],
-        last_top5=epochs[-1]["test_top5"],
-        best_top1=best["test_top1"],
-        best_top5=best["test_top5"],
-        best_epoch=best["epoch"],
+        last_top1=last_top1, last_top5=last_top5, best_top1=best_top1, best_top5=best_top5, best_epoch=best_epoch
     )
 
 
@@ -212,16 +209,14 @@ def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
 
 
 def _sizes(summary: RunSummary) -> str:
-    counts: dict[str, BeforeAfter] = {"params": summary.params, "MACs": summary.macs}
-    is_dense = summary.kind == "dense"
-    return text_table(
-        [
-            Column("size", list(counts), is_text=True),
-            Column("dense", [f"{count.before:,}" for count in counts.values()]),
-            Column("compressed", ["" if is_dense else f"{count.after:,}" for count in counts.values()]),
-            Column("removed", ["" if is_dense else percent(count.removed_fraction) for count in counts.values()]),
-        ]
-    )
+    counts = summary.params, summary.macs
+    columns = [
+        Column("size", ["params", "MACs"], is_text=True),
+        Column("dense", [f"{count.before:,}" for count in counts]),
+        Column("compressed", [f"{count.after:,}" for count in counts]),
+        Column("removed", [percent(count.removed_fraction) for count in counts]),
+    ]
+    return text_table(columns[:2] if summary.kind == "dense" else columns)
 
 
 def _accuracies(summary: RunSummary, recipe: Recipe) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,18 +216,9 @@ def _compress(run: Run, procedure: Procedure, model: nn.Module) -> nn.Module:
     before = _accuracy(run, model)
     cut = procedure.cut_(copied(model))
     after = _accuracy(run, cut)
-    row = {
-        "stage": COMPRESS,
-        "epoch": 0,
-        "before_top1": before.top1,
-        "before_top5": before.top5,
-        "test_top1": after.top1,
-        "test_top5": after.top5,
-        "test_loss": after.loss,
-        **decided,
-    }
-    recalibrates = run.recipe.finetune.recalibrate_bn
-    if recalibrates:
+    row = {"stage": COMPRESS, "epoch": 0, "before_top1": before.top1, "before_top5": before.top5}
+    row |= {f"test_{key}": value for key, value in asdict(after).items()} | decided
+    if run.recipe.finetune.recalibrate_bn:
         with run.engine.fabric.autocast():
             recalibrate_(cut, (batch.images for batch in run.train.epoch(1)))
         row["recalibrated_top1"] = _accuracy(run, cut).top1

@@ -264,24 +264,17 @@ def _group(options: type, names: Sequence[str]) -> OptionGroup:
     if len(names) > 1:
         # The sections share a class, which cannot say what only one of them is for.
         summary = " ".join((summary, *(f"`{name}` is {meaning_of(Recipe, name)}" for name in names)))
-    prefixes = [f"{name}." for name in names] or [""]
     # `name` has no default: in Python it must be given, in YAML it is the name of the file.
     values = flat_options(Recipe(name="any")) | {"name": ""}
-    defaults = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    return OptionGroup(
-        names=tuple(names),
-        summary=summary,
-        options=tuple(
-            Option(
-                keys=(keys := tuple(f"{prefix}{name}" for prefix in prefixes)),
-                allowed=describe(hint),
-                defaults=tuple(defaults[key] for key in keys),
-                meaning=meaning_of(options, name),
-            )
-            for name, hint in get_type_hints(options).items()
-            if not is_dataclass(hint)
-        ),
-    )
+    found = []
+    for name, hint in get_type_hints(options).items():
+        if not is_dataclass(hint):
+            keys = tuple(f"{prefix}.{name}" for prefix in names) or (name,)
+            defaults = (values[key] for key in keys)
+            shown = tuple(value if isinstance(value, str) else json.dumps(value) for value in defaults)
+            meaning = meaning_of(options, name)
+            found.append(Option(keys=keys, allowed=describe(hint), defaults=shown, meaning=meaning))
+    return OptionGroup(names=tuple(names), summary=summary, options=tuple(found))
 
 
 def meaning_of(options: type, name: str) -> str:
