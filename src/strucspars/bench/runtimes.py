@@ -49,7 +49,7 @@ class InferenceForms:
         return self._reports[format]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Runtime:
     """Something that runs networks in float32.
 
@@ -101,10 +101,6 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _eager_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
-    return partial(_numpy_outputs, forms.folded)
-
-
 def _compiled_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
     from torch._inductor import config
 
@@ -122,7 +118,7 @@ def _numpy_outputs(module: Callable[[torch.Tensor], torch.Tensor], images: Image
     return outputs
 
 
-def _onnxruntime_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
+def _onnx_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -148,30 +144,14 @@ def _openvino_program(forms: InferenceForms, images_per_call: int, threads: int)
     return lambda images: compiled(images)[0]
 
 
+def _eager_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
+    return partial(_numpy_outputs, forms.folded)
+
+
 _RUNTIMES = (
-    Runtime(
-        name="onnxruntime",
-        title="ONNX Runtime",
-        package="onnxruntime",
-        install="pip install 'strucspars[onnx]'",
-        prepare=_onnxruntime_program,
-        format="onnx",
-    ),
-    Runtime(name="pytorch", title="PyTorch", package="torch", install="pip install torch", prepare=_eager_program),
-    Runtime(
-        name="torch-compile",
-        title="torch.compile",
-        package="torch",
-        install="pip install torch",
-        prepare=_compiled_program,
-    ),
-    Runtime(
-        name="openvino",
-        title="OpenVINO",
-        package="openvino",
-        install="pip install 'strucspars[openvino]'",
-        prepare=_openvino_program,
-        format="openvino",
-    ),
+    Runtime("onnxruntime", "ONNX Runtime", "onnxruntime", "pip install 'strucspars[onnx]'", _onnx_program, "onnx"),
+    Runtime("pytorch", "PyTorch", "torch", "pip install torch", _eager_program),
+    Runtime("torch-compile", "torch.compile", "torch", "pip install torch", _compiled_program),
+    Runtime("openvino", "OpenVINO", "openvino", "pip install 'strucspars[openvino]'", _openvino_program, "openvino"),
 )
 RUNTIMES = {runtime.name: runtime for runtime in _RUNTIMES}

@@ -104,9 +104,8 @@ def bench(
             contestants = _contestants(subject, Path(folder))
             for threads, batch in product(subject.threads, subject.batches):
                 rows += timed_rows(subject, contestants, present, batch, threads, rules, on_progress)
-    here = environment()
+    here, missing = environment(), [runtime for runtime in runtimes if runtime not in present]
     settings = {key: value for key, value in vars(subject).items() if key != "build"}
-    missing = [runtime for runtime in runtimes if runtime not in present]
     return BenchReport(
         command=command,
         commit=here["commit"],

@@ -7,7 +7,6 @@ from torch import fx, nn
 
 from strucspars.channels.orders import GroupedLayer, Layout, OrderClasses
 from strucspars.channels.tracing import LEAF_TYPES, has_plain_forward, tensor_shape
-from strucspars.cost.gathers import Side
 from strucspars.nn.layers import is_grouped
 
 
@@ -53,17 +52,6 @@ class ChannelGraph:
         if node in self.grouped:
             return self.grouped[node].inputs, self.grouped[node].outputs
         return self.dense.get(node, (self.channelwise[node],) if node in self.channelwise else ())
-
-    def shared_orders(self) -> list[list[tuple[str, Side]]]:
-        """The sides of layers, as (name, side), that must share one channel order; pinned ones are left out."""
-        sides: tuple[Side, ...] = ("input", "output")
-        members: dict[int, list[tuple[str, Side]]] = {}
-        for node in self.graph_module.graph.nodes:
-            for side, layout in zip(sides, self.sides(node), strict=False):
-                for root in self.classes.roots(layout):
-                    if not self.classes.is_pinned(root):
-                        members.setdefault(root, []).append((str(node.target), side))
-        return list(members.values())
 
 
 # The layout of the result, the layouts of several results, or None where a call needs the natural order, or may do.

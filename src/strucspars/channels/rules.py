@@ -183,11 +183,9 @@ def _softmax(node: fx.Node, graph: ChannelGraph) -> Layout | None:
 
 
 def _flattened(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    if node.op == "call_module":
-        settings = vars(graph.module(node))
-        return _as_runs(node, graph, settings["start_dim"], settings["end_dim"])
-    start, end = argument(node, 1, "start_dim", default=0), argument(node, 2, "end_dim", default=-1)
-    return _as_runs(node, graph, start, end)
+    settings = vars(graph.module(node)) if node.op == "call_module" else {}
+    start = settings.get("start_dim", argument(node, 1, "start_dim", default=0))
+    return _as_runs(node, graph, start, settings.get("end_dim", argument(node, 2, "end_dim", default=-1)))
 
 
 def _viewed(node: fx.Node, graph: ChannelGraph) -> Layout | None:

@@ -141,7 +141,8 @@ def _same_program() -> str:
     if processes == 1:
         return ": strucspars" if Path(sys.argv[0]).name == "strucspars" else ": python -m strucspars"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    if here == processes:
+        return f": torchrun --nproc-per-node {here} -m strucspars"
     # The rendezvous options of the other machines are not known here.
-    where = "" if here == processes else " on every machine, with torchrun's rendezvous options as before"
-    nodes = "" if here == processes else f"--nnodes {processes // here} "
-    return f"{where}: torchrun {nodes}--nproc-per-node {here} -m strucspars"
+    where = " on every machine, with torchrun's rendezvous options as before"
+    return f"{where}: torchrun --nnodes {processes // here} --nproc-per-node {here} -m strucspars"

@@ -79,7 +79,9 @@ def find_target(
     # Names of timm's networks may have a slash too, as in timm:hf-hub:owner/name.
     if model is None and (path.suffix in CHECKPOINT_SUFFIXES or ("/" in target and ":" not in target)):
         if path.is_file():
-            raise ValueError(f"{target} holds weights but no network; name the network with --model NAME")
+            raise ValueError(
+                f"{target} holds weights but no network; name the network with --model, such as --model resnet50"
+            )
         raise FileNotFoundError(
             f"there is no file or folder {target}; give the folder of a run, a checkpoint with --model, or the name "
             "of a network"

@@ -103,7 +103,6 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     `to_empty`.
 
     Args:
-        model: any module.
         optimizer: the one that trains the masked model; it forgets the momenta of pruned weights.
 
     >>> import numpy as np

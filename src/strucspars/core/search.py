@@ -35,9 +35,7 @@ def alternate(
     Args:
         importance: S, `(C_out, C_in)`.
         penalty: R between groups, symmetric `(G, G)`; `G` divides both widths.
-        out_perm, in_perm: where to start.
         assign: the exact solver of one half-step.
-        max_sweeps: limit on the pairs of steps.
     """
     rows_first = (importance, importance.T)
     perms = [out_perm, in_perm]
@@ -109,8 +107,6 @@ def bisect_blocks(
 
     Args:
         blocks: `(B, n, m)`; `2**halvings` divides n and m. All blocks are worked on at once.
-        halvings: how often to split.
-        effort: how long to search.
         generator: the source of the random starts; None starts from the present order, with `PRESENT_ORDER`.
 
     Returns: `order[block, new] = old` of the rows, `(B, n)`, and of the columns, `(B, m)`.

@@ -48,10 +48,8 @@ class FoldReport:
     """The work of a folded graph besides its convolutions. `str()` of it is a table.
 
     Attributes:
-        gathers: the channel shuffles that remain, in network order.
         num_kept_batch_norms: batch norms that no layer could absorb.
         untraced_reason: why the network is not a graph, and so keeps all its shuffles; empty if it is one.
-        widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
     """
 
     gathers: tuple[RemainingGather, ...]

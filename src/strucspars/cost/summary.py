@@ -32,15 +32,12 @@ TEXT_WIDTH = 120
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One convolution or linear layer.
+    """One convolution or linear layer, before grouping and after.
 
     Attributes:
-        weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away, and
-            for a scripted one.
-        groups, params, macs: before grouping and after; `macs` is None without example inputs, and for a quantised or
-            scripted layer. Packed weights are no parameters.
-        kept_norm: fraction of the L1 norm inside the groups of the plan; None without a plan for the layer, and once
-            the layer is converted.
+        weight_shape: before grouping; empty for a quantised layer, whose weight is packed away, and for a scripted one.
+        macs: None without example inputs, and for a quantised or scripted layer.
+        kept_norm: fraction of the L1 norm inside the planned groups; None without a plan and once converted.
         note: why it is not grouped, and other remarks; often empty.
     """
 

@@ -70,7 +70,14 @@ class FolderSplit(KeyedSplit):
         self._paths = np.array([os.fsencode(path) for path, _ in folder.samples])
         self._labels = np.array(folder.targets)
         if num_classes is not None:
-            self._labels = _outputs_of(self.classes, num_classes, root)[self._labels]
+            if not fits_outputs(self.classes, num_classes):
+                raise ValueError(
+                    f"{root} has {len(self.classes)} folders of classes ({', '.join(self.classes[:3])}, ...), but the "
+                    f"network has {num_classes} outputs; give images of all its classes, or name every folder by the "
+                    "number of its output"
+                )
+            outputs = _numbers(self.classes, num_classes)
+            self._labels = self._labels if outputs is None else outputs[self._labels]
         self.preprocessing = preprocessing
         self.random = random
         self.seed = seed
@@ -142,17 +149,6 @@ def _numbers(classes: Sequence[str], num_classes: int) -> IntArray | None:
     return numbers if is_valid else None
 
 
-def _outputs_of(classes: Sequence[str], num_classes: int, root: Path) -> IntArray:
-    """The output of the network that each class folder means."""
-    if not fits_outputs(classes, num_classes):
-        raise ValueError(
-            f"{root} has {len(classes)} folders of classes ({', '.join(classes[:3])}, ...), but the network has "
-            f"{num_classes} outputs; give images of all its classes, or name every folder by the number of its output"
-        )
-    numbers = _numbers(classes, num_classes)
-    return np.arange(num_classes) if numbers is None else numbers
-
-
 def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: int) -> FolderSplit:
     """The labelled images of a folder, or of val/ or test/ in it, to evaluate a network of so many outputs on."""
     place = test_folder(root) or root
@@ -173,10 +169,7 @@ def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, 
         raise FileNotFoundError(f"there is no folder {root}; give a folder of images")
     paths = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
     if not paths:
-        raise FileNotFoundError(
-            f"{place} holds no image; give a folder of images, in folders of any depth; known are "
-            f"{', '.join(IMG_EXTENSIONS)}"
-        )
+        raise FileNotFoundError(f"{place} holds no image; give a folder of images ({', '.join(IMG_EXTENSIONS)})")
     chosen = torch.randperm(len(paths), generator=generator_for(Stream.ORDER, seed, 0))[:count]
     images = (resized_image(str(paths[index]), preprocessing) for index in sorted(chosen.tolist()))
     return torch.stack(

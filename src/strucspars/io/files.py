@@ -2,11 +2,7 @@
 
     with replace_file("plan.json") as unfinished:      # a temporary file, renamed when the block ends without an error
         unfinished.write_text(plan.to_json())
-    write_text("plan.json", plan.to_json())            # the same for content in memory
-    with replace_folder("report") as unfinished:       # the same for the folder of a report
-        (unfinished / "index.html").write_text(page)
     text = read_text("plan.json", limit=RECORD_BYTES)
-    image = Image.open(open_file("cat.jpg", limit=IMAGE_BYTES))
 
 A failed write keeps the previous file. Every `OSError` names the file and a remedy. A symbolic link is itself replaced;
 with `follow_link=True`, for paths that a user gives, its target is.
@@ -171,7 +167,7 @@ def replace_file(
     `follow_link`, the target of a link is replaced instead of the link.
     """
     target = followed(Path(path)) if follow_link else Path(path)
-    with _named_errors(Path(path)):
+    with named_errors(Path(path)):
         if target.is_dir() and not target.is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with unfinished_folder(target.parent) as folder:
@@ -188,7 +184,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))
     _check_replaceable(path)
-    with _named_errors(path):
+    with named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_folder(path.parent) as place:
             unfinished, former = place / "report", place / "former"
@@ -226,15 +222,16 @@ def _check_replaceable(path: Path) -> None:
 
 
 @contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Let errors of writing name the path and a remedy."""
+def named_errors(path: Path, action: str = "write") -> Iterator[None]:
+    """Let errors of the disk name the action, the path and a remedy."""
     try:
         yield
     except OSError as error:
         # An error without strerror has a message of ours already.
         if error.strerror is None:
             raise
-        raise disk_error("write", path, error, "what was there is kept; " if path.exists() else "") from error
+        kept = "what was there is kept; " if action == "write" and path.exists() else ""
+        raise disk_error(action, path, error, kept) from error
 
 
 @contextmanager

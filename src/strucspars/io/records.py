@@ -1,10 +1,8 @@
 """Text of JSON and YAML as plain values, plain values as dataclasses, and one error that says where.
 
-    document = parse_json(read_text(path), str(path))           # without NaN; or parse_yaml, bounded
-    fields = check_header(document, str(path), format="strucspars-bench", format_version=3)
-    report = as_record(BenchReport, fields, str(path))          # dataclasses in it too, as their annotations say
-    width = convert(int, document["width"], str(path), "width")  # one value: any annotation that a record may have
-    write_text(path, to_json(report))                           # dataclasses become objects, NaN becomes null
+    fields = check_header(parse_json(text, path), path, format="strucspars-bench", format_version=3)
+    report = as_record(BenchReport, fields, path)   # dataclasses in it too, as their annotations say
+    text = to_json(report)                          # dataclasses become objects, NaN becomes null
 
 What is wrong is a `RecordError`, a `ValueError` such as `plan.json: layers.conv1.group_level: must be a whole number,
 got 'x'`. What the types cannot say, a dataclass checks when it is made; its `ValueError` gets the place in front.

@@ -93,18 +93,10 @@ class _Shuffled(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: order.clone() for name, order in channel_orders(self).items()})
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         others = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in ORDER_NAMES}
-        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(others, prefix, *arguments)
+        local_metadata, strict, missing_keys, _, error_msgs = arguments
         for name, order in channel_orders(self).items():
             key, saved = prefix + name, state_dict.get(prefix + name)
             if saved is None:

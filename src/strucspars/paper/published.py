@@ -20,7 +20,6 @@ class PaperRow:
     """A row of a table of the paper, accuracies as fractions; None where the paper has no number.
 
     Attributes:
-        flops: as the paper counts them; `NetworkCount.paper_flops` counts in the same way.
         top1: finetuned, over ten runs where it has a deviation.
         before_compression, after_compression: top-1 of Table 5.
         min_kept_norm: the searched threshold of Table 5. Differs from the paper: the table has the dropped share.

@@ -134,21 +134,12 @@ class ChannelSelection:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChannelSelection) and self.to_json() == other.to_json()
 
-    def _norms(self) -> dict[str, Any]:
-        return {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
-
     def to_json(self) -> str:
         """The selection as JSON text."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "threshold": self.threshold,
-                "removed_param_fraction": self.removed_param_fraction,
-                "removed_mac_fraction": self.removed_mac_fraction,
-                "norms": self._norms(),
-            }
-        )
+        header = {"format": FORMAT, "format_version": FORMAT_VERSION}
+        facts = {name: getattr(self, name) for name in ("threshold", "removed_param_fraction", "removed_mac_fraction")}
+        norms = {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
+        return json.dumps({**header, **facts, "norms": norms})
 
     @classmethod
     def from_json(cls, text: str, where: str = "channel selection") -> "ChannelSelection":
@@ -365,10 +356,6 @@ def slim_(model: Model, selection: ChannelSelection) -> Model:
     added before is dropped, as in Liu et al. Parameters stay the same objects, with narrower values and gradients; an
     optimizer that remembers the old shapes must be made again. Nothing changes unless everything fits.
 
-    Args:
-        model: a dense `PreactivationResNet` or `CifarResNet`.
-        selection: from `select_channels` on the same network.
-
     >>> model = PreactivationResNet(20)
     >>> sum(p.numel() for p in slim_(model, select_channels(model, target=0.5)).parameters()) <= 219482 / 2
     True
@@ -406,11 +393,7 @@ def _narrow_parameter_(parameter: nn.Parameter, dim: int, kept: torch.Tensor) ->
 
 
 def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.PathLike[str]) -> None:
-    """Write a slimmed network to one safetensors file, all or nothing.
-
-    Args:
-        model: a network after `slim_`.
-        selection: the one it was slimmed with.
+    """Write a network after `slim_` with this selection to one safetensors file, all or nothing.
 
     >>> import tempfile
     >>> model = CifarResNet(8)

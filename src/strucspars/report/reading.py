@@ -112,10 +112,7 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
     if not folder.path.is_dir():
         raise ValueError(f"there is no folder {folder.path}; give the folder of a run")
     if not folder.recipe_path.exists():
-        raise ValueError(
-            f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give a folder that "
-            "`strucspars run` made"
-        )
+        raise ValueError(f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give one with a run")
     recipe, plan, bench = folder.load_recipe(), folder.load_plan(), folder.path / "bench.json"
     rows = [
         {key: value for key, value in row.items() if key == "stage" or is_number(value)} for row in read_metrics(folder)
@@ -196,15 +193,11 @@ def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[st
     may_compute = list(stored) == ["start"] and recipe.sparsify.importance in get_args(Norm)
     checkpoint = folder.load_checkpoint() if may_compute else None
     if checkpoint is not None and checkpoint.get("stage") == learning_stage(recipe):
-        stored["now"] = _matrices(checkpoint["model"], recipe, shapes)
+        norm: Norm = "l2" if recipe.sparsify.importance == "l2" else "l1"
+        weights = {name: checkpoint["model"].get(f"{name}.weight") for name in shapes}
+        stored["now"] = {
+            name: importance_matrix(weight, norm).astype(np.float32)
+            for name, weight in weights.items()
+            if isinstance(weight, torch.Tensor) and tuple(weight.shape) == shapes[name]
+        }
     return {moment: matrices for moment, matrices in stored.items() if matrices}
-
-
-def _matrices(weights: Mapping[str, Any], recipe: Recipe, shapes: Shapes) -> Mapping[str, StoredMatrix]:
-    """S of the weights of a checkpoint."""
-    found = {name: weights.get(f"{name}.weight") for name in shapes}
-    return {
-        name: importance_matrix(weight, "l2" if recipe.sparsify.importance == "l2" else "l1").astype(np.float32)
-        for name, weight in found.items()
-        if isinstance(weight, torch.Tensor) and tuple(weight.shape) == shapes[name]
-    }

@@ -84,11 +84,8 @@ class Point:
     Attributes:
         network: such as `cifar10-resnet20`, or the model's name with the data's.
         method: `dense`, `strucspars`, `slimming`, one of Table 3, or `other methods`.
-        costs: those that are known, by the names of `AXES`.
         label: the removed fraction that was asked for, what differs from the first network of that size, or the name
             of another method; empty where the method says all.
-        is_ours: else it is the paper's.
-        is_on_line: whether the line of its network goes through it.
     """
 
     network: str

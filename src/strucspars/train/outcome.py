@@ -42,14 +42,10 @@ class RunSummary:
     """A finished run.
 
     Attributes:
-        target: removed fraction that the recipe asks for; None for a dense run.
         min_kept_norm: the searched threshold (Table 5); None where none was searched.
         removed_before_search: fraction that was removed at the threshold of the training, before the search.
-        sparsified: first stage; None if there was none.
-        before_compression_top1: right before compression.
         compressed_top1, compressed_top5: right after compression, before any finetuning.
         recalibrated_top1: the same with batch-norm statistics recomputed; None without.
-        finetuned: second stage; for a dense network, its training.
         converted_top1, converted_top5: of the saved small network; None where top-5 was not recorded.
         finetune_form: `masked` or `grouped`; None where nothing was compressed.
     """

@@ -118,10 +118,7 @@ class Run:
         """Batches to learn from."""
         batch_size, count = self.recipe.data.batch_size, len(self._data.train)
         if batch_size > count:
-            raise ValueError(
-                f"data.batch_size {batch_size} is more than the {count} images to learn from; give at most {count}, or "
-                "more images"
-            )
+            raise ValueError(f"data.batch_size {batch_size} is more than the {count} images to learn from; lower it")
         return self._batches(training=True)
 
     @cached_property

@@ -18,6 +18,7 @@ from strucspars.io.arrays import save_arrays
 from strucspars.io.files import (
     UNFINISHED,
     disk_error,
+    named_errors,
     read_bytes,
     read_text,
     reworded,
@@ -77,23 +78,19 @@ class RunFolder:
 
     def check_usable(self) -> None:
         """Refuse a path where no folder can be made or that holds something other than a run; writes nothing."""
-        try:
+        with named_errors(self.path, "make the run folder"):
             self._check_own()
             nearest = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
             if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
                 number = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
                 raise OSError(number, os.strerror(number))
-        except OSError as error:
-            raise disk_error("make the run folder", self.path, error) from error
 
     def create(self) -> None:
         """Make the folder and its subfolders; refuse what `check_usable` refuses."""
         self.check_usable()
         for folder in (self.path, *self._subfolders):
-            try:
+            with named_errors(folder, "make the run folder"):
                 folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise disk_error("make the run folder", folder, error) from error
 
     @property
     def was_locked(self) -> bool:
@@ -128,7 +125,7 @@ class RunFolder:
             descriptor = os.open(self.lock_path, flags, 0o666)
         except FileExistsError as error:
             raise RunFolderBusy(
-                f"another process began a run in {self.path}; wait for it, or use another folder"
+                f"another process has just begun a run in {self.path}; wait for it, or use another folder"
             ) from error
         except OSError as error:
             raise disk_error("lock", self.lock_path, error) from error
@@ -199,7 +196,7 @@ class RunFolder:
         """
         line = json.dumps(plain(row, "row"), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         is_new = not self.metrics_path.exists()
-        try:
+        with named_errors(self.metrics_path):
             # Links are not followed: in a hostile folder they lead to files of the user.
             descriptor = os.open(self.metrics_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             with open(descriptor, "r+b", buffering=0) as file:
@@ -213,8 +210,6 @@ class RunFolder:
                 except BaseException:
                     os.ftruncate(descriptor, end)
                     raise
-        except OSError as error:
-            raise disk_error("write", self.metrics_path, error, "what was there is kept; ") from error
         if is_new:
             sync_folder(self.path)
 

@@ -185,10 +185,9 @@ def _optimizer(
     lr = torch.tensor(options.lr, device=device) if on_device else options.lr
     fused = True if on_device else None
     decay = options.weight_decay
+    optimizer: torch.optim.Optimizer
     if options.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            parameters, lr=lr, weight_decay=decay, fused=fused, capturable=on_device
-        )
+        optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay, fused=fused, capturable=on_device)
         for parameter in parameters:
             # Steps are counted on the host, unless a graph counts them.
             counter = torch.zeros((), dtype=torch.float32, device=device if on_device else "cpu")
