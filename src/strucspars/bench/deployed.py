@@ -79,12 +79,8 @@ def deployed_pair(
 ) -> DeployedPair:
     """Export both networks to ONNX, time the files in turn, and score them on labelled images.
 
-    Args:
-        path: the file of the compressed network to write; that of the dense one is temporary.
-        preprocessing: of the images, for the metadata of the file.
-        batches: labelled images; each is read once.
-        is_dense_trained: False where the dense network has never learned these labels: it is not scored.
-        on_progress: called with what is being done, and how much of it is done.
+    The compressed network is written to `path`; the file of the dense one is temporary. A dense network that was never
+    trained for these labels, with `is_dense_trained=False`, is not scored.
     """
     models, example = {"dense": dense, "compressed": compressed}, random_image(image_shape)
     with tempfile.TemporaryDirectory(prefix="strucspars-dense-") as folder:

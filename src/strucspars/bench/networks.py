@@ -62,15 +62,10 @@ def conv_params(model: nn.Module) -> int:
 def group_levels(
     model: nn.Module, example_inputs: ExampleInputs, *, name: str, rate: float, min_channels_per_group: int = 1
 ) -> dict[str, int]:
-    """Group level of every groupable convolution, by name.
+    """Group level of every groupable convolution that removes this rate of the convolutions' weights, by name.
 
-    The networks of the paper have tables for its rates; they may miss a rate by a point or two, the rule for all others
-    never removes less than it.
-
-    Args:
-        example_inputs: of one image, to count multiply-accumulates with.
-        rate: fraction of the convolutions' weights to remove.
-        min_channels_per_group: no group narrower than this. A table's counts are lowered to it, and less is removed.
+    The networks of the paper have tables for its rates, which may miss a rate by a point or two, and are lowered to
+    `min_channels_per_group`; then less is removed. The rule for all other networks never removes less than the rate.
     """
     layers = select_layers(model, LayerRules(min_channels_per_group=min_channels_per_group)).layers
     table = PAPER_GROUPS.get(name, {}).get(rate)

@@ -48,13 +48,9 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class RowTiming:
-    """How fast a network is.
+    """How fast a network is: milliseconds for the whole batch, median and quartiles over all calls.
 
-    Attributes:
-        ms, ms_low, ms_high: milliseconds for the whole batch: median and quartiles over all calls.
-        frames_per_second: images per second at the median.
-        speedup: against the same runtime's dense network, run in the same way; None where that has no time.
-        speedup_over_best: against the fastest dense network of all runtimes, at this batch and these threads.
+    The speed-ups are against the same runtime's dense network, and against the fastest dense one of all runtimes.
     """
 
     ms: float
@@ -69,16 +65,13 @@ class RowTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One network in one runtime.
+    """One network in one runtime; `timing` is None after an `error`.
 
     Attributes:
         rate: fraction of the convolutions' weights to remove; None for the dense one.
-        form: `dense`, `compressed`, or `bound`, the compressed network without gathers: a limit, not a usable network.
-        images_per_call: how many of them go into one call; 1 for a batch of 16 means sixteen calls.
-        num_gathers: channel shuffles that remain in the graph that this runtime runs; None where it got none.
-        gathered_bytes: what they copy for one image.
+        form: `bound` is the compressed network without gathers: a limit, not a usable network.
+        images_per_call: 1 for a batch of 16 means sixteen calls.
         difference: of the outputs from PyTorch's, relative to the largest; None where there were none to compare.
-        error: why there is no time; empty if there is one.
     """
 
     network: str

@@ -51,13 +51,10 @@ class InferenceForms:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Something that runs networks in float32.
+    """Something that runs networks in float32, and what to import and install for it.
 
-    Attributes:
-        name: on the command line and in files.
-        install: the command that installs it.
-        prepare: makes a program of a network, for so many images per call and so many threads.
-        format: of the exported file that it runs; None if it runs the folded graph.
+    `prepare` makes a program of a network, for so many images per call and threads, of a file of this `format`, or of the
+    folded graph.
     """
 
     name: str

@@ -58,14 +58,10 @@ class TimingRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network, and what to measure of it.
+    """A network, and what to measure of it; `build` makes its forms, the dense one first.
 
-    Attributes:
-        build: builds its forms, the dense one first.
-        runtimes: names; those that are not installed are left out, and named in the report.
-        batches: numbers of images. More than one are timed in one call and one by one.
-        widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
-            export for the runtime does by default.
+    Runtimes that are not installed are left out, and named in the report. Several images are timed in one call and one
+    by one. `widen_groups_below` is as in `fold`; None: as an export for the runtime does by default.
     """
 
     network: str

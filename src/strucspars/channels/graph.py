@@ -15,8 +15,7 @@ class ChannelGraph:
     """The channels of a graph's tensors, and the classes of them that share an order.
 
     Attributes:
-        layouts: by node, the layout of its tensor; a tensor without one is in natural order.
-        parts: by node, the layouts of the tensors that it gives as a list or tuple.
+        layouts, parts: by node, the layout of its tensor, or those of its list of tensors; others are in natural order.
         grouped: by call, the grouped layers, which an order may or may not suit.
         dense: by call, the layouts (inputs, outputs) of layers of one group, which any order suits.
         channelwise: by call, the layout of norms, depthwise convolutions and others with an entry per channel.

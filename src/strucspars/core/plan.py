@@ -21,10 +21,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LayerPlan:
-    """Grouping of one layer.
-
-    Attributes:
-        group_level: level g, that is `2**(g - 1)` groups.
+    """Grouping of one layer: level g, that is `2**(g - 1)` groups, and the orders `perm[new] = old`, read-only.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])

@@ -176,7 +176,10 @@ def trace_forward(
     uses: Counter[nn.Module] = Counter()
 
     def count_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
-        uses[module] += _uses_of_each_weight(module, args[0] if args else kwargs["input"], outputs)
+        # Positions of the output, of the input if the layer is transposed. A linear layer may have no outputs at all.
+        is_transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+        tensor = (args[0] if args else kwargs["input"]) if is_transposed else outputs
+        uses[module] += tensor.numel() // max(channels(module)[1 if is_transposed else 0], 1)
 
     def count_elements(module: nn.Module, args: tuple[Any, ...], outputs: torch.Tensor) -> None:
         uses[module] += outputs.numel()
@@ -190,15 +193,6 @@ def trace_forward(
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
         inner(*arguments)
     return {name: uses[size.module] for name, size in sizes.items()}, sum(uses[module] for module in batch_norms)
-
-
-def _uses_of_each_weight(module: nn.Module, inputs: torch.Tensor, outputs: torch.Tensor) -> int:
-    """Positions of the output in one call, of the input if the layer is transposed."""
-    out_channels, in_channels = channels(module)
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return inputs.numel() // in_channels
-    # A linear layer may have no outputs at all.
-    return outputs.numel() // max(out_channels, 1)
 
 
 @contextmanager

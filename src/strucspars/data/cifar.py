@@ -118,19 +118,15 @@ def _files_in_archive(archive: Path, folder: str, names: tuple[str, ...]) -> Ite
             for member in members:
                 name = wanted.pop(member.name.removeprefix("./"), None)
                 if name is not None:
-                    yield name, f"{archive}:{member.name}", _content(members, member)
+                    file = members.extractfile(member) if member.isfile() else None
+                    if file is None or member.size > MAX_FILE_BYTES:
+                        raise tarfile.TarError(f"{name} is not a plain file of at most {MAX_FILE_BYTES:,} bytes")
+                    yield name, f"{archive}:{member.name}", file.read()
     # A gzip file may end early, be of another format, or decode to nonsense.
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise ValueError(f"{archive} is not a .tar.gz archive, or damaged: {error}; download it again") from error
     if wanted:
         raise ValueError(f"{archive} lacks {', '.join(sorted(wanted))}; download it again")
-
-
-def _content(members: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = members.extractfile(member) if member.isfile() else None
-    if file is None or member.size > MAX_FILE_BYTES:
-        raise tarfile.TarError(f"{member.name} is not a plain file of at most {MAX_FILE_BYTES:,} bytes")
-    return file.read()
 
 
 def _places_searched(root: Path, layout: CifarLayout) -> str:

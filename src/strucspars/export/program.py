@@ -100,13 +100,10 @@ class InferenceProgram:
 
 
 class Exporter(ABC):
-    """A file format and the runtime that checks its files. `register_exporter` gives it a name.
+    """A file format, with its suffix, and the runtime that checks its files. `register_exporter` gives it a name.
 
-    Attributes:
-        suffix: how its files end, such as ".onnx".
-        group_width: convolutions with fewer channels per group run as wider ones, because the runtime is slow with
-            narrow groups; 1: no change.
-        has_names: whether files keep the names of inputs and outputs.
+    Convolutions with fewer channels per group than `group_width` run as wider ones, because the runtime is slow with
+    narrow groups. `has_names` says whether files keep the names of inputs and outputs.
     """
 
     suffix: str

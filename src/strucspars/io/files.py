@@ -70,7 +70,8 @@ def disk_error(action: str, path: str | os.PathLike[str], error: OSError, note: 
 def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> BinaryIO:
     """Open a regular file of at most `limit` bytes; a pipe, socket or device might never end: a `ValueError`."""
     try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # it is returned
+        # Without this flag, opening a pipe blocks until a writer opens it.
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
         # A socket cannot even be opened.
         if error.errno == errno.ENXIO:
@@ -81,11 +82,6 @@ def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> Bina
         return file
     file.close()
     raise _too_large(path, limit or 0) if stat.S_ISREG(status.st_mode) else _special_file(path)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    # Without this flag, opening a pipe blocks until a writer opens it.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) -> None:
@@ -178,10 +174,7 @@ def replace_file(
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to write a report to; it is renamed to `path` when the block ends without an error.
-
-    On an error the previous report stays. A file, or a folder with anything but a report, is a `FileExistsError`.
-    """
+    """Yield an empty folder to write a report to; at the end it replaces the report at `path`, and no other files."""
     path = Path(os.path.realpath(path))
     _check_replaceable(path)
     with named_errors(path):

@@ -181,7 +181,13 @@ def convert(hint: Any, value: Any, where: str, key: str = "") -> Any:
         if isinstance(text, str) and text in arguments:
             return text
     elif kind in (tuple, list, Sequence) and isinstance(value, list):
-        return _items(kind, arguments, value, where, key)
+        # A tuple may have an annotation for each item.
+        hints = arguments[:1] * len(value) if kind is not tuple or arguments[-1] is Ellipsis else arguments
+        if len(hints) != len(value):
+            raise RecordError(where, key, f"must be a list of {len(hints)}, got {_SHORT.repr(value)}")
+        pairs = enumerate(zip(hints, value, strict=True))
+        items = [convert(item_hint, item, where, f"{key}[{place}]") for place, (item_hint, item) in pairs]
+        return items if kind is list else tuple(items)
     elif kind in (dict, Mapping) and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         prefix = f"{key}." if key else ""
         return {name: convert(arguments[1], entry, where, f"{prefix}{name}") for name, entry in value.items()}
@@ -193,16 +199,6 @@ def convert(hint: Any, value: Any, where: str, key: str = "") -> Any:
     elif kind in (bool, int, str) and type(value) is kind and (kind is not int or abs(value) < LARGEST):
         return value
     raise RecordError(where, key, f"must be {describe(wanted)}, got {_SHORT.repr(value)}")
-
-
-def _items(kind: Any, arguments: tuple[Any, ...], value: list[Any], where: str, key: str) -> Any:
-    """The items of a list; a tuple may have an annotation for each."""
-    hints = arguments[:1] * len(value) if kind is not tuple or arguments[-1] is Ellipsis else arguments
-    if len(hints) != len(value):
-        raise RecordError(where, key, f"must be a list of {len(hints)}, got {_SHORT.repr(value)}")
-    pairs = enumerate(zip(hints, value, strict=True))
-    items = [convert(hint, item, where, f"{key}[{place}]") for place, (hint, item) in pairs]
-    return items if kind is list else tuple(items)
 
 
 def describe(hint: Any) -> str:

@@ -43,16 +43,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
     A wrapper that has hooks, or casts its inputs to another precision, changes the computation and is kept.
     """
     while (name := inner_name(model)) is not None:
-        if model._forward_hooks or model._forward_pre_hooks or _changes_precision(model):
+        # Of all wrappers only Fabric's has a strategy, whose class `Precision` changes nothing.
+        strategy = vars(model).get("_strategy")
+        changes_precision = strategy is not None and type(strategy.precision).__name__ != "Precision"
+        if model._forward_hooks or model._forward_pre_hooks or changes_precision:
             break
         model = model.get_submodule(name)
     return model
-
-
-def _changes_precision(wrapper: nn.Module) -> bool:
-    # Of all wrappers only Fabric's has a strategy, whose class `Precision` changes nothing.
-    strategy = vars(wrapper).get("_strategy")
-    return strategy is not None and type(strategy.precision).__name__ != "Precision"
 
 
 def unwrap_children_(model: nn.Module) -> None:

@@ -52,11 +52,7 @@ class Picture:
 class Layer:
     """One layer at compression; of a run in its first stage, as of its last epoch.
 
-    Attributes:
-        group_level: of the plan, or of the last epoch.
-        largest_level: that the layer may reach.
-        out_perm, in_perm: the learned orders, `perm[new] = old`.
-        kept_norm: share of the norm that the levels 1, 2, ... keep; empty where not known.
+    `kept_norm` is the share of the norm that the levels 1, 2, ... keep; `largest_level` is the one that it may reach.
     """
 
     place: int
@@ -165,7 +161,12 @@ def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iter
         permuted, moment = layer.permuted(importance), "so far" if run.plan is None else "at compression"
         light = brightest(permuted)
         yield picture(f"S {moment}", f"Importance {moment}, in the network's channel order.", importance, light)
-        yield picture("S' in the learned orders", layer.alt, permuted, light, _block_outlines(layer))
+        (width, height), places = layer.frame, boundaries(layer.num_groups)
+        outlines = "".join(
+            f"M{begin * width:.6g} {begin * height:.6g}H{end * width:.6g}V{end * height:.6g}H{begin * width:.6g}Z"
+            for begin, end in (itertools.pairwise((0.0, *places, 1.0)) if places else ())
+        )
+        yield picture("S' in the learned orders", layer.alt, permuted, light, outlines)
     penalty = group_penalty(layer.halvings, decay=run.recipe.sparsify.decay)
     yield picture("R_g, the penalty", f"Penalty of group_level {layer.group_level}.", penalty)
     words = f"Connections that stay: {layer.num_groups} diagonal blocks."
@@ -209,14 +210,6 @@ def importance_figure(layer: Layer, importance: FloatArray, *, decay: float) -> 
         caption="The norm of every kernel in the network's order, in the learned orders, and what the groups keep.",
         alt=layer.alt,
         figure=figure,
-    )
-
-
-def _block_outlines(layer: Layer) -> str:
-    (width, height), places = layer.frame, boundaries(layer.num_groups)
-    return "".join(
-        f"M{begin * width:.6g} {begin * height:.6g}H{end * width:.6g}V{end * height:.6g}H{begin * width:.6g}Z"
-        for begin, end in (itertools.pairwise((0.0, *places, 1.0)) if places else ())
     )
 
 

@@ -50,15 +50,10 @@ class EpochLayers:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunData:
-    """What a run folder holds.
+    """What a run folder holds; `summary` is None before the end, `plan` before the decision, `bench` if not measured.
 
-    Attributes:
-        summary: None if the run is not finished.
-        plan: None before compression or the decision of a progressive run, and for other kinds of runs.
-        weight_shapes: of the layers that may be grouped, by name, in network order.
-        dynamics: the epochs of the stage that learns channel orders; empty where the run stored none.
-        importance: `start` and `end` (of the learning) to S of every layer, where stored; `now` of a run in between.
-        bench: what `strucspars bench RUN --out RUN/bench.json` measured; None where there is no such file.
+    The dynamics are the epochs of the stage that learns channel orders. The importance is S of every layer, by name, at
+    its `start` and `end`, or `now` in between.
     """
 
     path: Path

@@ -79,13 +79,10 @@ def comparable_latencies(runs: Iterable[RunData]) -> tuple[dict[Path, float], st
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A network by accuracy and cost.
+    """A network by accuracy and cost; `method` is `dense`, a kind of run, one of Table 3, or `other methods`.
 
-    Attributes:
-        network: such as `cifar10-resnet20`, or the model's name with the data's.
-        method: `dense`, `strucspars`, `slimming`, one of Table 3, or `other methods`.
-        label: the removed fraction that was asked for, what differs from the first network of that size, or the name
-            of another method; empty where the method says all.
+    The label is the removed fraction that was asked for, what differs from the first network of that size, or the name
+    of another method.
     """
 
     network: str

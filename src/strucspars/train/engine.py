@@ -38,12 +38,7 @@ def is_one_of_several_processes() -> bool:
 
 @contextmanager
 def lost_processes_explained() -> Iterator[None]:
-    """Raise one clear error where torch reports in its own words that a process of this run has died.
-
-    Raises:
-        ChildProcessError: a process that reads images was killed.
-        ConnectionError: another process that torchrun has started has ended.
-    """
+    """Raise one clear error where torch reports in its own words that a process of this run has died."""
     try:
         yield
     except RuntimeError as error:

@@ -51,13 +51,6 @@ def run_pipeline(
 
     `should_stop` is asked after every step; once it is true, the state is saved and `RunInterrupted` raised. The worker
     processes of `executor` learn the channel orders.
-
-    Raises:
-        ValueError: recipe, data and folder do not fit together; the message says how.
-        RunFolderBusy: another process works in the folder.
-        RunInterrupted: asked to stop.
-        TrainingDiverged: the loss is not finite.
-        ChildProcessError, ConnectionError: another process of the run has died.
     """
     folder = RunFolder(path)
     for observer in observers:

@@ -59,12 +59,7 @@ class Stage:
         return self._model if self._step.average is None else self._step.average.model
 
     def train(self) -> nn.Module:
-        """Train to the last epoch; returns the trained model.
-
-        Raises:
-            RunInterrupted: asked to stop; a checkpoint holds the state, also in the middle of an epoch.
-            TrainingDiverged: the loss is not finite.
-        """
+        """Train to the last epoch, or until asked to stop, which is a `RunInterrupted`; returns the trained model."""
         run, epochs = self._run, self._options.epochs
         progress = {"epochs": epochs, "steps": run.train.steps, "done_epochs": self._done_epochs}
         for observer in run.observers:
