@@ -53,8 +53,8 @@ class InferenceForms:
 class Runtime:
     """Something that runs networks in float32, and what to import and install for it.
 
-    `prepare` makes a program of a network, for so many images per call and threads, of a file of this `format`, or of the
-    folded graph.
+    `prepare` makes a program of a network, for so many images per call and threads, of a file of this `format` or of
+    the folded graph.
     """
 
     name: str

@@ -37,11 +37,8 @@ OnProgress = Callable[[str, float], None]
 class TimingRules:
     """How long and how often to measure.
 
-    Attributes:
-        seconds: for everything together, warm-up included; exceeded where fewer than `min_rounds` would fit.
-        visit_seconds: how long to stay with a program in a round; at least one call.
-        max_calls: most timed calls of one visit.
-        warmup_calls: untimed calls of every program before the first round.
+    `seconds` are for everything together, but for at least `min_rounds`. In a round, every program is called for
+    `visit_seconds`, at least once and at most `max_calls` times; `warmup_calls` before the first round are not timed.
     """
 
     seconds: float = 90.0

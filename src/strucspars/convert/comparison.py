@@ -66,7 +66,8 @@ def tolerance(expected: torch.Tensor) -> float:
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference over the largest finite entry expected; infinite where shapes or non-finite entries differ."""
-    if output.shape != expected.shape or _kind(output) != _kind(expected):
+    kinds = {(tensor.is_floating_point(), tensor.is_complex()) for tensor in (output, expected)}
+    if output.shape != expected.shape or len(kinds) > 1:
         return math.inf
     # On the CPU: some devices have no double precision.
     output, expected = output.detach().cpu(), expected.detach().cpu()
@@ -102,12 +103,8 @@ def _compare_leaves(found: object, wanted: object, whole_numbers: bool) -> tuple
     return error, "" if error <= allowed else complaint
 
 
-def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex()
-
-
 def _has_fractions(tensor: torch.Tensor) -> bool:
-    return any(_kind(tensor))
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _largest(values: torch.Tensor) -> float:

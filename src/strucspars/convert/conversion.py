@@ -147,7 +147,8 @@ def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module
     modules = modules_by_name(model)
     for name in plan.layers:
         if name in modules and not isinstance(modules[name], LAYERS_WITH_CHANNELS):
-            raise _refusal(name, f"{type(modules[name]).__name__} is no convolution or linear layer")
+            kind = type(modules[name]).__name__
+            raise ValueError(f"layer {name!r}: {kind} is no convolution or linear layer; remove it from the plan")
     layers = {name: module for name, module in modules.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
     plan.check_matches({name: dense_shape(layers[name], name) if name in plan.layers else () for name in layers})
     return {name: layers[name] for name in plan.layers}
@@ -167,7 +168,7 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> Changes:
                 )
         elif layer.group_level > 1:
             if reason := reason_not_to_group(name, module, uses):
-                raise _refusal(name, reason)
+                raise ValueError(f"layer {name!r}: {reason}; remove it from the plan")
             if module.get_parameter("weight").is_meta:
                 raise ValueError(
                     f"layer {name!r} is on the meta device, where channel orders and masks have no values; call "
@@ -175,10 +176,6 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> Changes:
                 )
             changes[name] = module, layer
     return changes
-
-
-def _refusal(name: str, reason: str) -> ValueError:
-    return ValueError(f"layer {name!r}: {reason}; remove it from the plan")
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:

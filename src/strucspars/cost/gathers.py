@@ -47,9 +47,7 @@ class WidenedLayer:
 class FoldReport:
     """The work of a folded graph besides its convolutions. `str()` of it is a table.
 
-    Attributes:
-        num_kept_batch_norms: batch norms that no layer could absorb.
-        untraced_reason: why the network is not a graph, and so keeps all its shuffles; empty if it is one.
+    `untraced_reason` says why the network is not a graph, and so keeps all its shuffles; empty if it is one.
     """
 
     gathers: tuple[RemainingGather, ...]

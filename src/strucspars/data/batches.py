@@ -30,10 +30,8 @@ class EpochOrder:
     A step takes `batch_size * world_size` images, of which each process gets every `world_size`-th. So several
     processes together see the same images in each step as one process with the larger batch.
 
-    Attributes:
-        shuffled: a new order every epoch, and a last step filled up with the epoch's first images. Otherwise the
-            natural order, and a last step filled up with image 0, marked as not valid.
-        seed: of the orders; an epoch's order depends on nothing but the seed and the epoch.
+    A shuffled epoch has an order that depends on the seed and the epoch only, and fills its last step up with its first
+    images. Otherwise the order is the natural one, and image 0 fills up the last step, marked as not valid.
 
     >>> order = EpochOrder(count=5, batch_size=2, shuffled=False, seed=0)
     >>> order.indices(epoch=0).tolist()

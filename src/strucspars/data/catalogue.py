@@ -40,15 +40,13 @@ def load_data(
     seed: int = 0,
     num_classes: int | None = None,
 ) -> ResidentData | FolderData:
-    """The data set of that name.
+    """The data set of that name, one of `DATA_NAMES` or `package.module:function`.
 
     Args:
-        name: one of `DATA_NAMES`, or `package.module:function`. Digits need no root; "imagenet" and "folder" are both
-            image folders.
+        root: the folder of the data; digits need none.
         download: fetch CIFAR to `root` if it is not there.
         preprocessing: of image folders; None for ImageNet's.
         val: folder of the images of an image folder to test on, if they are not in root.
-        seed: of the random crops of image folders.
         num_classes: outputs of the network that the folders must fit, as in `FolderSplit`.
 
     >>> load_data("digits", None).num_classes

@@ -46,15 +46,13 @@ TEST_FOLDERS = ("val", "test")
 class FolderSplit(KeyedSplit):
     """The images of one split, each resized (shortest side), cropped, maybe mirrored, and normalised.
 
-    `split[epoch, index]` is a float32 image `(3, size, size)` and its label. Crop and mirror depend on the
-    seed, the epoch and the index only: not on the global random state, not on which process asks, nor in what order.
+    `split[epoch, index]` is a float32 image `(3, size, size)` and its label. Crop and mirror depend on the seed, the
+    epoch and the index only: not on the global random state, not on which process asks, nor in what order.
 
     Args:
-        root: a folder with one folder of images per class.
-        preprocessing: of the images.
         random: crop anywhere and mirror every other image, as in training; otherwise take the centre.
-        num_classes: outputs of the network. If given, it must fit: one folder per output in the order of names, or
-            folders named by the numbers of their outputs, then maybe only some. None: one output per folder.
+        num_classes: outputs of the network, which the folders must fit: one per output in the order of names, or named
+            by the numbers of their outputs, then maybe only some. None: one output per folder.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def build_model(
     Args:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision classifier, `timm:NAME`,
             or `package.module:function`, which is called with `num_classes`.
-        image_shape: channels, height and width of an image. If given, the network must take one.
+        image_shape: channels, height and width of an image that the network must take.
         must_classify: it must return `num_classes` scores for it, too.
 
     >>> type(build_model("cifar-resnet20", num_classes=100, image_shape=(3, 32, 32))).__name__

@@ -97,7 +97,6 @@ class CifarResNet(nn.Module):
     """Three stages of basic blocks.
 
     Args:
-        depth: 6 n + 2; usual are 20, 32, 44, 56 and 110.
         num_classes: outputs of the classifier.
 
     >>> model = CifarResNet(20)
@@ -132,7 +131,6 @@ class PreactivationResNet(nn.Module):
     """Three stages of pre-activation bottlenecks.
 
     Args:
-        depth: 9 n + 2; the paper uses 20, 56 and 110.
         num_classes: outputs of the classifier.
 
     >>> sum(parameter.numel() for parameter in PreactivationResNet(20).parameters())

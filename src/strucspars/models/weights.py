@@ -39,14 +39,13 @@ STATE_KEYS = ("state_dict", "model", "model_state_dict")
 def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: bool = False) -> None:
     """Load stored weights into a model; on any error the model stays as it was.
 
-    A classifier of another number of classes keeps its fresh weights, and auxiliary heads of torchvision's weights are
-    left out; log lines say so.
+    A classifier of another number of classes keeps its fresh weights, unless `with_classifier` is set, and auxiliary
+    heads of torchvision's weights are left out; log lines say so.
 
     Args:
-        source: a name of torchvision's weights, such as `DEFAULT`, or a checkpoint: a `.safetensors`, `.pt` or `.pth`
-            file of a state dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed. Of a compressed
-            network come the dense weights of the same function, with zeros outside its groups.
-        with_classifier: make another number of classes an error instead.
+        source: a name of torchvision's weights, such as `DEFAULT`, or a `.safetensors`, `.pt` or `.pth` file of a state
+            dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed. Of a compressed network come the
+            dense weights of the same function, with zeros outside its groups.
     """
     path = Path(source).expanduser()
     if path.suffix in CHECKPOINT_SUFFIXES or path.is_file():

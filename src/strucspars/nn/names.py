@@ -155,8 +155,8 @@ def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
 def copied(model: Model) -> Model:
     """A deep copy that shares no tensors.
 
-    A module may store its last results: features, an auxiliary loss, a weight-normed weight. PyTorch refuses to
-    copy tensors with a gradient history, so those, alone or in lists, tuples and dictionaries, are copied without it.
+    A module may store its last results. PyTorch refuses to copy tensors with a gradient history, so those are copied
+    without it.
     """
     kept = (value for module in model.modules() for value in pytree.tree_leaves(vars(module)))
     computed = [value for value in kept if isinstance(value, torch.Tensor) and not value.is_leaf]

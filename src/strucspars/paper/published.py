@@ -19,10 +19,7 @@ PAPER_RUNS = 10
 class PaperRow:
     """A row of a table of the paper, accuracies as fractions; None where the paper has no number.
 
-    Attributes:
-        top1: finetuned, over ten runs where it has a deviation.
-        before_compression, after_compression: top-1 of Table 5.
-        min_kept_norm: the searched threshold of Table 5. Differs from the paper: the table has the dropped share.
+    Differs from the paper: `min_kept_norm` is the searched threshold of Table 5, which has the dropped share.
     """
 
     table: int

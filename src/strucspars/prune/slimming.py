@@ -62,10 +62,7 @@ class SlimmingPenalty:
 
     @torch.no_grad()
     def add_gradient_(self) -> None:
-        """Add the penalty's gradient to that of the scales, zero where a scale is zero. Frozen scales are left alone.
-
-        A few fused kernels, and no waiting for the device: it can be part of a captured graph.
-        """
+        """Add the penalty's gradient, zero at a scale of zero, to that of trainable scales; graphs may capture it."""
         scales: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         # Looked up at every step, because parameters may be replaced. Shared scales are penalised once.
@@ -175,10 +172,7 @@ def _checked_channels(name: str, channels: Any, width: int) -> IntArray:
 
 
 class SelectedBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm of some channels of a wider input: the channel selection layer of Liu et al. and its norm in one.
-
-    `slim_` makes these; built by hand it starts with the first `num_features` channels. Buffer: `kept`, the channels.
-    """
+    """Batch norm of some channels of a wider input, `kept`: the channel selection layer of Liu et al. and its norm."""
 
     kept: torch.Tensor
 
@@ -299,12 +293,19 @@ def select_channels(
         )
     count = bisect_left(range(len(norm_of) + 1), True, key=lambda removed: removed_fraction(removed) >= target)
     gone = [channel_of[:count][norm_of[:count] == index] for index in range(len(sites))]
+    removed_mac_fraction = None
+    if example_inputs is not None:
+        counted, weights = count_macs(model, example_inputs), weights_at(count)
+        # The share of a layer's weights that is removed, of its MACs.
+        shares = {name: (before - after) / before for name, (before, after) in weights.items()}
+        removed = sum(layer.macs * shares.get(name, 0.0) for name, layer in counted.layers.items())
+        removed_mac_fraction = removed / counted.macs
     return ChannelSelection(
         {site.norm: np.setdiff1d(np.arange(site.width), gone[index]) for index, site in enumerate(sites)},
         {site.norm: site.width for site in sites},
         threshold=float(scales[norm_of[count - 1]][channel_of[count - 1]]) if count else 0.0,
         removed_param_fraction=removed_fraction(count),
-        removed_mac_fraction=_removed_mac_fraction(model, weights_at(count), example_inputs),
+        removed_mac_fraction=removed_mac_fraction,
     )
 
 
@@ -332,20 +333,6 @@ def _removal_order(scales: list[FloatArray]) -> tuple[IntArray, IntArray]:
     _, last_from_end = np.unique(norms[order][::-1], return_index=True)
     order = np.delete(order, len(order) - 1 - last_from_end)
     return norms[order], channels[order]
-
-
-def _removed_mac_fraction(
-    model: nn.Module, weights: dict[str, tuple[int, int]], example_inputs: ExampleInputs | None
-) -> float | None:
-    """The fraction of MACs that the removed weights cause."""
-    if example_inputs is None:
-        return None
-    counted = count_macs(model, example_inputs)
-    removed = 0.0
-    for name, layer in counted.layers.items():
-        before, after = weights.get(name, (1, 1))
-        removed += layer.macs * (before - after) / before
-    return removed / counted.macs
 
 
 @torch.no_grad()

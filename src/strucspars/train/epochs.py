@@ -180,10 +180,7 @@ class Accuracy:
 
 @final
 class Evaluation:
-    """Evaluates one model as often as asked; on a GPU as a CUDA graph, with the batch shape of training.
-
-    Needs to be made anew after a layer is replaced: a graph keeps the addresses of the weights.
-    """
+    """Evaluates one model as often as asked; with a graph, only until one of its layers is replaced."""
 
     def __init__(self, engine: Engine, model: nn.Module, batches: Batches) -> None:
         self._engine, self._model, self._batches = engine, model, batches

@@ -21,10 +21,7 @@ class RunFailed(RuntimeError):
 
 
 class RunObserver:
-    """Receives the events of runs, in order; a subclass ignores those it does not define.
-
-    Several runs may share one observer, each under the name of its folder and from a separate thread.
-    """
+    """Receives the events of runs, by the names of their folders and from several threads; ignores undefined ones."""
 
     def run_started(self, run: str) -> None:
         """A run starts or resumes; its data and network are being prepared."""

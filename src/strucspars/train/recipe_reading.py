@@ -42,10 +42,9 @@ class _Given(NamedTuple):
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolved: bool = False) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package, with `key=value` overrides.
 
-    A base passes on all its keys but its name.
+    A base passes on all its keys but its name. A name of the package goes before a file of that name.
 
     Args:
-        source: path of the file, or a name out of `recipe_names`. A name goes before a file of that name.
         overrides: such as `stage1.epochs=3`; values are YAML; the last one of a key wins.
         is_resolved: refuse a base. A run folder holds a whole recipe; a base would include a file from elsewhere, whose
             text the folder's reader may publish.
@@ -163,9 +162,10 @@ def _find(source: str | Path, folder: Path) -> tuple[str, Path, str]:
 
 def _content(text: str, label: str) -> dict[Any, Any]:
     content = parse_yaml(text, label)
+    if content is None:
+        raise ValueError(f"{label}: the file is empty; a recipe has keys such as base, model or sparsify")
     if not isinstance(content, dict):
-        found = "the file is empty" if content is None else f"got {SHORT.repr(content)}"
-        raise ValueError(f"{label}: a recipe must be a mapping of keys to values, such as base or model; {found}")
+        raise ValueError(f"{label}: a recipe must be a mapping of keys to values, got {SHORT.repr(content)}")
     return content
 
 
@@ -199,11 +199,10 @@ def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
     if path in known:
         return f"keys are nested, not dotted: {path.replace('.', ': {')}: ...}}"
     # The names in this section, else the last parts of all keys: of several sections that have it, the first.
-    candidates = {name.rpartition(".")[2]: name for name in reversed(known)} | {
-        name: f"{prefix}{name}" for name in hints
-    }
-    near = [candidates[name] for name in difflib.get_close_matches(str(key), candidates, n=1)]
-    suggestion = f"did you mean {near[0]!r}? " if near else ""
+    candidates = {name.rpartition(".")[2]: name for name in reversed(known)}
+    candidates |= {name: f"{prefix}{name}" for name in hints}
+    near = difflib.get_close_matches(str(key), candidates, n=1)
+    suggestion = f"did you mean {candidates[near[0]]!r}? " if near else ""
     return f"{suggestion}Known here: {', '.join(hints)}"
 
 

@@ -138,8 +138,7 @@ class SparsifyRule(TrainingRule):
 class HeldZerosRule(TrainingRule):
     """Zeroes the pruned weights of dense convolutions, then their gradients: the masked form of a compressed network.
 
-    Equal to `mask_` with a fresh optimizer, without a product per layer in the forward pass: a weight that starts at
-    zero without gradient and momentum stays there, weight decay included.
+    Equal to `mask_` with a fresh optimizer, but without a product per layer in the forward pass.
     """
 
     def __init__(self, model: nn.Module, plan: GroupingPlan) -> None:

@@ -82,8 +82,7 @@ class CastAtOnce(nn.Module):
     """A model whose convolutions and linear layers compute with half-precision copies of their parameters.
 
     Everything else stays as in autocast; batch norms are in full precision. One kernel refreshes all copies before a
-    forward pass, where autocast casts every weight on its own; `collect_gradients_` brings the gradients of the copies
-    to the parameters after the backward pass.
+    forward pass; `collect_gradients_` brings their gradients to the parameters after the backward pass.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
