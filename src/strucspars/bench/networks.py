@@ -105,12 +105,10 @@ def _halved_levels(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BenchNetwork:
-    """One network to time.
+    """One network to time, without `rate` if dense.
 
-    Attributes:
-        rate: fraction of the convolutions' weights to remove; None for the dense one.
-        form: `dense`; `compressed`; or `bound`, the compressed one with all channel orders the identity. That is
-            another function, not usable as a network: it shows the gain of removing every gather.
+    The form `bound` is the compressed one with all channel orders the identity. That is another function, not usable as
+    a network: it shows the gain of removing every gather.
     """
 
     rate: float | None

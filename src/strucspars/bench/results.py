@@ -65,13 +65,10 @@ class RowTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One network in one runtime; `timing` is None after an `error`.
+    """One network in one runtime; `timing` is None after an `error`, `rate` for the dense network.
 
-    Attributes:
-        rate: fraction of the convolutions' weights to remove; None for the dense one.
-        form: `bound` is the compressed network without gathers: a limit, not a usable network.
-        images_per_call: 1 for a batch of 16 means sixteen calls.
-        difference: of the outputs from PyTorch's, relative to the largest; None where there were none to compare.
+    The form `bound` is the compressed network without gathers: a limit, not a usable network. With one image per call,
+    a batch of 16 means sixteen calls. The difference is that of the outputs from PyTorch's, relative to the largest.
     """
 
     network: str

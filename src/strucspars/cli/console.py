@@ -178,10 +178,7 @@ def is_first_process() -> bool:
 
 
 class Output:
-    """Prints for one command: the outcome to the standard output, the rest to the standard error with `as_json`.
-
-    Of several processes only the first prints.
-    """
+    """Prints for one command, in the first process; with `as_json`, all but the outcome to the standard error."""
 
     def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self._as_json = as_json

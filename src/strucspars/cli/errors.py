@@ -76,10 +76,7 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 class StopRequest:
-    """A context for the main thread; calling it tells whether SIGINT or SIGTERM arrived since it was entered.
-
-    A second signal ends the process at once.
-    """
+    """Tells the main thread whether SIGINT or SIGTERM arrived; a second signal ends the process at once."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None

@@ -55,7 +55,6 @@ def convert_(
     weights of the processes would diverge. If the wrapper itself is given, a warning says so.
 
     Args:
-        model: any module; no graph is traced.
         optimizer: its momenta are converted with the weights. Give it in the call that groups the layers, or make a new
             one.
         example_inputs: a tensor, or a tuple of positional arguments. The network is run on them, and on random ones
@@ -100,10 +99,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     The function is that of the converted model, and `convert_` turns the one into the other. On GPUs finetuning this
     form is faster. Training is the same up to rounding, unless the optimizer averages over whole tensors: Adafactor
     counts the zeros. The model's keys do not change: the masks are not in its `state_dict`, so mask again after
-    `to_empty`.
-
-    Args:
-        optimizer: the one that trains the masked model; it forgets the momenta of pruned weights.
+    `to_empty`. The optimizer, if given, forgets the momenta of pruned weights.
 
     >>> import numpy as np
     >>> import strucspars as ss
@@ -229,10 +225,7 @@ def _change_optimizer_state_(
 
 
 def _check_by_running(model: nn.Module, changes: Changes, example_inputs: ExampleInputs) -> None:
-    """Compare the grouped network with the masked one, and raise a `ValueError` that names the first layer at fault.
-
-    The network itself runs, since hooks and helper functions may hold its layers; everything is restored afterwards.
-    """
+    """Run the grouped and the masked network; raise a `ValueError` that names the first layer at fault."""
     arguments = arguments_of(model, example_inputs)
     with undisturbed(model), uncompiled(model), _restored(changes):
         for module, layer in changes.values():

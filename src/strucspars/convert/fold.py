@@ -77,10 +77,6 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             their speed on narrow groups, as ONNX Runtime does below 16 channels. Depthwise convolutions of the network
             itself stay.
 
-    Raises:
-        ValueError: `widen_groups_below` is no whole number from 1 on, or is given for a folded graph; or the network
-            cannot be called with the inputs by position.
-
     >>> import torch
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))

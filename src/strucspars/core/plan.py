@@ -77,9 +77,7 @@ class Preprocessing:
 
     Attributes:
         mean: per channel, of pixels scaled to 0 .. 1.
-        size: side of the centre crop.
         resize: length that the shortest side gets before; None where images have the right size already.
-        interpolation: of the resizing.
 
     >>> Preprocessing(size=160, resize=182).std
     (0.229, 0.224, 0.225)
@@ -119,7 +117,6 @@ class GroupingPlan:
         predicted_divergence: by how many nats per image the predictions were expected to move, with refitted weights
             and without training; None where no images were there to measure it.
         preprocessing: of the network's images; None where it is not known.
-        strucspars_version: version that made the plan.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])

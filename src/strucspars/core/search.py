@@ -30,12 +30,8 @@ def alternate(
 ) -> Connectivity:
     """Lower `sum(S[P][:, Q] * R)` by exact steps over P and Q in turn until neither can gain (Sec. 3.2).
 
-    The cost never rises. The end is a partial optimum, not always the global one.
-
-    Args:
-        importance: S, `(C_out, C_in)`.
-        penalty: R between groups, symmetric `(G, G)`; `G` divides both widths.
-        assign: the exact solver of one half-step.
+    The cost never rises. The end is a partial optimum, not always the global one. S is `(C_out, C_in)`, R between
+    groups symmetric `(G, G)`; `G` divides both widths.
     """
     rows_first = (importance, importance.T)
     perms = [out_perm, in_perm]
@@ -224,12 +220,7 @@ def _polish(importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_
     rows, columns = end.out_perm.reshape(len(trunk), -1), end.in_perm.reshape(len(trunk), -1)
     rows, columns = _order_leaves(importance, penalty[:leaf_groups, :leaf_groups], rows, columns)
     return measured_connectivity(
-        importance,
-        penalty,
-        out_perm=rows.ravel(),
-        in_perm=columns.ravel(),
-        sweeps=end.sweeps,
-        converged=end.converged,
+        importance, penalty, out_perm=rows.ravel(), in_perm=columns.ravel(), sweeps=end.sweeps, converged=end.converged
     )
 
 

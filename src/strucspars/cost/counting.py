@@ -1,8 +1,7 @@
 """Parameters and multiply-accumulates (MACs) of the layers of a network, before grouping and after.
 
-MACs are counted over one forward pass. Hooks count convolutions and linear layers that are called as modules: of any
-dimension, transposed and grouped ones too. What a model computes by functions (`F.conv2d`, attention, matrix products)
-is not counted.
+Hooks count convolutions and linear layers of every kind over one forward pass. What a model computes by functions
+(`F.conv2d`, attention, matrix products) is not counted.
 """
 
 import inspect
@@ -90,13 +89,8 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
     figure per image.
 
     Args:
-        model: dense, masked or converted.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
         plan: count the dense or masked layers that it names as the grouped layers they would become.
-
-    Raises:
-        ValueError: the network cannot be called with the inputs, a layer is lazy, or the plan belongs to another
-            network.
 
     >>> model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16))
     >>> count = count_macs(model, torch.zeros(1, 8, 10, 10))

@@ -32,13 +32,10 @@ TEXT_WIDTH = 120
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One convolution or linear layer, before grouping and after.
+    """One convolution or linear layer, before grouping and after, with remarks such as why it is not grouped.
 
-    Attributes:
-        weight_shape: before grouping; empty for a quantised layer, whose weight is packed away, and for a scripted one.
-        macs: None without example inputs, and for a quantised or scripted layer.
-        kept_norm: fraction of the L1 norm inside the planned groups; None without a plan and once converted.
-        note: why it is not grouped, and other remarks; often empty.
+    A quantised layer, whose weight is packed away, or a scripted one has an empty weight shape and no MACs. `kept_norm`
+    is the fraction of the L1 norm inside the planned groups; None without a plan and once converted.
     """
 
     name: str
@@ -137,11 +134,7 @@ def summary(
 
 
 def _row(
-    name: str,
-    size: LayerSize,
-    layer: LayerPlan | None,
-    positions: Mapping[str, int],
-    skipped: SkippedLayer | None,
+    name: str, size: LayerSize, layer: LayerPlan | None, positions: Mapping[str, int], skipped: SkippedLayer | None
 ) -> SummaryRow:
     notes = []
     if skipped is not None and layer is None and not is_grouped(size.module):

@@ -164,10 +164,7 @@ class ResidentBatches(Batches):
 
 
 class FolderBatches(Batches):
-    """Batches of images on disk, read by worker processes that live as long as this object.
-
-    One epoch at a time: beginning an epoch ends the one before.
-    """
+    """Batches of images on disk, one epoch at a time, read by worker processes that live as long as this object."""
 
     def __init__(
         self,

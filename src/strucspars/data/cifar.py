@@ -188,7 +188,7 @@ def load_plain_pickle(data: bytes, *, source: str) -> object:
     """The value pickled in `data`, if it is made of numbers, text, bytes, lists, tuples, dicts and integer arrays only.
 
     Any protocol of Python 2 and 3; text of Python 2 becomes bytes. Arrays are found at the top, or as values of a
-    dictionary at the top. Anything else is a `ValueError` that names the source, and nothing of it is executed.
+    dictionary at the top. Anything else is a `ValueError`.
     """
     try:
         _check_costs(data)

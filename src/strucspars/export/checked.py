@@ -74,9 +74,6 @@ class Agreement:
 class ExportReport:
     """A file that was written, and how closely it agrees with the network. `str()` of it is a short text.
 
-    Attributes:
-        num_gathers: channel shuffles that folding left in it.
-
     >>> agreement = Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1)
     >>> print(ExportReport(path=Path("model.onnx"), format="onnx", runtime="ONNX Runtime 1.31.0", nbytes=12345,
     ...                    num_gathers=1, gathered_bytes=4096, agreement=agreement))

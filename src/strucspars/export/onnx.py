@@ -192,7 +192,19 @@ class OnnxRunner:
         self, path: str | os.PathLike[str], *, threads: int | None = None, images_per_call: int | None = None
     ) -> None:
         self._path = Path(path)
-        self._session = _session(self._path, threads)
+        onnxruntime = optional_module("onnxruntime", extra="onnx")
+        if not self._path.is_file():
+            raise FileNotFoundError(f"there is no file {path}; strucspars.export writes one")
+        options = onnxruntime.SessionOptions()
+        # Errors are raised, so they need no log line.
+        options.log_severity_level = 4
+        if threads is not None:
+            options.intra_op_num_threads = checked_at_least("threads", threads, 1)
+        try:
+            self._session = onnxruntime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
+        # The library's errors have no other common base.
+        except Exception as error:
+            raise ValueError(f"ONNX Runtime cannot read {path}: {first_line(error)}") from error
         metadata = self._session.get_modelmeta().custom_metadata_map
         if images_per_call is not None:
             checked_at_least("images_per_call", images_per_call, 1)
@@ -250,20 +262,3 @@ class OnnxRunner:
 
 # As ONNX Runtime calls them, where numpy has another name.
 _DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
-
-
-def _session(path: Path, threads: int | None) -> Any:
-    onnxruntime = optional_module("onnxruntime", extra="onnx")
-
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; strucspars.export writes one")
-    options = onnxruntime.SessionOptions()
-    # Errors are raised, so they need no log line.
-    options.log_severity_level = 4
-    if threads is not None:
-        options.intra_op_num_threads = checked_at_least("threads", threads, 1)
-    try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    # The library's errors have no other common base.
-    except Exception as error:
-        raise ValueError(f"ONNX Runtime cannot read {path}: {first_line(error)}") from error

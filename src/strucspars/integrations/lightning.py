@@ -90,7 +90,12 @@ class SparsifyCallback(Callback):
         """Refuse what cannot work before anything expensive happens; forget what earlier runs left and restored."""
         self._restored = {}
         if stage == "fit":
-            _check_strategy(trainer)
+            strategy, name = trainer.strategy, type(trainer.strategy).__name__
+            if isinstance(strategy, (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)):
+                raise ValueError(f"{name} divides the weights, the channel orders need whole ones; use strategy='ddp'")
+            if isinstance(strategy.launcher, _MultiProcessingLauncher):
+                lost = f"the processes that {name} spawns take the plan with them when they end"
+                raise ValueError(f"{lost}; use strategy='ddp'")
             # A search for a learning rate or a batch size saves all callbacks before its fit, and restores them.
             self._sparsifier, self._plan = None, None
 
@@ -161,12 +166,3 @@ class SparsifyCallback(Callback):
         # Equal on all ranks already; without sync_dist Lightning would warn on every fit.
         logged = {"sparsify/lambda_value": report.lambda_value, "sparsify/removed_fraction": report.removed_fraction}
         pl_module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True)
-
-
-def _check_strategy(trainer: Trainer) -> None:
-    strategy = trainer.strategy
-    name = type(strategy).__name__
-    if isinstance(strategy, (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)):
-        raise ValueError(f"{name} divides the weights, the channel orders need whole ones; use strategy='ddp'")
-    if isinstance(strategy.launcher, _MultiProcessingLauncher):
-        raise ValueError(f"the processes that {name} spawns take the plan with them when they end; use strategy='ddp'")

@@ -1,9 +1,5 @@
 """Atomic writing of files and report folders, and reading that refuses pipes, devices and files that are too large.
 
-    with replace_file("plan.json") as unfinished:      # a temporary file, renamed when the block ends without an error
-        unfinished.write_text(plan.to_json())
-    text = read_text("plan.json", limit=RECORD_BYTES)
-
 A failed write keeps the previous file. Every `OSError` names the file and a remedy. A symbolic link is itself replaced;
 with `follow_link=True`, for paths that a user gives, its target is.
 """

@@ -12,14 +12,7 @@ import torchvision
 from torch import nn
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.export.storage import (
-    FORMAT_KEY,
-    FORMAT_VERSION,
-    PLAN_KEY,
-    SELECTION_KEY,
-    read_tensors,
-    read_transforms,
-)
+from strucspars.export.storage import FORMAT_KEY, FORMAT_VERSION, PLAN_KEY, SELECTION_KEY, read_tensors, read_transforms
 from strucspars.io.files import check_not_packed, open_file
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
 from strucspars.nn.layers import ORDER_NAMES, dense_weight
@@ -91,12 +84,11 @@ def _torchvision_state(source: str, name: str) -> dict[str, Any]:
             f"{', '.join(choices.__members__)}; name one of these, or {GIVE_A_FILE}"
         )
     try:
-        state: Mapping[str, Any] = choices[source].get_state_dict(check_hash=True, progress=False)
+        return dict(choices[source].get_state_dict(check_hash=True, progress=False))
     except (OSError, RuntimeError) as error:  # no connection; another hash
         raise ValueError(
             f"weights {source!r} of {name!r} could not be fetched: {error}; give a file instead"
         ) from error
-    return dict(state)
 
 
 def _as_built(state: Mapping[str, Any], model: nn.Module, where: str) -> dict[str, Any]:

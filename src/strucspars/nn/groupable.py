@@ -14,14 +14,7 @@ from torch.nn.utils import parametrize
 
 from strucspars.core.checks import FloatArray, checked_at_least
 from strucspars.core.hierarchy import max_group_level, num_groups
-from strucspars.nn.layers import (
-    GROUPABLE_TYPES,
-    LAYERS_WITH_CHANNELS,
-    channels,
-    dense_shape,
-    forms_of,
-    is_grouped,
-)
+from strucspars.nn.layers import GROUPABLE_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, forms_of, is_grouped
 from strucspars.nn.names import bare_modules, unwrapped
 
 FilterFn = Callable[[nn.Module, str], bool]

@@ -281,6 +281,7 @@ FORMS = (
     LayerForms(nn.Linear, MaskedLinear, ShuffledGroupLinear, GroupLinear),
 )
 GROUPABLE_TYPES = tuple(forms.dense for forms in FORMS)
+MASKED_TYPES = tuple(forms.masked for forms in FORMS)
 DENSE_AND_GROUPED_TYPES = (*GROUPABLE_TYPES, *(forms.grouped for forms in FORMS))
 _FORMS_BY_TYPE = {kind: forms for forms in FORMS for kind in (forms.dense, forms.masked, forms.grouped)}
 
@@ -297,8 +298,7 @@ def is_grouped(module: nn.Module) -> bool:
 
 def is_masked(module: nn.Module) -> bool:
     """Whether the layer is dense with pruned connections at zero."""
-    forms = forms_of(module)
-    return forms is not None and type(module) is forms.masked
+    return type(module) in MASKED_TYPES
 
 
 def channels(module: nn.Module) -> tuple[int, int]:

@@ -3,14 +3,12 @@
 Training adds an L1 penalty on the scales of all batch norms; one threshold over all scales then selects the channels,
 and the narrowed network is finetuned.
 
-The residual stream keeps its width. In a pre-activation bottleneck the second and third norm narrow the convolutions
-around them; the first one, and the last norm of the network, read the stream, so they select channels from it, and only
-the layer behind them narrows. In a post-activation basic block only the norm between the two convolutions can narrow:
-all others write to the stream.
+The residual stream keeps its width. Norms between two convolutions narrow both. Those of a pre-activation network that
+read the stream select channels from it, and only the layer behind them narrows. Norms that write to the stream stay.
 
 Differs from Liu et al.: they fix the fraction of channels to remove; here the threshold is searched for a fraction of
-all parameters, so that methods are compared at the same size. Where a norm selects from the residual stream, it narrows
-too; they keep it whole in front of the selection.
+all parameters, so that methods are compared at the same size. Where a norm selects from the stream, it narrows too;
+they keep it whole in front of the selection.
 """
 
 import json
@@ -86,14 +84,9 @@ class _KeptChannels:
 
 @dataclass(frozen=True, eq=False)
 class ChannelSelection:
-    """Which channels a network keeps.
+    """Which channels a network keeps, and how many it had, by batch norm in network order.
 
-    Attributes:
-        kept: name of a batch norm to the channels that stay, ascending, at least one; in network order.
-        widths: name of a batch norm to the number of channels it had.
-        threshold: largest absolute scale that was removed; None for channels chosen by hand.
-        removed_param_fraction: fraction of all the network's parameters that is removed; None likewise.
-        removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
+    Of channels chosen by hand, the threshold, the largest absolute scale that was removed, and the fractions are None.
 
     >>> selection = ChannelSelection({"bn1": np.array([0, 2]), "bn2": np.array([1])}, {"bn1": 4, "bn2": 2})
     >>> selection.kept_channels, selection.removed_channel_fraction
@@ -252,17 +245,8 @@ def select_channels(
     """Remove the channels of least absolute scale, as few as make the network smaller by `target`.
 
     Channels are ranked over all batch norms that can narrow, and each norm keeps at least one. Channels of equal scale
-    are removed evenly from all norms. No network is built: the parameters are counted from the widths.
-
-    Args:
-        model: a dense `PreactivationResNet` or `CifarResNet`.
-        target: fraction of all the network's parameters to remove, in [0, 1).
-        example_inputs: a tensor, or a tuple of the positional arguments of `forward`, to also note the fraction of
-            multiply-accumulates that is removed.
-
-    Raises:
-        ValueError: the target cannot be reached (the message names the largest that can), a scale is not finite, or
-            the network cannot be slimmed.
+    are removed evenly from all norms. No network is built: the parameters are counted from the widths. With example
+    inputs, the fraction of multiply-accumulates that is removed is noted too.
 
     >>> selection = select_channels(CifarResNet(20), target=0.5)
     >>> 0.5 <= selection.removed_param_fraction < 0.51

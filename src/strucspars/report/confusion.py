@@ -148,9 +148,7 @@ def _title(confusion: Confusion) -> str:
 
 
 def _alt(confusion: Confusion) -> str:
-    learned = confusion.learned
-    return (
-        f"{confusion.first} to {confusion.second}: {learned.shape[0]} x {learned.shape[1]} groups, {learned.min()} to "
-        f"{learned.max()} channels between two groups, {(learned == 0).sum()} pairs without any; ShuffleNet has "
-        f"{confusion.shufflenet_words}."
-    )
+    learned, pair = confusion.learned, f"{confusion.first} to {confusion.second}"
+    counts = f"{learned.min()} to {learned.max()} channels between two groups, {(learned == 0).sum()} pairs without any"
+    groups = " x ".join(map(str, learned.shape))
+    return f"{pair}: {groups} groups, {counts}; ShuffleNet has {confusion.shufflenet_words}."

@@ -85,22 +85,19 @@ def dynamics_figure(run: RunData) -> NamedFigure | None:
             panel(axis, epochs)
         axes[-1].set_xlim(0.5, len(epochs.rows) + 0.5)
         if epochs.compression is not None:
-            _mark_compression(axes, epochs.compression[0], len(epochs.rows))
+            after = epochs.compression[0] + 0.5
+            for axis in axes:
+                axis.axvline(after, color=FAINT, linestyle="--", linewidth=1.2)
+            _write(axes[0], "compression", (after, 1.0), offset=(4, -9), xycoords=("data", "axes fraction"))
+            if after < 1:
+                # Without a first stage, the edge would cut the marks in two.
+                axes[-1].set_xlim(left=0.5 - 0.03 * len(epochs.rows))
         figure.align_ylabels(axes)
         axes[-1].set_xlabel(f"epoch ({', then '.join(stage for stage, *_ in epochs.stages)})")
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return NamedFigure(
         name="dynamics", title="Training dynamics", caption=_caption(epochs), alt=_alt(epochs), figure=figure
     )
-
-
-def _mark_compression(axes: Sequence[Axes], after: int, count: int) -> None:
-    for axis in axes:
-        axis.axvline(after + 0.5, color=FAINT, linestyle="--", linewidth=1.2)
-    _write(axes[0], "compression", (after + 0.5, 1.0), offset=(4, -9), xycoords=("data", "axes fraction"))
-    if after == 0:
-        # Without a first stage, the edge would cut the marks in two.
-        axes[-1].set_xlim(left=0.5 - 0.03 * count)
 
 
 def _caption(epochs: Epochs) -> str:

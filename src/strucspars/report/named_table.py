@@ -47,14 +47,12 @@ def written(cell: Cell, unit: Unit) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTable:
-    """A table.
+    """A table; cells are None where there is no value.
 
     Attributes:
         name: for file names: lower-case letters, digits and `-`.
         columns: units by title: `text`; `count` 1,234; `size`, a count in three digits, 1.23K; `percent` of a fraction,
             12.34%; `points`, a difference in percent points, +0.12; `number`, three digits after the point.
-        rows: one cell per column; None where there is no value.
-        notes: sentences below it.
     """
 
     name: str

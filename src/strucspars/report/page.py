@@ -60,11 +60,8 @@ def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
     with replace_folder(out) as folder:
         pages = _write_runs(runs, folder) if len(runs) > 1 else [_write_run(runs[0], folder, overview=None)]
         written = sorted(file for file in folder.rglob("*") if file.is_file())
-    return WrittenReport(
-        page=out / PAGE,
-        run_pages=tuple(out / page.relative_to(folder) for page in pages),
-        files=tuple(out / file.relative_to(folder) for file in written),
-    )
+    run_pages, files = (tuple(out / path.relative_to(folder) for path in paths) for paths in (pages, written))
+    return WrittenReport(page=out / PAGE, run_pages=run_pages, files=files)
 
 
 def _write_runs(runs: Sequence[RunData], folder: Path) -> list[Path]:

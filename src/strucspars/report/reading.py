@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
 from strucspars.io.files import read_text
-from strucspars.io.records import convert
 from strucspars.nn.importance import importance_matrix
 from strucspars.train.outcome import RunSummary, progress_words, read_metrics, read_summary, stage_seconds
 from strucspars.train.recipe import Recipe, learning_stage
@@ -26,7 +25,6 @@ from strucspars.train.run_folder import ONE_SHOT, ONE_SHOT_STATE, RunFolder
 # S is stored in half precision, which is enough for pictures.
 StoredMatrix = npt.NDArray[np.floating[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
     if plan is not None:
         shapes = {name: layer.weight_shape for name, layer in plan.layers.items()}
     else:
-        entries = _record(folder, folder.path / "layers.json", list[LayerShape], [])
+        entries = folder.read_record(folder.path / "layers.json", list[LayerShape], [])
         shapes = {layer.name: layer.weight_shape for layer in entries}
     # A killed run may have stored one epoch more than its metrics have.
     stage = learning_stage(recipe)
@@ -132,16 +130,10 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         weight_shapes=shapes,
         dynamics=[_epoch_layers(path, list(shapes.values())) for path in stored] if has_dynamics else [],
         importance=_importance(folder, recipe, shapes),
-        environment=_record(folder, folder.environment_path, dict[str, Any], {}),
-        decisions=_record(folder, folder.decisions_path, dict[str, Any], {}),
+        environment=folder.read_record(folder.environment_path, dict[str, Any], {}),
+        decisions=folder.read_record(folder.decisions_path, dict[str, Any], {}),
         bench=report_from_json(read_text(bench), str(bench)) if bench.exists() else None,
     )
-
-
-def _record(folder: RunFolder, path: Path, kind: type[Value], missing: Value) -> Value:
-    value = folder.read_json(path)
-    record: Value = missing if value is None else convert(kind, value, str(path))
-    return record
 
 
 def _epoch_layers(path: Path, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:

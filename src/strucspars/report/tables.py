@@ -169,10 +169,7 @@ def comparison_table(
     *,
     measures: Sequence[Measure] | None = None,
 ) -> NamedTable:
-    """Experiments in the columns of a table of the paper, with its numbers and the differences from them.
-
-    The dense network or the base of a row may be among the `others`.
-    """
+    """Experiments in the columns of a table of the paper, beside its numbers, the dense network and their base."""
     measures = MEASURES[table] if measures is None else measures
     has_paper = any(each.paper for each in experiments)
     columns: dict[str, Unit] = {"experiment": "text", "runs": "count"}

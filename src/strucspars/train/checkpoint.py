@@ -43,7 +43,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     failures = []
     for path in (folder / LAST, folder / PREVIOUS):
         try:
-            state = _load(path)
+            state = _unpacked(_checked_payload(path), str(path))
         except FileNotFoundError:
             failures.append(f"{path} is missing")
         except ValueError as error:
@@ -64,8 +64,9 @@ def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
 
 def load_named(folder: Path, name: str) -> dict[str, Any] | None:
     """The checkpoint that `save_named` wrote under the name, its tensors on the CPU; None where there is none."""
+    path = folder / f"{name}.pt"
     try:
-        return _load(folder / f"{name}.pt")
+        return _unpacked(_checked_payload(path), str(path))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -98,10 +99,6 @@ def _checked_payload(path: Path) -> memoryview:
     if hashlib.sha256(payload).digest() != content[len(_MARK) : _HEADER_BYTES]:
         raise ValueError(f"{path} is damaged: its content does not match its checksum")
     return payload
-
-
-def _load(path: Path) -> dict[str, Any]:
-    return _unpacked(_checked_payload(path), str(path))
 
 
 def _unpacked(payload: bytes | memoryview, where: str) -> dict[str, Any]:

@@ -58,10 +58,7 @@ def lost_processes_explained() -> Iterator[None]:
 
 @final
 class Engine:
-    """Where and how a run computes: in one process, or in one of several that torchrun has started.
-
-    Steps run as CUDA graphs in one process on a GPU; then one kernel casts all weights to half precision.
-    """
+    """Where and how a run computes: in one process, or in one of several that torchrun has started."""
 
     def __init__(self, recipe: EngineRecipe) -> None:
         self.recipe = recipe

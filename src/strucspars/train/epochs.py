@@ -1,7 +1,6 @@
 """All steps of an epoch, and evaluations: step by step, or as a CUDA graph that is replayed.
 
-In a graph everything happens on the device, including the choice of the batch and of the learning rate; the host only
-launches the graph. Sums are read once per epoch.
+In a graph even the batch and the learning rate are chosen on the device. Sums are read once per epoch.
 """
 
 import threading

@@ -47,7 +47,6 @@ class RunSummary:
         compressed_top1, compressed_top5: right after compression, before any finetuning.
         recalibrated_top1: the same with batch-norm statistics recomputed; None without.
         converted_top1, converted_top5: of the saved small network; None where top-5 was not recorded.
-        finetune_form: `masked` or `grouped`; None where nothing was compressed.
     """
 
     name: str

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, cast, final
 
 import numpy as np
 
@@ -38,6 +38,8 @@ ONE_SHOT = "one_shot"
 DATA_OF_FUNCTION = "data_of_function"
 ONE_SHOT_STATE = "one-shot: never trained here"
 
+Value = TypeVar("Value")
+
 # Descriptors of the lock files that this process holds.
 _held: set[int] = set()
 
@@ -50,8 +52,7 @@ class RunFolderBusy(RunFailed):
 class RunFolder:
     """The folder of a run. Its files stay complete whenever the process is killed. A folder with links is refused.
 
-    A run calls `create()`, then works inside `locked()`, where it calls `write_recipe` first. `check_usable()` and the
-    methods that read write nothing.
+    A run calls `create()`, then works inside `locked()`, where it calls `write_recipe` first.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -189,11 +190,13 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the metrics, one JSON object per line, and wait until it is on the disk.
+    def read_record(self, path: Path, kind: type[Value], missing: Value) -> Value:
+        """The value of a JSON file as this type; `missing` where there is no such file."""
+        value = self.read_json(path)
+        return missing if value is None else cast(Value, convert(kind, value, str(path)))
 
-        An incomplete last line, of a killed process, is removed first. A row that cannot be written whole is removed.
-        """
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add a row, one JSON object per line, and wait for the disk; incomplete lines are removed."""
         line = json.dumps(plain(row, "row"), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         is_new = not self.metrics_path.exists()
         with named_errors(self.metrics_path):
@@ -277,9 +280,7 @@ class RunFolder:
         return self._decisions().get(key)
 
     def _decisions(self) -> dict[str, Any]:
-        stored = self.read_json(self.decisions_path)
-        decisions: dict[str, Any] = {} if stored is None else convert(dict[str, Any], stored, str(self.decisions_path))
-        return decisions
+        return self.read_record(self.decisions_path, dict[str, Any], {})
 
     def _check_own(self) -> None:
         """Refuse a folder with other contents. A run that was killed before it wrote its recipe may start again."""

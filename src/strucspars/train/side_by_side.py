@@ -1,7 +1,6 @@
 """Several runs at once in one process: on a GPU small networks leave room for each other.
 
-Every run has its own thread and stream. Its random numbers, except those of dropout, come from its own generators, so
-its outcome does not depend on its neighbours.
+Every run has its own thread, stream and, but for dropout, random generators: its neighbours do not change its outcome.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +62,16 @@ def run_side_by_side(
         try:
             if _stops_before_run(should_stop):
                 raise RunInterrupted("not begun")
-            _check_bases(bases[path], outcomes)
+            # Processes may see different files for a moment; then the run itself refuses what is missing.
+            for base in bases[path] if not is_one_of_several_processes() else ():
+                error = outcomes.get(base.path)
+                # A failed run may still have what is needed of it.
+                if isinstance(error, Exception) and not base.is_there:
+                    what = (
+                        f"{base.path} as a finished teacher" if base.is_teacher else f"the first stage of {base.path}"
+                    )
+                    reason = " ".join(str(error).split()) or type(error).__name__
+                    raise BaseRunFailed(f"not begun: it needs {what}, but that run failed: {reason}") from error
             outcomes[path] = run_pipeline(
                 recipes[path], path, observers=observers, should_stop=should_stop, executor=executor
             )
@@ -117,19 +125,6 @@ def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]
         bases[path] = [_BaseRun(base, is_teacher) for base, is_teacher in found if base is not None]
         earlier[path.resolve()] = path
     return bases
-
-
-def _check_bases(bases: Sequence[_BaseRun], outcomes: Mapping[Path, RunSummary | Exception]) -> None:
-    if is_one_of_several_processes():
-        # Processes may see different files for a moment; the run itself refuses what is missing.
-        return
-    for base in bases:
-        error = outcomes.get(base.path)
-        # A failed run may still have what is needed of it.
-        if isinstance(error, Exception) and not base.is_there:
-            needed = f"{base.path} as a finished teacher" if base.is_teacher else f"the first stage of {base.path}"
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise BaseRunFailed(f"not begun: it needs {needed}, but that run failed: {reason}") from error
 
 
 def _stops_before_run(should_stop: Callable[[], bool]) -> bool:

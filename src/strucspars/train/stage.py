@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, final
 
 import torch
@@ -131,9 +132,7 @@ class Stage:
             "lr": rate,
             "train_loss": loss_sum / batches,
             "train_top1": right / (batches * run.train.batch_size),
-            "test_loss": accuracy.loss,
-            "test_top1": accuracy.top1,
-            "test_top5": accuracy.top5,
+            **{f"test_{key}": value for key, value in asdict(accuracy).items()},
             **decided,
             "train_seconds": trained - begin,
             "seconds": time.perf_counter() - begin,
