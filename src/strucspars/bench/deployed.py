@@ -57,8 +57,8 @@ class DeployedPair:
             ("ms per image", f"{dense.ms:.2f}", f"{small.ms:.2f}", faster),
         ]
         if self.images:
-            known = dense.top1 is not None and small.top1 is not None
-            points = f"{100 * ((small.top1 or 0.0) - (dense.top1 or 0.0)):+.2f} points" if known else ""
+            both = None if dense.top1 is None or small.top1 is None else 100 * (small.top1 - dense.top1)
+            points = "" if both is None else f"{both:+.2f} points"
             top1 = [percent(each.top1) or "not trained for these" for each in (dense, small)]
             rows.insert(0, (f"top-1 on {self.images:,} images", *top1, points))
         columns = zip(("", *FORMS, "change"), zip(*rows, strict=True), strict=True)

@@ -92,17 +92,15 @@ def broken_promises(dense: RunSummary, compressed: RunSummary) -> list[str]:
     """What the demo promises and this run does not meet, in words."""
     from strucspars.cost.text_table import percent
 
-    broken, target, fraction = [], compressed.target, compressed.removed_param_fraction
-    removed, top1, dense_top1 = (
-        compressed.removed_before_search,
-        compressed.finetuned.last_top1,
-        dense.finetuned.last_top1,
-    )
-    if removed is None or target is None or removed < target / 2:
-        alone = f"sparse training alone removed {percent(removed) or 'nothing'}"
-        broken.append(f"{alone}, less than half of the target {percent(target)}")
-    if fraction < LEAST_REMOVED - ROUNDING:
-        broken.append(f"only {percent(fraction)} of the parameters are removed, less than {percent(LEAST_REMOVED)}")
+    broken = []
+    alone, target = compressed.removed_before_search, compressed.target
+    if alone is None or target is None or alone < target / 2:
+        words = f"sparse training alone removed {percent(alone) or 'nothing'}"
+        broken.append(f"{words}, less than half of the target {percent(target)}")
+    removed = compressed.removed_param_fraction
+    if removed < LEAST_REMOVED - ROUNDING:
+        broken.append(f"only {percent(removed)} of the parameters are removed, less than {percent(LEAST_REMOVED)}")
+    top1, dense_top1 = compressed.finetuned.last_top1, dense.finetuned.last_top1
     if dense_top1 - top1 > MOST_LOST_ACCURACY + ROUNDING:
         lost = f"{100 * (dense_top1 - top1):.2f} points less than the dense one's {percent(dense_top1)}"
         broken.append(f"the compressed network has {percent(top1)}, {lost}; one point was allowed")

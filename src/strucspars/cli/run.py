@@ -122,12 +122,13 @@ def run(
     exported: list[dict[str, Any]] = []
     failure: Exception | None = None
     try:
-        for path in finished if export is not None and console.is_first_process() else ():
-            # Where the network is a function, the user has named it in the recipe of this command.
-            found = find_target(str(path), model=recipes[path].model.name)
-            report = export_network(found, format=export or "", force=True)
-            texts.append(str(report))
-            exported.append(export_document(report))
+        if export is not None and console.is_first_process():
+            for path in finished:
+                # Where the network is a function, the user has named it in the recipe of this command.
+                found = find_target(str(path), model=recipes[path].model.name)
+                report = export_network(found, format=export, force=True)
+                texts.append(str(report))
+                exported.append(export_document(report))
     except Exception as error:
         failure = error  # the outcome of the training is printed before it
     document = {

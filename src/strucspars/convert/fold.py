@@ -1,4 +1,8 @@
-"""`fold`: an inference graph of exactly the same function, with as few channel shuffles as possible."""
+"""`fold`: an inference graph of exactly the same function, with as few channel shuffles as possible.
+
+Batch norms go into the layers before them, narrow groups can become wider ones with zeros between them, and
+`convert.reordering` moves the shuffles into the weights.
+"""
 
 import copy
 import logging

@@ -105,7 +105,9 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
     if not folder.path.is_dir():
         raise ValueError(f"there is no folder {folder.path}; give the folder of a run")
     if not folder.recipe_path.exists():
-        raise ValueError(f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give one with a run")
+        raise ValueError(
+            f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give the folder of a run"
+        )
     recipe, plan, bench = folder.load_recipe(), folder.load_plan(), folder.path / "bench.json"
     rows = [
         {key: value for key, value in row.items() if key == "stage" or is_number(value)} for row in read_metrics(folder)

@@ -21,7 +21,7 @@ class RunFailed(RuntimeError):
 
 
 class RunObserver:
-    """Receives the events of runs, by the names of their folders and from several threads; ignores undefined ones."""
+    """Receives the events of runs, by their folders' names and from several threads; by default, ignores them."""
 
     def run_started(self, run: str) -> None:
         """A run starts or resumes; its data and network are being prepared."""

@@ -118,7 +118,8 @@ class Run:
         """Batches to learn from."""
         batch_size, count = self.recipe.data.batch_size, len(self._data.train)
         if batch_size > count:
-            raise ValueError(f"data.batch_size {batch_size} is more than the {count} images to learn from; lower it")
+            remedy = f"give at most {count}, or more images"
+            raise ValueError(f"data.batch_size {batch_size} is more than the {count} images to learn from; {remedy}")
         return self._batches(training=True)
 
     @cached_property

@@ -62,16 +62,7 @@ def run_side_by_side(
         try:
             if _stops_before_run(should_stop):
                 raise RunInterrupted("not begun")
-            # Processes may see different files for a moment; then the run itself refuses what is missing.
-            for base in bases[path] if not is_one_of_several_processes() else ():
-                error = outcomes.get(base.path)
-                # A failed run may still have what is needed of it.
-                if isinstance(error, Exception) and not base.is_there:
-                    what = (
-                        f"{base.path} as a finished teacher" if base.is_teacher else f"the first stage of {base.path}"
-                    )
-                    reason = " ".join(str(error).split()) or type(error).__name__
-                    raise BaseRunFailed(f"not begun: it needs {what}, but that run failed: {reason}") from error
+            _check_bases(bases[path], outcomes)
             outcomes[path] = run_pipeline(
                 recipes[path], path, observers=observers, should_stop=should_stop, executor=executor
             )
@@ -125,6 +116,19 @@ def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]
         bases[path] = [_BaseRun(base, is_teacher) for base, is_teacher in found if base is not None]
         earlier[path.resolve()] = path
     return bases
+
+
+def _check_bases(bases: Sequence[_BaseRun], outcomes: Mapping[Path, RunSummary | Exception]) -> None:
+    if is_one_of_several_processes():
+        # Processes may see different files for a moment; the run itself refuses what is missing.
+        return
+    for base in bases:
+        error = outcomes.get(base.path)
+        # A failed run may still have what is needed of it.
+        if isinstance(error, Exception) and not base.is_there:
+            needed = f"{base.path} as a finished teacher" if base.is_teacher else f"the first stage of {base.path}"
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise BaseRunFailed(f"not begun: it needs {needed}, but that run failed: {reason}") from error
 
 
 def _stops_before_run(should_stop: Callable[[], bool]) -> bool:
