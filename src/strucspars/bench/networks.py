@@ -105,7 +105,7 @@ def _halved_levels(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BenchNetwork:
-    """One network to time, without `rate` if dense.
+    """One network to time; `rate` is None for the dense one.
 
     The form `bound` is the compressed one with all channel orders the identity. That is another function, not usable as
     a network: it shows the gain of removing every gather.

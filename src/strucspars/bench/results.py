@@ -65,7 +65,7 @@ class RowTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One network in one runtime; `timing` is None after an `error`, `rate` for the dense network.
+    """One network in one runtime; `rate` is None for the dense network, `timing` after an `error`.
 
     The form `bound` is the compressed network without gathers: a limit, not a usable network. With one image per call,
     a batch of 16 means sixteen calls. The difference is that of the outputs from PyTorch's, relative to the largest.
@@ -145,7 +145,7 @@ def report_from_json(text: str, where: str = "the report") -> BenchReport:
 
 
 def table_title(network: str, image_shape: ImageShape, *, batch: int, threads: int) -> str:
-    """What is timed together, and shown in one table.
+    """The title of a table: all that is timed together.
 
     >>> table_title("resnet50", (3, 224, 224), batch=16, threads=1)
     'resnet50, 224 x 224, batch 16, 1 thread'

@@ -51,7 +51,7 @@ class InferenceForms:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Something that runs networks in float32, and what to import and install for it.
+    """A runtime for networks in float32, and how to import and install it.
 
     `prepare` makes a program of a network, for so many images per call and threads, of a file of this `format` or of
     the folded graph.

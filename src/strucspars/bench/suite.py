@@ -244,7 +244,7 @@ def interleaved_times(
 
 
 def _calls_per_visit(program: Callable[[], object], rules: TimingRules, clock: Clock) -> int:
-    """Warm a program up; the number of its calls that fill a visit."""
+    """Warm a program up; returns how many calls fill a visit."""
     for _ in range(rules.warmup_calls):
         started = clock()
         program()

@@ -47,7 +47,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _registered(package: str, pattern: str) -> set[str]:
-    """Models that a package registers, read off its source: importing it takes seconds."""
+    """Models that a package registers, read from its source because importing it takes seconds."""
     spec = find_spec(package)
     folder = Path(spec.origin).parent / "models" if spec and spec.origin else Path("nowhere")
     registration = re.compile(r"^@register_model\(?.*\)?\n(?:@.*\n)*def (\w+)", re.MULTILINE)

@@ -36,7 +36,7 @@ class Interrupted(Exception):
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:
-    """What to tell the user about an error, and the exit status; None for an unexpected one: it needs its traceback.
+    """The message for an error, and the exit status; None for an unexpected one, which needs its traceback.
 
     >>> explained(FileNotFoundError("there is no saved model at here"))
     ('there is no saved model at here', 2)

@@ -184,7 +184,7 @@ def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
 
 
 def read_weights(model: nn.Module, weights: str, name: str) -> nn.Module:
-    """Load weights into a dense model, which becomes the grouped or slimmed network of the file, if it is one."""
+    """Load weights into a dense model; it becomes grouped or slimmed if the file is."""
     path = Path(weights)
     if path.suffix == SAFETENSORS:
         with opened(path) as file:

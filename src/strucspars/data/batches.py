@@ -66,7 +66,7 @@ class EpochOrder:
         return self.share(order[torch.arange(self.places) % self.count])
 
     def valid(self) -> torch.Tensor:
-        """Which places count: bool `(steps, batch_size)`. All of them, in a shuffled epoch."""
+        """Which places count: bool `(steps, batch_size)`; all of them in a shuffled epoch."""
         return self.share((torch.arange(self.places) < self.count) | self.shuffled)
 
     def share(self, values: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class Batch:
 
 
 class Batches(ABC):
-    """A split, dealt out in batches of one size."""
+    """A split in batches of one size."""
 
     def __init__(self, order: EpochOrder, device: torch.device) -> None:
         self.order = order
@@ -207,7 +207,7 @@ class FolderBatches(Batches):
 
 
 class _Reading(Dataset[tuple[torch.Tensor, int] | ValueError]):
-    """A split whose errors are values.
+    """A split that returns errors instead of raising them.
 
     Raised in a worker, they would arrive wrapped in the worker's traceback, and keep the loader alive, whose workers
     then take seconds to end.

@@ -164,7 +164,7 @@ class FunctionSplit(KeyedSplit):
 
 
 def data_of_function(name: str, root: str | None, *, seed: int) -> ResidentData | FolderData:
-    """What the function of this name returns, called with `root`.
+    """The data that a function returns when called with `root`.
 
     It may be `ResidentData` or `FolderData`, or a pair of datasets, to learn from and to test on. Their images are
     float32 tensors as the network takes them, and the first has the names of the `classes`, as torchvision's have.

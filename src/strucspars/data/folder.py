@@ -156,7 +156,7 @@ def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: i
 
 
 def test_folder(root: Path) -> Path | None:
-    """The folder of the images to test on inside another one; None where there is none."""
+    """The subfolder with the images to test on; None where there is none."""
     return next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
 
 

@@ -113,7 +113,7 @@ def rename_values_(graph: onnx.GraphProto, input_names: Sequence[str], output_na
 
 
 def name_batch_axis_(graph: onnx.GraphProto, is_batched: Sequence[bool]) -> None:
-    """Call the varying first axis of the inputs, and every size that depends on it, by its name."""
+    """Name the varying first axis of the inputs, and every size that depends on it, `BATCH_AXIS`."""
     symbols = {
         value.type.tensor_type.shape.dim[0].dim_param
         for value, batched in zip(graph.input, is_batched, strict=True)
@@ -215,7 +215,7 @@ class OnnxRunner:
         self._can_be_split = metadata.get(INDEPENDENT_KEY) == "true"
 
     def __call__(self, *inputs: npt.ArrayLike) -> tuple[Array, ...]:
-        """The outputs for a batch; inputs in the order of the file's."""
+        """The outputs for a batch; inputs in the order of the file."""
         arrays = self._checked_inputs(inputs)
         batched = {name for name, value in self._inputs.items() if value.shape and value.shape[0] == BATCH_AXIS}
         size = max((len(arrays[name]) for name in batched), default=0)

@@ -276,12 +276,12 @@ def with_plain_containers(outputs: object) -> object:
 
 
 def output_tensors(outputs: object) -> list[torch.Tensor]:
-    """The tensors of a tensor, or of lists, tuples and dictionaries of them, in order."""
+    """All tensors in an output: a tensor, or lists, tuples and dictionaries of them, in order."""
     return [tensor for _, tensor in _named_tensors(outputs)]
 
 
 def _named_tensors(outputs: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Each output tensor, named by the keys and positions on the way to it."""
+    """Each output tensor, named by its keys and positions."""
     if isinstance(outputs, torch.Tensor):
         yield name, outputs.detach()
     elif isinstance(outputs, Mapping | list | tuple):

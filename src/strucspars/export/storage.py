@@ -279,6 +279,6 @@ def plan_hash(plan: GroupingPlan) -> str:
 
 
 def hash_of_model(model: nn.Module) -> str | None:
-    """The hash of the plan of a converted network, also of one that was folded; None where there is no plan."""
+    """The plan hash of a converted or folded network; None where there is no plan."""
     plan = model.meta.get(FOLDED_PLAN_KEY) if is_folded(model) else plan_of(model)
     return plan_hash(plan) if isinstance(plan, GroupingPlan) and plan.layers else None

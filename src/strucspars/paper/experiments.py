@@ -81,7 +81,7 @@ def changes_from_package(recipe: Recipe) -> tuple[str, ...]:
 
 
 def difference_to_dense(experiment: Experiment, experiments: Sequence[Experiment]) -> Difference | None:
-    """From the dense experiment with the same network and data; None for a dense one."""
+    """The difference to the dense experiment with the same network and data; None for a dense one."""
     wanted = (experiment.first.model, experiment.first.data)
     dense = next((e for e in experiments if e.first.kind == "dense" and (e.first.model, e.first.data) == wanted), None)
     if dense is None or experiment.first.kind == "dense":

@@ -140,7 +140,7 @@ def _draw(axis: Axes, matrix: IntArray, *, lightest: float) -> None:
 
 
 def _title(confusion: Confusion) -> str:
-    """The block once, then its two layers."""
+    """The name of the block, then those of its two layers."""
     block, _, first = confusion.first.rpartition(".")
     pair = f"{drawable(first, 11)} to {drawable(confusion.second.rpartition('.')[2], 11)}"
     # Blocks differ at the end of their names.

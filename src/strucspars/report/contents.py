@@ -64,7 +64,7 @@ def run_contents(run: RunData) -> RunContents:
 
 
 def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
-    """Everything to show of several runs: accuracy against cost, and tables with the paper's numbers beside ours."""
+    """Everything to show of several runs: accuracy against cost, and tables beside the paper's numbers."""
     experiments = experiments_of(FinishedRun(run.path, run.recipe, run.summary) for run in runs if run.summary)
     latencies, note = comparable_latencies(runs)
     figures = []
@@ -191,7 +191,7 @@ def _one_shot_command(recipe: Recipe, one_shot: Mapping[str, Any]) -> str:
 
 
 def _overrides(recipe: Recipe) -> list[str] | None:
-    """What turns the package's recipe of this name into this one; None where there is none."""
+    """The overrides that turn the package's recipe of this name into this one; None where there are none."""
     if recipe.name not in recipe_names():
         return None
     usual, wanted = flat_options(read_recipe(recipe.name)), flat_options(recipe)

@@ -28,7 +28,7 @@ class Epochs:
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
-        """Their metrics."""
+        """The metrics of every epoch."""
         return [row for row in self.run.rows if row["stage"] != "compress"]
 
     @property

@@ -67,7 +67,7 @@ class Layer:
 
     @property
     def id(self) -> str:
-        """Of its element in the page; the name may hold any character."""
+        """The id of its element in the page; the name may hold any character."""
         return f"layer-{self.place + 1}"
 
     @property
@@ -98,7 +98,7 @@ class Layer:
 
     @property
     def facts(self) -> str:
-        """A line about it."""
+        """Widths, kernel and groups, in a line."""
         out_channels, in_channels, *kernel = self.weight_shape
         area = f", kernel {' x '.join(map(str, kernel))}" if kernel else ""
         return (
@@ -233,7 +233,7 @@ def brightest(matrix: FloatArray) -> float:
 
 
 def boundaries(groups: int) -> tuple[float, ...]:
-    """Where one of equal groups ends and the next begins, as fractions of the side; none where they are too many."""
+    """The boundaries between equal groups, as fractions of the side; none where they are too many."""
     return tuple(place / groups for place in range(1, groups)) if groups <= MOST_BOUNDARIES else ()
 
 

@@ -79,12 +79,12 @@ class NamedTable:
         return [[next(iter(_parts(cell).values())) for cell in row] for row in self.rows]
 
     def text(self, max_width: int = 120) -> str:
-        """For a terminal, the notes below."""
+        """The table for a terminal, with its notes below."""
         notes = (textwrap.fill(note, NOTE_WIDTH) for note in self.notes)
         return "\n".join((text_table(self._text_columns(), max_width), *notes))
 
     def markdown(self) -> str:
-        """For a page in Markdown, without the notes."""
+        """The table for a page in Markdown, without its notes."""
         return markdown_table(self._text_columns())
 
     def csv(self) -> str:

@@ -69,7 +69,7 @@ class RunData:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Of every stage so far."""
+        """Seconds of every stage so far."""
         return stage_seconds(self.rows)
 
     @property
@@ -89,7 +89,7 @@ class RunData:
 
     @property
     def state(self) -> str:
-        """How far the run has come, in words."""
+        """The progress of the run, in words."""
         if self.summary is not None:
             return "finished"
         if self.one_shot is not None:

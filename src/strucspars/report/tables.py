@@ -113,7 +113,7 @@ def _best(words: str, accuracy: StageAccuracy) -> tuple[Cell, ...]:
 
 
 def _recipe_notes(run: RunData) -> tuple[str, ...]:
-    """What sets the run apart from the paper's protocol, where the paper's numbers are beside it."""
+    """The differences from the paper's protocol, for tables with the paper's numbers."""
     changed = changes_from_package(run.recipe) if published_row(run.recipe.name) else ()
     return (f"Not quite the paper's protocol: {', '.join(changed)}.",) if changed else ()
 

@@ -60,7 +60,7 @@ def timing_conditions(row: BenchRow) -> str:
 
 
 def comparable_latencies(runs: Iterable[RunData]) -> tuple[dict[Path, float], str]:
-    """Milliseconds by run folder, of the runs measured as the first of them, and a sentence on how that was."""
+    """Milliseconds by run folder, of runs measured like the first one, and a sentence on the conditions."""
     latencies: dict[Path, float] = {}
     how, note = None, ""
     for run in runs:
@@ -253,7 +253,7 @@ def _scale(axis: Axes, costs: Sequence[float]) -> None:
 
 
 def _handles(points: Sequence[Point], colours: Mapping[str, str]) -> list[Line2D]:
-    """Of the legend: a colour for every network, a marker for every method."""
+    """The handles of the legend: a colour for every network, a marker for every method."""
     methods = dict.fromkeys(point.method for point in points)
     handles = [
         *(Line2D([], [], color=colour, linewidth=4, label=drawable(name, 30)) for name, colour in colours.items()),

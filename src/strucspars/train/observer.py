@@ -27,7 +27,7 @@ class RunObserver:
         """A run starts or resumes; its data and network are being prepared."""
 
     def run_ended(self, run: str, words: str) -> None:
-        """A run has ended, in the way that `words` say."""
+        """A run has ended; `words` say how."""
 
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
         """A stage of training starts, or resumes after `done_epochs`."""

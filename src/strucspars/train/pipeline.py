@@ -129,7 +129,7 @@ def _open(run: Run, stack: ExitStack, was_locked: bool) -> RunSummary | None:
 
 
 def _load_checkpoint(run: Run) -> dict[str, Any] | None:
-    """The last checkpoint, if it fits to the data; None where there is none."""
+    """The last checkpoint, if it fits the data; None where there is none."""
     checkpoint = run.folder.load_checkpoint()
     version = CHECKPOINT_VERSION if checkpoint is None else checkpoint.get("version")
     if version != CHECKPOINT_VERSION:
@@ -258,7 +258,7 @@ def _sum_up(run: Run, procedure: Procedure) -> RunSummary:
 
 
 def _check_deployed(path: Path, loss: float, trained_loss: float) -> None:
-    """The saved network must be the trained one."""
+    """Raise a `RuntimeError` unless the saved network is the trained one."""
     if not abs(loss - trained_loss) <= ROUNDING_OF_LOSS * max(trained_loss, 0.1):
         raise RuntimeError(
             f"{path} is not the network that was trained: its loss is {loss:.4f}, that of the last epoch "

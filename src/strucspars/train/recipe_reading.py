@@ -112,7 +112,7 @@ def flat_options(section: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _documents(source: str | Path, *, is_resolved: bool) -> list[tuple[str, dict[Any, Any]]]:
-    """What errors call a recipe's files, and their contents: the innermost base first, the recipe itself last."""
+    """Labels for errors and contents of a recipe's files: the innermost base first, the recipe itself last."""
     documents: list[tuple[str, dict[Any, Any]]] = []
     paths: list[Path] = []
     wanted: str | Path | None = source
@@ -139,7 +139,7 @@ def _documents(source: str | Path, *, is_resolved: bool) -> list[tuple[str, dict
 
 
 def _find(source: str | Path, folder: Path) -> tuple[str, Path, str]:
-    """What errors call a recipe, its path and its text."""
+    """A recipe's label for errors, its path and its text."""
     packaged = PACKAGED / f"{source}.yaml"
     if isinstance(source, str) and "/" not in source and packaged.is_file():
         return f"recipe {source!r}", packaged, read_text(packaged)
@@ -207,7 +207,7 @@ def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
 
 
 def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -> Any:
-    """A section of what is given over the defaults; an error of it gets the full key, and the file or override."""
+    """Build a section from the given values and the defaults; errors name the full key and the file or override."""
     default = flat_options(Recipe(name="any"))
     options = {}
     for name, hint in get_type_hints(section).items():

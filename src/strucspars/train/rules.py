@@ -169,7 +169,7 @@ class HeldZerosRule(TrainingRule):
 
 @contextmanager
 def cut(model: nn.Module, plan: GroupingPlan, *, for_good: bool) -> Iterator[None]:
-    """Zero what the plan removes in place; at the end of the block, unless for good, the weights are as they were."""
+    """Zero what the plan removes, in place; restore the weights at the end of the block unless `for_good`."""
     weights: list[torch.Tensor] = [model.get_submodule(name).get_parameter("weight") for name in plan.layers]
     before = [weight.detach().clone() for weight in weights]
     HeldZerosRule(model, plan)

@@ -82,7 +82,7 @@ class Run:
         return self.checkpoint is not None and self.checkpoint["stage"] == stage
 
     def stop_question(self) -> Callable[[], bool]:
-        """What to ask after every step whether to stop; all processes get the same answer."""
+        """The function that says after every step whether to stop; all processes get the same answer."""
         if self.engine.world_size == 1:
             return self.should_stop
         asked = itertools.count(1)
@@ -273,7 +273,7 @@ class Run:
 
 
 def wanted_preprocessing(recipe: Recipe) -> Preprocessing:
-    """Of an image folder: as the recipe says, and where it does not, as the network's metadata say."""
+    """The preprocessing of an image folder: from the recipe, else from the network's metadata."""
     options = recipe.data
     known = preprocessing_of(recipe.model.name, recipe.model.weights)
     shortest = usual_resize(known.size) if known.resize is None else known.resize

@@ -310,7 +310,7 @@ def _kept(path: Path) -> Path:
 
 
 def _close_in_child() -> None:
-    """A lock lives as long as any copy of its descriptor: a forked worker must not keep it after its parent."""
+    """Close the locks in a forked worker: they live as long as any copy of their descriptors."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -320,7 +320,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _check_no_links(path: Path) -> None:
-    """Refuse links: writing would change, and reading would show, a file elsewhere."""
+    """Refuse links, which would let a run change or show a file elsewhere."""
     with suppress(FileNotFoundError, NotADirectoryError):
         links = sorted(entry.name for entry in os.scandir(path) if entry.is_symlink())
         if links:

@@ -102,7 +102,7 @@ def wanted_workers(engine: EngineRecipe) -> int:
 
 
 def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]:
-    """For every run the earlier ones that it builds on, so that one can always start."""
+    """The runs that each run builds on; only earlier ones, so that one can always start."""
     bases: dict[Path, list[_BaseRun]] = {}
     # Recipes may name a folder by another path than it has here.
     earlier: dict[Path, Path] = {}

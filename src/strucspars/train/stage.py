@@ -157,7 +157,7 @@ class Stage:
             )
 
     def _check_weights(self, epoch: int, rate: float) -> None:
-        """Before a checkpoint in the middle of an epoch, whose loss is not known yet."""
+        """Check weights and loss before a checkpoint in the middle of an epoch."""
         largest = [parameter.detach().abs().max() for parameter in self._model.parameters() if parameter.numel()]
         # Summed over all processes, so that they decide together.
         loss_sum = self._run.engine.summed(self._step.sums.clone())[0]
