@@ -53,14 +53,14 @@ class ChannelGraph:
         return self.dense.get(node, (self.channelwise[node],) if node in self.channelwise else ())
 
 
-# The layout of the result, the layouts of several results, or None where a call needs the natural order, or may do.
+# The layout of the result, the layouts of several results, or None where a call may need the natural order.
 Rule = Callable[[fx.Node, ChannelGraph], Layout | tuple[Layout, ...] | None]
 
 _RULES: dict[object, Rule] = {}
 
 
 def register_channel_rule(rule: Rule, *operations: object) -> None:
-    """Say what operations do to channels. Operations without a rule get and give the natural order.
+    """Register what operations do to channels. Operations without a rule need and return the natural order.
 
     Args:
         rule: `rule(node, graph)` returns the layout of the result, from those of the inputs in `graph.layouts`; a tuple

@@ -174,7 +174,7 @@ def positions_by_group(layer: GroupedLayer, in_orders: IntArray, out_orders: Int
     """
     in_groups, out_groups = layer.in_groups[in_orders], layer.out_groups[out_orders]
     sequence = layer.natural_sequence
-    # The last one that has a sequence imposes it on the other.
+    # The last side that has a sequence decides for both.
     for groups in (in_groups, out_groups) if layer.in_bytes < layer.out_bytes else (out_groups, in_groups):
         sequence = group_sequence(groups, otherwise=sequence)
     return _sorted_positions(in_groups, sequence), _sorted_positions(out_groups, sequence)

@@ -80,7 +80,7 @@ def skipped_positions(module: nn.Module) -> tuple[int, ...]:
 
 
 def _channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    """The same for every channel but for the entries of the module's tensors, one per channel."""
+    """Every channel is computed alike, with its own entry in the module's tensors."""
     layout, module = graph.source(node), graph.module(node)
     if isinstance(module, nn.PReLU) and module.num_parameters == 1:
         return elementwise(node, graph)
@@ -213,7 +213,7 @@ def _as_runs(node: fx.Node, graph: ChannelGraph, start: int, end: int) -> Layout
 
 
 def _from_front(given: object, node: fx.Node) -> set[int] | None:
-    """The axes that a call works on, from the front; None for all of them, or where it cannot be told."""
+    """The axes that a call works on, from the front; None for all of them, or where they are unknown."""
     axes, dimensions = (given,) if isinstance(given, int) else given, len(source_shape(node))
     if not isinstance(axes, list | tuple) or not axes or not all(isinstance(axis, int) for axis in axes):
         return None

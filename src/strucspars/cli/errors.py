@@ -23,7 +23,7 @@ BY_SIGNAL = 128
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
-# `timeout` and some schedulers signal a process and then its group: that is one request, received twice.
+# `timeout` and some schedulers signal a process and then its group: one request arrives twice.
 ECHO_SECONDS = 0.2
 
 

@@ -85,7 +85,7 @@ def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 class _NotComparableError(Exception):
-    """An output holds an object of unknown parts."""
+    """An output holds an object that cannot be compared."""
 
 
 def _compare_leaves(found: object, wanted: object, whole_numbers: bool) -> tuple[float, str]:
@@ -143,7 +143,7 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
     if tensor.is_floating_point():
         values = tensor.double()
         mean, spread = values.mean().item(), values.std(correction=0).item()
-        # A constant example such as zeros tells nothing about later inputs.
+        # The scale of later inputs cannot be read from a constant example such as zeros.
         mean, spread = (mean, spread) if spread > 0 else (0.0, 1.0)
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         return (drawn * spread + mean).to(tensor.dtype)

@@ -274,7 +274,7 @@ def _outputs(model: nn.Module, arguments: tuple[Any, ...]) -> object:
 
 @contextmanager
 def _restored(changes: Changes) -> Iterator[None]:
-    """Give the layers their types, weights and attributes back afterwards."""
+    """Restore types, weights and attributes of the layers afterwards."""
     before = []
     for module, _ in changes.values():
         weight = module.get_parameter("weight")
@@ -293,7 +293,7 @@ def _restored(changes: Changes) -> Iterator[None]:
 
 
 def model_plan(model: nn.Module) -> GroupingPlan:
-    """Read the grouping off a converted model: the plan that makes it from the dense one. Empty for a dense model.
+    """Read the grouping from a converted model: the plan that makes it from the dense one. Empty for a dense model.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))

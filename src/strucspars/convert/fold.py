@@ -242,7 +242,7 @@ def other_norms_as_modules_(graph_module: fx.GraphModule) -> None:
     for node in list(graph_module.graph.nodes):
         norm = graph_module.get_submodule(node.target) if node.op == "call_module" else nn.Identity()
         after = modules_after_norm(norm)
-        # Some take an image without a batch too, and give it one.
+        # Some also take an image without a batch axis, and add one.
         if after is None or not has_plain_forward(norm) or len(source_shape(node)) != 4 or norm.running_mean is None:
             continue
         last, mean = node.args[0], cast(torch.Tensor, norm.running_mean)

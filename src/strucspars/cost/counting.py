@@ -39,7 +39,7 @@ class BeforeAfter:
 
     @property
     def removed_fraction(self) -> float:
-        """Fraction that grouping removes; 0 of nothing."""
+        """Fraction that grouping removes; 0 if there was nothing before."""
         return (self.before - self.after) / self.before if self.before else 0.0
 
 
@@ -160,7 +160,7 @@ def trace_forward(
     model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs
 ) -> tuple[dict[str, int], int]:
     """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms."""
-    # Not the wrapper: that of several processes waits for the others, that of several devices calls copies.
+    # Not the wrapper: DistributedDataParallel waits for other processes, DataParallel calls copies.
     inner = unwrapped(model)
     arguments = fresh_arguments(arguments_of(inner, example_inputs))
     if inner is not model:

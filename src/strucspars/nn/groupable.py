@@ -21,7 +21,7 @@ FilterFn = Callable[[nn.Module, str], bool]
 TYPES_BY_NAME = {layer_type.__name__: layer_type for layer_type in GROUPABLE_TYPES}
 OTHER_TYPE = "is not among the types to group"
 
-# Modules that compute with the weights of these layers of theirs instead of calling them. By name: nothing is imported.
+# Modules that compute with the weights of these layers instead of calling them. By name: nothing is imported.
 # For modules that are not listed, `convert_(..., example_inputs=...)` compares the outputs.
 READERS_OF_WEIGHTS = {
     "torch.nn.modules.activation.MultiheadAttention": ("out_proj",),

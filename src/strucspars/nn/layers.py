@@ -393,7 +393,7 @@ def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], to
     """Give a parameter and its gradient new values, possibly of another shape; it stays the same object."""
     gradient, parameter.grad = parameter.grad, None
     changed = change(parameter.data)
-    # Autograd remembers the shape that a parameter has in any graph that is still alive, say that of the last loss,
+    # Autograd remembers the shape that a parameter has in any graph that is still alive, such as that of the last loss,
     # and forgets it only when the precision changes. Not to double, which Apple's GPUs do not have.
     other = torch.float32 if parameter.dtype == torch.float16 else torch.float16
     parameter.data = torch.empty(0, dtype=other, device=parameter.device)

@@ -33,7 +33,7 @@ _NOT_IN_STATES = frozenset({"_checkpoint_wrapped_module", "_forward_module"})
 
 
 def inner_name(module: nn.Module) -> str | None:
-    """By which name a wrapper of PyTorch holds the network; None for any other module."""
+    """The name under which a wrapper holds the network; None for any other module."""
     return _INNER_NAMES.get(f"{type(module).__module__}.{type(module).__qualname__}")
 
 

@@ -76,7 +76,7 @@ class SlimmingPenalty:
 
 @dataclass(frozen=True)
 class _KeptChannels:
-    """The channels that a batch norm keeps, as a file has them."""
+    """The channels that a batch norm keeps, as stored in a file."""
 
     width: int
     kept: IntArray
