@@ -71,14 +71,12 @@ def confusion_matrix(first: LayerPlan, second: LayerPlan) -> IntArray:
 
 def _adjacent(plan: GroupingPlan) -> Iterator[tuple[str, str]]:
     for (first, one), (second, other) in pairwise(plan.layers.items()):
-        same_block = first.rpartition(".")[0] == second.rpartition(".")[0]
-        fits = one.weight_shape[0] == other.weight_shape[1] and one.num_groups > 1 and other.num_groups > 1
         block = [name for name in plan.layers if name.rpartition(".")[0] == second.rpartition(".")[0]]
         shapes, place = [plan.layers[name].weight_shape for name in block], block.index(second)
-        # It looks like the block's shortcut: 1 x 1, from the inputs of the block to the outputs of the layer before it,
-        # after at least three layers.
+        # A shortcut is 1 x 1, from the inputs of a block to the outputs of the layer before it, after three or more.
         is_shortcut = place >= 3 and shapes[place] == (shapes[place - 1][0], shapes[0][1], 1, 1)
-        if same_block and fits and not is_shortcut:
+        fits = one.weight_shape[0] == other.weight_shape[1] and one.num_groups > 1 and other.num_groups > 1
+        if first in block and fits and not is_shortcut:
             yield first, second
 
 

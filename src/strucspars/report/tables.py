@@ -219,8 +219,9 @@ def _notes(experiments: Sequence[Experiment], titles: Set[str]) -> tuple[str, ..
     if any(labels):
         changed = []
         for changes, names in labels.items():
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            changed += [f"{', '.join(changes)} in {', '.join(names[:MOST_NAMES])}{more}"] if changes else []
-        said = ", ".join(next(iter(labels))) if len(labels) == 1 else "; ".join(changed)
-        notes.append(f"Not quite as in the recipes: {said}.")
+            if changes:
+                more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+                changed.append(f"{', '.join(changes)} in {', '.join(names[:MOST_NAMES])}{more}")
+        differences = ", ".join(next(iter(labels))) if len(labels) == 1 else "; ".join(changed)
+        notes.append(f"Not quite as in the recipes: {differences}.")
     return tuple(notes)
