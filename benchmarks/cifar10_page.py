@@ -11,11 +11,10 @@ from environment import ROOT
 from over_runs import measured_rows
 
 from strucspars.cost.text_table import Column, markdown_table
-from strucspars.paper.comparison import ACCURACY, BEST, PARAMS
-from strucspars.paper.experiments import Experiment, FinishedRun, base_experiment, collected
+from strucspars.paper.experiments import ACCURACY, BEST, PARAMS, Experiment, FinishedRun, base_experiment, collected
 from strucspars.paper.noise import Sample, sample_of
 from strucspars.paper.published import PAPER_ROWS, table_rows
-from strucspars.report.comparison_tables import comparison_table
+from strucspars.report.tables import comparison_table
 from strucspars.train.recipe_reading import recipe_names
 from strucspars.train.run_folder import RunFolder
 

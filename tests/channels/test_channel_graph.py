@@ -9,7 +9,7 @@ from torch import fx, nn
 import strucspars as ss
 from strucspars.channels import ChannelGraph, channel_graph, elementwise, register_channel_rule, traced
 from strucspars.channels import graph as graph_module
-from strucspars.channels.classes import Layout
+from strucspars.channels.orders import Layout
 from strucspars.channels.tracing import LEAF_TYPES
 
 IMAGES = torch.zeros(1, 3, 4, 4)
@@ -39,7 +39,15 @@ class Block(nn.Module):
 
 
 def shared_orders(model: nn.Module) -> list[list[tuple[str, str]]]:
-    return [list(sides) for sides in channel_graph(traced(model.eval(), (IMAGES,))).shared_orders()]
+    """The sides of layers, as (name, side), that must share one channel order; pinned ones are left out."""
+    graph = channel_graph(traced(model.eval(), (IMAGES,)))
+    members: dict[int, list[tuple[str, str]]] = {}
+    for node in graph.graph_module.graph.nodes:
+        for side, layout in zip(("input", "output"), graph.sides(node), strict=False):
+            for root in graph.classes.roots(layout):
+                if not graph.classes.is_pinned(root):
+                    members.setdefault(root, []).append((str(node.target), side))
+    return list(members.values())
 
 
 def test_layers_along_a_residual_stream_share_an_order() -> None:

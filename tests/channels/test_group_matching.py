@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.channels.classes import OrderClasses
-from strucspars.channels.orders import GroupedLayer, group_sequence, placement
+from strucspars.channels.orders import GroupedLayer, OrderClasses, group_sequence, placement
 from strucspars.core.checks import IntArray
 from strucspars.cost.gathers import contiguous_runs
 

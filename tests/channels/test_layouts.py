@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.channels.classes import Layout, OrderClasses, stored_order
+from strucspars.channels.orders import Layout, OrderClasses, stored_order
 
 WIDTHS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 

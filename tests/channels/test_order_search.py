@@ -4,8 +4,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strucspars.channels import orders as order_search
-from strucspars.channels.classes import Layout, OrderClasses, stored_order
-from strucspars.channels.orders import GroupedLayer, Placement, chosen_orders, gather_cost, placement
+from strucspars.channels.orders import (
+    GroupedLayer,
+    Layout,
+    OrderClasses,
+    Placement,
+    chosen_orders,
+    gather_cost,
+    placement,
+    stored_order,
+)
 from strucspars.core.checks import IntArray
 from strucspars.cost.gathers import contiguous_runs
 

@@ -112,7 +112,7 @@ def test_a_demo_that_is_too_short_fails_but_shows_what_it_has(call: Any, tiny: t
     assert Path("runs/demo/model.safetensors").is_file()
     assert Path("runs/demo/model.onnx").is_file()
     assert Path("runs/report/index.html").is_file()
-    assert "runs/report/index.html  what was learned" in said.out
+    assert "runs/report/index.html  a report on what was learned" in said.out
     assert Path("runs/demo-dense/model.safetensors").is_file()
     demos = json.loads(call("demo", *tiny, "--json", "--seeds", "0,1").out)["demos"]
     assert [demo["compressed"]["folder"] for demo in demos] == ["runs/demo", "runs/demo-seed1"]

@@ -12,8 +12,7 @@ import pytest
 from strucspars.cli.console import Output
 from strucspars.cli.main import main
 from strucspars.cli.reproduce import Table, planned_rows, reproduce_rows
-from strucspars.paper.comparison import MEASURES
-from strucspars.paper.experiments import NUM_TEST_IMAGES
+from strucspars.paper.experiments import MEASURES, NUM_TEST_IMAGES
 from strucspars.paper.noise import NOISE, Sample, is_within_noise
 from strucspars.paper.published import PAPER_ROWS, table_rows
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml
@@ -220,7 +219,7 @@ def test_what_others_build_on_comes_before_them_and_else_the_order_is_that_of_th
         calls.append([path.name for path in recipes])
         return {path: ValueError(path.name) for path in recipes}
 
-    monkeypatch.setattr("strucspars.cli.reproduce.run_all", run_all)
+    monkeypatch.setattr("strucspars.cli.run.run_all", run_all)
     rows = ["imagenet-resnet50-65-random", "cifar10-resnet56-60", "cifar10-resnet56-60-no-shuffle"]
     planned = planned_rows("table3", patterns=rows, seeds=[0], overrides=[], out=Path("there"))
     output = Output(as_json=False, quiet=True)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 import strucspars as ss
 from strucspars.channels.tracing import traced
-from strucspars.convert.fold_norms import fold_batch_norms_, fold_into_layer_, other_norms_as_modules_
+from strucspars.convert.fold import fold_batch_norms_, fold_into_layer_, other_norms_as_modules_
 from strucspars.nn.layers import ShuffledGroupConv2d, ShuffledGroupLinear
 
 IMAGES = torch.randn(3, 8, 6, 6, generator=torch.Generator().manual_seed(1))

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.convert.merged_groups import merge_groups_, merged_weight, wide_enough_groups, widen_groups_
+from strucspars.convert.fold import merge_groups_, merged_weight, wide_enough_groups, widen_groups_
 from strucspars.cost.counting import BeforeAfter
 from strucspars.cost.gathers import FoldReport, WidenedLayer
 from strucspars.models.cifar import CifarResNet

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import strucspars as ss
-from strucspars.channels.classes import OrderClasses
-from strucspars.channels.orders import GroupedLayer, placement
+from strucspars.channels.orders import GroupedLayer, OrderClasses, placement
 from strucspars.convert.reordering import (
     reorder_channelwise_,
     reorder_dense_,

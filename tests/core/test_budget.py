@@ -173,7 +173,7 @@ def test_levels_that_fit_no_layer_are_refused() -> None:
 
 @pytest.mark.parametrize("kept", [(), (0.9,), (1.0, 0.5, 0.6), (1.0, -0.1), (1.0, float("nan")), 1.0, (1.0, "0.5")])
 def test_bad_kept_norms_are_named(kept: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match=r"layer 'a': kept_norm must be a sequence from 1\.0 on that never rises"):
+    with pytest.raises(ValueError, match=r"layer 'a': kept_norm must be numbers from 1\.0 on that never rise"):
         LayerBudget("a", 1, kept_norm=kept)
 
 

@@ -94,7 +94,7 @@ def test_channels_stay_in_place_where_nothing_pays() -> None:
 
 def test_missing_pot_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ot", None)
-    with pytest.raises(ValueError, match=r"pip install 'strucspars\[pot\]'` or use method='paper'"):
+    with pytest.raises(ValueError, match=r"pip install 'strucspars\[pot\]', or use method='paper'"):
         assign_by_network_simplex(np.zeros((4, 2)))
 
 

@@ -158,7 +158,7 @@ def test_an_image_whose_pixels_have_no_fixed_range_is_refused_by_name(
     write_set(tmp_path)
     Image.fromarray(np.ones((12, 12), dtype=dtype)).save(tmp_path / "train" / "class_0" / "0.tif")
     (tmp_path / "train" / "class_0" / "0.png").unlink()
-    complaint = rf"class_0/0\.tif: .*mode {mode}\) have no fixed range, and must be converted to 8 or 16 bit"
+    complaint = rf"class_0/0\.tif: .*mode {mode}\) have no fixed range; convert them to 8 or 16 bit"
     with pytest.raises(ValueError, match=complaint):
         folder(tmp_path).train[0, 0]
 

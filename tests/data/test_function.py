@@ -105,7 +105,7 @@ def test_a_function_may_return_the_project_s_own_data() -> None:
     [
         ("single", "a pair of datasets to learn from and to test on; returned a Noisy"),
         ("nameless", "must have `classes`"),
-        ("unequal", r"learn from are \(3, 8, 8\), those to test on \(3, 9, 9\)"),
+        ("unequal", r"learn from are \(3, 8, 8\), to test on \(3, 9, 9\)"),
         ("empty", "a dataset is empty"),
         ("failing", "making them fails: OSError: no disk"),
         ("bytes_", "must be a float32 tensor .* got torch.uint8"),

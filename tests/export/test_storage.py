@@ -180,7 +180,7 @@ def test_another_network_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_of_ours_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=f"there is no saved model at {tmp_path}"):
+    with pytest.raises(FileNotFoundError, match=f"there is no saved network at {tmp_path}"):
         ss.load(tmp_path, network())
     save_file(network().state_dict(), tmp_path / "plain.safetensors")
     with pytest.raises(ValueError, match=r"was not written by strucspars\.save: it carries no plan"):
@@ -211,7 +211,7 @@ def test_a_file_in_half_precision_loads_into_a_network_in_full(tmp_path: Path) -
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no saved model at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"there is no saved network at .*nowhere"):
         ss.load(tmp_path / "nowhere.safetensors", network())
 
 

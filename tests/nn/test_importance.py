@@ -47,7 +47,7 @@ def test_a_tensor_without_dense_real_values_is_refused(weight: torch.Tensor) -> 
 
 @pytest.mark.parametrize("shape", [(0, 4, 3, 3), (4, 0, 3, 3), (4, 4, 0, 3)])
 def test_an_empty_weight_is_refused_with_its_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"weight must be a non-empty .* got shape \(\d, \d, \d, 3\)"):
+    with pytest.raises(ValueError, match=r"weight must be non-empty, .* got shape \(\d, \d, \d, 3\)"):
         importance_matrix(torch.empty(shape))
 
 

@@ -44,10 +44,10 @@ def test_a_selection_equals_nothing_but_selections() -> None:
         ([10**30], "a list of whole numbers"),
         ("01", "a list of whole numbers"),
         (3, "a list of whole numbers"),
-        ([0, 4], r"'a': kept channels must ascend within \[0, 4\), got \[0, 4\]"),
-        ([-1, 2], r"must ascend within \[0, 4\), got \[-1, 2\]"),
-        ([2, 1], "must ascend within"),
-        ([1, 1], "must ascend within"),
+        ([0, 4], r"'a': kept channels must ascend in \[0, 4\), got \[0, 4\]"),
+        ([-1, 2], r"must ascend in \[0, 4\), got \[-1, 2\]"),
+        ([2, 1], "must ascend in"),
+        ([1, 1], "must ascend in"),
     ],
 )
 def test_bad_channels_are_named(kept: Any, message: str) -> None:
@@ -82,7 +82,7 @@ def test_a_foreign_or_damaged_document_is_refused(change: dict[str, Any], messag
 
 
 def test_channels_of_narrow_integers_are_checked_as_numbers() -> None:
-    with pytest.raises(ValueError, match="must ascend within"):
+    with pytest.raises(ValueError, match="must ascend in"):
         ChannelSelection({"a": np.array([2, 1], dtype=np.uint8)}, {"a": 4})
 
 

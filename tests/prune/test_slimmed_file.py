@@ -178,9 +178,9 @@ def test_another_network_is_refused_and_untouched(path: Path, model: nn.Module, 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"no saved model at .*nothing.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"no saved network at .*nothing.safetensors"):
         load_slimmed(tmp_path / "nothing.safetensors", PreactivationResNet(11))
-    with pytest.raises(FileNotFoundError, match=f"no saved model at {tmp_path}"):
+    with pytest.raises(FileNotFoundError, match=f"no saved network at {tmp_path}"):
         load_slimmed(tmp_path, PreactivationResNet(11))
 
 

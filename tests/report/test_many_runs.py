@@ -17,11 +17,11 @@ from strucspars.data.catalogue import TEST_IMAGES
 from strucspars.paper.experiments import Experiment, FinishedRun, experiments_of
 from strucspars.paper.noise import Difference, Sample, sample_of
 from strucspars.paper.published import OTHER_METHODS, PAPER_ROWS
-from strucspars.report.comparison_tables import beside_the_paper, comparison_table, comparison_tables
 from strucspars.report.contents import comparison_contents, headlines
 from strucspars.report.drawing import PALETTE
 from strucspars.report.named_table import Cell, NamedTable
 from strucspars.report.reading import RunData, read_run
+from strucspars.report.tables import beside_the_paper, comparison_table, comparison_tables
 from strucspars.report.trade_off import (
     MOST_LABELS,
     Point,

@@ -1,16 +1,13 @@
-"""A dense and a compressed network side by side, as files: size, speed in ONNX Runtime, accuracy on labelled images.
-
-What is timed and scored are the exported files themselves, in one process, in turn.
-"""
+"""A dense and a compressed network compared as ONNX files: size, speed in ONNX Runtime, accuracy on labelled images."""
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,14 +28,7 @@ SITTING = TimingRules(seconds=20.0, max_rounds=30)
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedNetwork:
-    """One network as a file.
-
-    Attributes:
-        top1: accuracy of the file on the labelled images; None where there were none, or it was never trained for them.
-        params, macs: of the network, for one image.
-        file_bytes: of the ONNX file.
-        ms: median milliseconds for one image on one thread.
-    """
+    """One network as a file; `top1` is None without labelled images, or if it was never trained for them."""
 
     top1: float | None
     params: int
@@ -49,14 +39,7 @@ class DeployedNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedPair:
-    """What compression has won and lost. `str()` of it is a table.
-
-    Attributes:
-        dense, compressed: the two networks.
-        speedup: of the compressed file, within the same rounds.
-        images: how many labelled ones there were.
-        path: the ONNX file of the compressed network.
-    """
+    """What compression has won and lost; the speed-up is within the same rounds. `str()` of it is a table."""
 
     dense: DeployedNetwork
     compressed: DeployedNetwork
@@ -65,31 +48,21 @@ class DeployedPair:
     path: Path
 
     def __str__(self) -> str:
-        dense, small = self.dense, self.compressed
-        both = None if dense.top1 is None or small.top1 is None else 100 * (small.top1 - dense.top1)
-        speed = self.speedup
-        rows: list[tuple[str, ...]] = [
-            ("parameters", f"{dense.params:,}", f"{small.params:,}", _change(dense.params, small.params)),
-            ("MACs", f"{dense.macs:,}", f"{small.macs:,}", _change(dense.macs, small.macs)),
-            (
-                "ONNX file, MB",
-                f"{dense.file_bytes / 1e6:.2f}",
-                f"{small.file_bytes / 1e6:.2f}",
-                _change(dense.file_bytes, small.file_bytes),
-            ),
-            (
-                "ms per image",
-                f"{dense.ms:.2f}",
-                f"{small.ms:.2f}",
-                f"{speed.median:.2f} x as fast ({speed.low:.2f} to {speed.high:.2f})",
-            ),
+        dense, small, speed = self.dense, self.compressed, self.speedup
+        faster = f"{speed.median:.2f} x as fast ({speed.low:.2f} to {speed.high:.2f})"
+        rows = [
+            _row("parameters", "{:,}", dense.params, small.params),
+            _row("MACs", "{:,}", dense.macs, small.macs),
+            _row("ONNX file, MB", "{:.2f}", dense.file_bytes / 1e6, small.file_bytes / 1e6),
+            ("ms per image", f"{dense.ms:.2f}", f"{small.ms:.2f}", faster),
         ]
         if self.images:
+            both = None if dense.top1 is None or small.top1 is None else 100 * (small.top1 - dense.top1)
             points = "" if both is None else f"{both:+.2f} points"
             top1 = [percent(each.top1) or "not trained for these" for each in (dense, small)]
             rows.insert(0, (f"top-1 on {self.images:,} images", *top1, points))
-        titles = ("", *FORMS, "change")
-        return text_table([Column(title, list(cells), is_text=not title) for title, *cells in _turned(titles, rows)])
+        columns = zip(("", *FORMS, "change"), zip(*rows, strict=True), strict=True)
+        return text_table([Column(title, cells, is_text=not title) for title, cells in columns])
 
 
 def deployed_pair(
@@ -106,23 +79,10 @@ def deployed_pair(
 ) -> DeployedPair:
     """Export both networks to ONNX, time the files in turn, and score them on labelled images.
 
-    Args:
-        dense: the network before.
-        compressed: the same after compression.
-        path: the file of the compressed network to write; that of the dense one is temporary.
-        image_shape: channels, height and width.
-        preprocessing: of the images, for the metadata of the file.
-        batches: labelled images; each is read once.
-        is_dense_trained: False where the dense network has never learned these labels: it is not scored.
-        rules: of the timing.
-        on_progress: called with what is being done, and how much of it is done.
-
-    Raises:
-        ImportError: ONNX Runtime is not installed.
-        ValueError: a network cannot be exported.
+    The compressed network is written to `path`; the file of the dense one is temporary. A dense network that was never
+    trained for these labels, with `is_dense_trained=False`, is not scored.
     """
-    models: Mapping[str, nn.Module] = dict(zip(FORMS, (dense, compressed), strict=True))
-    example = random_image(image_shape)
+    models, example = {"dense": dense, "compressed": compressed}, random_image(image_shape)
     with tempfile.TemporaryDirectory(prefix="strucspars-dense-") as folder:
         files = {"dense": Path(folder) / "dense.onnx", "compressed": path}
         reports = {}
@@ -130,7 +90,7 @@ def deployed_pair(
             on_progress(f"exporting the {form} network", 0.0)
             reports[form] = export(model, files[form], example_inputs=example, preprocessing=preprocessing)
         image = example[:1].numpy()
-        programs = {form: _timed(OnnxRunner(file, threads=1), image) for form, file in files.items()}
+        programs = {form: partial(OnnxRunner(file, threads=1), image) for form, file in files.items()}
         times = interleaved_times(
             programs, rules, on_round=lambda _, elapsed: on_progress("timing", min(1.0, elapsed / rules.seconds))
         )
@@ -140,8 +100,8 @@ def deployed_pair(
         runners = {form: OnnxRunner(files[form], threads=threads) for form in scored}
         hits, images = _hits(runners, batches, on_progress)
     counts = {form: count_macs(model, example[:1]) for form, model in models.items()}
-    found = {
-        form: DeployedNetwork(
+    found = [
+        DeployedNetwork(
             top1=hits[form] / images if images and form in hits else None,
             params=counts[form].params,
             macs=counts[form].macs,
@@ -149,18 +109,9 @@ def deployed_pair(
             ms=1000 * quartiles(times[form])[1],
         )
         for form in FORMS
-    }
-    return DeployedPair(
-        dense=found["dense"],
-        compressed=found["compressed"],
-        speedup=paired_ratio(times["dense"], times["compressed"]),
-        images=images,
-        path=path,
-    )
-
-
-def _timed(runner: OnnxRunner, image: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Callable[[], object]:
-    return lambda: runner(image)
+    ]
+    speedup = paired_ratio(times["dense"], times["compressed"])
+    return DeployedPair(dense=found[0], compressed=found[1], speedup=speedup, images=images, path=path)
 
 
 def _hits(
@@ -180,10 +131,6 @@ def _hits(
     return hits, images
 
 
-def _change(before: float, after: float) -> str:
-    return f"{100 * (after / before - 1):+.1f} %" if before else ""
-
-
-def _turned(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Columns of rows, each with its title first."""
-    return [(title, *column) for title, column in zip(titles, zip(*rows, strict=True), strict=True)]
+def _row(title: str, form: str, before: float, after: float) -> tuple[str, ...]:
+    change = f"{100 * (after / before - 1):+.1f} %" if before else ""
+    return title, form.format(before), form.format(after), change

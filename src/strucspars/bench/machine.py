@@ -33,10 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def environment_after(former: Any) -> dict[str, Any]:
-    """The environment of a resumed run; different ones that it was computed in before are under `earlier`.
-
-    `former` is the content of the run's environment file; what is not an environment is left out.
-    """
+    """The environment of a resumed run; different ones that it was computed in before are under `earlier`."""
     now = environment()
     if not isinstance(former, dict):
         return now
@@ -60,10 +57,7 @@ def versions(known: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def commit_of(package_folder: Path) -> str | None:
-    """The commit of the checkout that a package folder belongs to, with '+changes' where the package differs from it.
-
-    None for an installed package: its environment may be inside another repository, whose commit would be wrong.
-    """
+    """The commit of the checkout that a package is in, with '+changes' where it differs; None if installed."""
     if _git(package_folder, "rev-parse", "--show-prefix") != f"src/{package_folder.name}/":
         return None
     commit = _git(package_folder, "rev-parse", "--short=12", "HEAD")

@@ -62,17 +62,10 @@ def conv_params(model: nn.Module) -> int:
 def group_levels(
     model: nn.Module, example_inputs: ExampleInputs, *, name: str, rate: float, min_channels_per_group: int = 1
 ) -> dict[str, int]:
-    """Group level of every groupable convolution, by name.
+    """Group level of every groupable convolution that removes this rate of the convolutions' weights, by name.
 
-    The networks of the paper have tables for its rates; they may miss a rate by a point or two, the rule for all others
-    never removes less than it.
-
-    Args:
-        model: dense.
-        example_inputs: of one image, to count multiply-accumulates with.
-        name: of the network.
-        rate: fraction of the convolutions' weights to remove.
-        min_channels_per_group: no group narrower than this. A table's counts are lowered to it, and less is removed.
+    The networks of the paper have tables for its rates, which may miss a rate by a point or two, and are lowered to
+    `min_channels_per_group`; then less is removed. The rule for all other networks never removes less than the rate.
     """
     layers = select_layers(model, LayerRules(min_channels_per_group=min_channels_per_group)).layers
     table = PAPER_GROUPS.get(name, {}).get(rate)
@@ -112,13 +105,10 @@ def _halved_levels(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BenchNetwork:
-    """One network to time.
+    """One network to time; `rate` is None for the dense one.
 
-    Attributes:
-        rate: fraction of the convolutions' weights to remove; None for the dense one.
-        form: `dense`; `compressed`; or `bound`, the compressed one with all channel orders the identity. That is
-            another function, not usable as a network: it shows the gain of removing every gather.
-        model: in eval mode.
+    The form `bound` is the compressed one with all channel orders the identity. That is another function, not usable as
+    a network: it shows the gain of removing every gather.
     """
 
     rate: float | None
@@ -135,10 +125,7 @@ def random_networks(
     min_channels_per_group: int = 1,
     seed: int = 0,
 ) -> list[BenchNetwork]:
-    """A network by name with random weights, dense and at every rate; `group_levels` says how they are reached.
-
-    The seed is that of weights, statistics and orders.
-    """
+    """A network by name with random weights, dense and at every rate; see `group_levels`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
@@ -149,16 +136,11 @@ def random_networks(
     ]
     compressed = [with_random_norms(convert_(copied(dense), plan), image_shape, seed=seed) for plan in plans]
     networks = [BenchNetwork(rate=None, form="dense", model=with_random_norms(dense, image_shape, seed=seed))]
-    for rate, model in zip(rates, compressed, strict=True):
-        networks += _with_bound(model, rate)
-    return networks
+    return networks + [each for pair in zip(compressed, rates, strict=True) for each in _with_bound(*pair)]
 
 
 def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageShape) -> list[BenchNetwork]:
-    """A trained network beside the dense one that it was made from, whose weights do not matter.
-
-    It may be converted, slimmed or still dense: then it is alone. Its rate is what it has removed.
-    """
+    """A trained network beside the dense one it was made from; alone if it is dense. Its rate is what it removed."""
     whole = conv_params(dense)
     if conv_params(compressed) == whole and not any(is_grouped(module) for module in compressed.modules()):
         return [BenchNetwork(rate=None, form="dense", model=compressed.eval())]
@@ -191,17 +173,19 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
 def _random_plan(model: nn.Module, *, name: str, rate: float, shape: ImageShape, width: int, seed: int) -> GroupingPlan:
     levels = group_levels(model, torch.zeros(1, *shape), name=name, rate=rate, min_channels_per_group=width)
     random = np.random.default_rng(seed)
-    layers = {}
-    for layer in select_layers(model).layers:
-        if levels.get(layer.name, 1) > 1:
-            out_channels, in_channels = layer.weight_shape[:2]
-            layers[layer.name] = LayerPlan(
-                group_level=levels[layer.name],
-                out_perm=random.permutation(out_channels),
-                in_perm=random.permutation(in_channels),
-                weight_shape=layer.weight_shape,
+    shapes = {layer.name: layer.weight_shape for layer in select_layers(model).layers}
+    return GroupingPlan(
+        {
+            name: LayerPlan(
+                group_level=levels[name],
+                out_perm=random.permutation(weight_shape[0]),
+                in_perm=random.permutation(weight_shape[1]),
+                weight_shape=weight_shape,
             )
-    return GroupingPlan(layers)
+            for name, weight_shape in shapes.items()
+            if levels.get(name, 1) > 1
+        }
+    )
 
 
 def _with_bound(model: nn.Module, rate: float) -> list[BenchNetwork]:

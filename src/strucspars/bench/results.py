@@ -29,14 +29,7 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class RowSize:
-    """What a network holds and computes.
-
-    Attributes:
-        params: parameters of the whole network.
-        macs: multiply-accumulates for one image.
-        removed_conv_fraction: fraction of the convolutions' weights that is gone.
-        operation_ratio: how many times fewer multiply-accumulates than the dense network.
-    """
+    """What a network holds and computes; `operation_ratio` is how many times fewer MACs than the dense one."""
 
     params: int
     macs: int
@@ -55,14 +48,9 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class RowTiming:
-    """How fast a network is.
+    """How fast a network is: milliseconds for the whole batch, median and quartiles over all calls.
 
-    Attributes:
-        ms, ms_low, ms_high: milliseconds for the whole batch: median and quartiles over all calls.
-        frames_per_second: images per second at the median.
-        rounds, calls: how often it was measured.
-        speedup: against the same runtime's dense network, run in the same way; None where that has no time.
-        speedup_over_best: against the fastest dense network of all runtimes, at this batch and these threads.
+    The speed-ups are against the same runtime's dense network, and against the fastest dense one of all runtimes.
     """
 
     ms: float
@@ -77,23 +65,10 @@ class RowTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRow:
-    """One network in one runtime.
+    """One network in one runtime; `rate` is None for the dense network, `timing` after an `error`.
 
-    Attributes:
-        network: its name.
-        image_shape: channels, height and width.
-        rate: fraction of the convolutions' weights to remove; None for the dense one.
-        form: `dense`, `compressed`, or `bound`, the compressed network without gathers: a limit, not a usable network.
-        runtime: its name.
-        batch: number of images.
-        images_per_call: how many of them go into one call; 1 for a batch of 16 means sixteen calls.
-        threads: how many the runtime may use.
-        size: of the network.
-        num_gathers: channel shuffles that remain in the graph that this runtime runs; None where it got none.
-        gathered_bytes: what they copy for one image.
-        difference: of the outputs from PyTorch's, relative to the largest; None where there were none to compare.
-        error: why there is no time; empty if there is one.
-        timing: None after an error.
+    The form `bound` is the compressed network without gathers: a limit, not a usable network. With one image per call,
+    a batch of 16 means sixteen calls. The difference is that of the outputs from PyTorch's, relative to the largest.
     """
 
     network: str
@@ -123,17 +98,7 @@ class MissingRuntime:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """Everything that a bench measured, and how.
-
-    Attributes:
-        command: that measures the same again.
-        commit: of the code; None where it is not a checkout.
-        hardware: processor, cores, instruction set.
-        versions: of the packages that matter.
-        settings: what was to be measured.
-        rows: in the order in which they were asked for.
-        missing: runtimes that could not be measured.
-    """
+    """Everything that a bench measured, and how; `missing` are the runtimes that are not installed."""
 
     command: str
     commit: str | None
@@ -165,12 +130,7 @@ class PublishedTime:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTimes:
-    """A published table of times, of batch 1 and one thread; its first row is the dense network.
-
-    Attributes:
-        source: what the rows are called.
-        conditions: where it was published, and the hardware.
-    """
+    """A published table of times, of batch 1 and one thread; its first row is the dense network."""
 
     source: str
     conditions: str
@@ -185,7 +145,7 @@ def report_from_json(text: str, where: str = "the report") -> BenchReport:
 
 
 def table_title(network: str, image_shape: ImageShape, *, batch: int, threads: int) -> str:
-    """What is timed together, and shown in one table.
+    """The title of a table: all that is timed together.
 
     >>> table_title("resnet50", (3, 224, 224), batch=16, threads=1)
     'resnet50, 224 x 224, batch 16, 1 thread'
@@ -195,10 +155,7 @@ def table_title(network: str, image_shape: ImageShape, *, batch: int, threads: i
 
 
 def report_text(report: BenchReport, published: PublishedTimes | None = None) -> str:
-    """The report for people: a table for every network, batch size and number of threads, then notes.
-
-    Published times are shown beside those of the same network under the same conditions.
-    """
+    """The report for people: a table for every network, batch and number of threads, with published times and notes."""
     numbers: dict[str, str] = {}
     tables: dict[str, list[BenchRow]] = {}
     for row in report.rows:

@@ -23,15 +23,7 @@ Program = Callable[[Images], Images]
 
 @dataclass(frozen=True, eq=False)
 class InferenceForms:
-    """A network's folded graph, and its files for other runtimes, as a user would export them.
-
-    Attributes:
-        model: in eval mode.
-        example: one image.
-        folder: of the files; it must exist, and belong to this network alone.
-        widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
-            export does by default.
-    """
+    """A network's folded graph, and its files for other runtimes, as a user would export them, in one folder."""
 
     model: nn.Module
     example: torch.Tensor
@@ -57,17 +49,12 @@ class InferenceForms:
         return self._reports[format]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Runtime:
-    """Something that runs networks in float32.
+    """A runtime for networks in float32, and how to import and install it.
 
-    Attributes:
-        name: on the command line and in files.
-        title: in tables.
-        package: what it imports.
-        install: the command that installs it.
-        prepare: makes a program of a network, for so many images per call and so many threads.
-        format: of the exported file that it runs; None if it runs the folded graph.
+    `prepare` makes a program of a network, for so many images per call and threads, of a file of this `format` or of
+    the folded graph.
     """
 
     name: str
@@ -111,10 +98,6 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _eager_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
-    return partial(_numpy_outputs, forms.folded)
-
-
 def _compiled_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
     from torch._inductor import config
 
@@ -132,14 +115,13 @@ def _numpy_outputs(module: Callable[[torch.Tensor], torch.Tensor], images: Image
     return outputs
 
 
-def _onnxruntime_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
+def _onnx_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(forms.exported("onnx").path, options, providers=["CPUExecutionProvider"])
     (name,) = (node.name for node in session.get_inputs())
-
     return lambda images: session.run(None, {name: images})[0]
 
 
@@ -156,40 +138,17 @@ def _openvino_program(forms: InferenceForms, images_per_call: int, threads: int)
         "PERFORMANCE_HINT": "LATENCY",
     }
     compiled = core.compile_model(model, "CPU", settings)
-
     return lambda images: compiled(images)[0]
 
 
+def _eager_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
+    return partial(_numpy_outputs, forms.folded)
+
+
 _RUNTIMES = (
-    Runtime(
-        name="onnxruntime",
-        title="ONNX Runtime",
-        package="onnxruntime",
-        install="pip install 'strucspars[onnx]'",
-        prepare=_onnxruntime_program,
-        format="onnx",
-    ),
-    Runtime(
-        name="pytorch",
-        title="PyTorch",
-        package="torch",
-        install="pip install torch",
-        prepare=_eager_program,
-    ),
-    Runtime(
-        name="torch-compile",
-        title="torch.compile",
-        package="torch",
-        install="pip install torch",
-        prepare=_compiled_program,
-    ),
-    Runtime(
-        name="openvino",
-        title="OpenVINO",
-        package="openvino",
-        install="pip install 'strucspars[openvino]'",
-        prepare=_openvino_program,
-        format="openvino",
-    ),
+    Runtime("onnxruntime", "ONNX Runtime", "onnxruntime", "pip install 'strucspars[onnx]'", _onnx_program, "onnx"),
+    Runtime("pytorch", "PyTorch", "torch", "pip install torch", _eager_program),
+    Runtime("torch-compile", "torch.compile", "torch", "pip install torch", _compiled_program),
+    Runtime("openvino", "OpenVINO", "openvino", "pip install 'strucspars[openvino]'", _openvino_program, "openvino"),
 )
 RUNTIMES = {runtime.name: runtime for runtime in _RUNTIMES}

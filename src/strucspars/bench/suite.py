@@ -7,8 +7,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -38,13 +37,8 @@ OnProgress = Callable[[str, float], None]
 class TimingRules:
     """How long and how often to measure.
 
-    Attributes:
-        seconds: for everything together, warm-up included; exceeded where fewer than `min_rounds` would fit.
-        visit_seconds: how long to stay with a program in a round; at least one call.
-        max_calls: most timed calls of one visit.
-        warmup_calls: untimed calls of every program before the first round.
-        min_rounds: fewest rounds, for a spread.
-        max_rounds: most rounds.
+    `seconds` are for everything together, but for at least `min_rounds`. In a round, every program is called for
+    `visit_seconds`, at least once and at most `max_calls` times; `warmup_calls` before the first round are not timed.
     """
 
     seconds: float = 90.0
@@ -61,17 +55,10 @@ class TimingRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A network, and what to measure of it.
+    """A network, and what to measure of it; `build` makes its forms, the dense one first.
 
-    Attributes:
-        network: its name in the report.
-        image_shape: channels, height and width of its images.
-        build: builds its forms, the dense one first.
-        runtimes: names; those that are not installed are left out, and named in the report.
-        batches: numbers of images. More than one are timed in one call and one by one.
-        threads: numbers of threads. Every batch is timed with each of them.
-        widen_groups_below: run groups narrower than so many channels as wider ones, as `fold` does; None: as an
-            export for the runtime does by default.
+    Runtimes that are not installed are left out, and named in the report. Several images are timed in one call and one
+    by one. `widen_groups_below` is as in `fold`; None: as an export for the runtime does by default.
     """
 
     network: str
@@ -99,10 +86,7 @@ def bench(
     rules: TimingRules | None = None,
     on_progress: OnProgress = lambda words, done: None,
 ) -> BenchReport:
-    """Measure a network dense and compressed; `command` is what to type to measure the same again.
-
-    The rules hold for every batch size and number of threads.
-    """
+    """Measure a network dense and compressed; `command` is what to type to measure the same again."""
     rules = rules or TimingRules()
     runtimes = [known_runtime(name) for name in subject.runtimes]
     present = [runtime for runtime in runtimes if runtime.is_installed]
@@ -113,9 +97,8 @@ def bench(
             contestants = _contestants(subject, Path(folder))
             for threads, batch in product(subject.threads, subject.batches):
                 rows += timed_rows(subject, contestants, present, batch, threads, rules, on_progress)
-    here = environment()
+    here, missing = environment(), [runtime for runtime in runtimes if runtime not in present]
     settings = {key: value for key, value in vars(subject).items() if key != "build"}
-    missing = [runtime for runtime in runtimes if runtime not in present]
     return BenchReport(
         command=command,
         commit=here["commit"],
@@ -238,12 +221,11 @@ def interleaved_times(
     clock: Clock = time.perf_counter,
     on_round: Callable[[int, float], None] = lambda rounds, elapsed: None,
 ) -> dict[Key, Rounds]:
-    """Time programs in turn; every second round is in reverse order, so that no program always follows the same one.
-
-    After every round, `on_round` is called with its number and the seconds since the start.
-    """
-    started = clock()
-    with _without_garbage_collection():
+    """Time programs in turn, every second round in reverse order; `on_round` gets its number and the seconds so far."""
+    started, was_enabled = clock(), gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
         calls = {key: _calls_per_visit(program, rules, clock) for key, program in programs.items()}
         rounds: dict[Key, list[tuple[float, ...]]] = {key: [] for key in programs}
         longest = 0.0
@@ -255,11 +237,14 @@ def interleaved_times(
                 rounds[key].append(_visit(programs[key], calls[key], clock))
             longest = max(longest, clock() - round_started)
             on_round(number + 1, clock() - started)
+    finally:
+        if was_enabled:
+            gc.enable()
     return {key: tuple(times) for key, times in rounds.items()}
 
 
 def _calls_per_visit(program: Callable[[], object], rules: TimingRules, clock: Clock) -> int:
-    """Warm a program up; the number of its calls that fill a visit."""
+    """Warm a program up; returns how many calls fill a visit."""
     for _ in range(rules.warmup_calls):
         started = clock()
         program()
@@ -278,18 +263,6 @@ def _visit(program: Callable[[], object], calls: int, clock: Clock) -> tuple[flo
         program()
         times.append(clock() - started)
     return tuple(times)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _timing(row: BenchRow, times: Mapping[BenchRow, Rounds]) -> RowTiming:

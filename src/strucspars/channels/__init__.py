@@ -5,11 +5,4 @@ from strucspars.channels.graph import ChannelGraph, channel_graph, register_chan
 from strucspars.channels.rules import elementwise, unordered_positions
 from strucspars.channels.tracing import traced
 
-__all__ = [
-    "ChannelGraph",
-    "channel_graph",
-    "elementwise",
-    "register_channel_rule",
-    "traced",
-    "unordered_positions",
-]
+__all__ = ["ChannelGraph", "channel_graph", "elementwise", "register_channel_rule", "traced", "unordered_positions"]

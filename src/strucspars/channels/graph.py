@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
-from strucspars.channels.classes import Layout, OrderClasses
-from strucspars.channels.orders import GroupedLayer
+from strucspars.channels.orders import GroupedLayer, Layout, OrderClasses
 from strucspars.channels.tracing import LEAF_TYPES, has_plain_forward, tensor_shape
-from strucspars.cost.gathers import Side
 from strucspars.nn.layers import is_grouped
 
 
@@ -17,10 +15,7 @@ class ChannelGraph:
     """The channels of a graph's tensors, and the classes of them that share an order.
 
     Attributes:
-        graph_module: the graph, as `traced` makes it.
-        classes: the order classes.
-        layouts: by node, the layout of its tensor; a tensor without one is in natural order.
-        parts: by node, the layouts of the tensors that it gives as a list or tuple.
+        layouts, parts: by node, the layout of its tensor, or those of its list of tensors; others are in natural order.
         grouped: by call, the grouped layers, which an order may or may not suit.
         dense: by call, the layouts (inputs, outputs) of layers of one group, which any order suits.
         channelwise: by call, the layout of norms, depthwise convolutions and others with an entry per channel.
@@ -57,29 +52,15 @@ class ChannelGraph:
             return self.grouped[node].inputs, self.grouped[node].outputs
         return self.dense.get(node, (self.channelwise[node],) if node in self.channelwise else ())
 
-    def shared_orders(self) -> list[list[tuple[str, Side]]]:
-        """The sides of layers, as (name, side), that must share one channel order; pinned ones are left out.
 
-        A depthwise convolution or a norm is listed with its input.
-        """
-        sides: tuple[Side, ...] = ("input", "output")
-        members: dict[int, list[tuple[str, Side]]] = {}
-        for node in self.graph_module.graph.nodes:
-            for side, layout in zip(sides, self.sides(node), strict=False):
-                for root in self.classes.roots(layout):
-                    if not self.classes.is_pinned(root):
-                        members.setdefault(root, []).append((str(node.target), side))
-        return list(members.values())
-
-
-# The layout of the result, the layouts of several results, or None where a call needs the natural order, or may do.
+# The layout of the result, the layouts of several results, or None where a call may need the natural order.
 Rule = Callable[[fx.Node, ChannelGraph], Layout | tuple[Layout, ...] | None]
 
 _RULES: dict[object, Rule] = {}
 
 
 def register_channel_rule(rule: Rule, *operations: object) -> None:
-    """Say what operations do to channels. Operations without a rule get and give the natural order.
+    """Register what operations do to channels. Operations without a rule need and return the natural order.
 
     Args:
         rule: `rule(node, graph)` returns the layout of the result, from those of the inputs in `graph.layouts`; a tuple

@@ -1,26 +1,139 @@
-"""The channel order of every class, chosen to leave the fewest bytes of gathers."""
+"""Classes of tensors whose channels share an order, and the order of each that leaves the fewest bytes of gathers."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from strucspars.channels.classes import Layout, OrderClasses, stored_order
 from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import contiguous_runs
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The channels of a tensor along one of its axes, several classes after a concatenation.
+
+    After flattening, `repeat` neighbouring entries belong to one channel.
+    """
+
+    classes: tuple[int, ...]
+    axis: int
+    repeat: int = 1
+
+
+@dataclass
+class OrderClasses:
+    """Order classes that can be joined, divided, or pinned to the natural order."""
+
+    _parents: list[int] = field(default_factory=list)
+    _widths: list[int] = field(default_factory=list)
+    _pinned: list[bool] = field(default_factory=list)
+    _parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def new(self, width: int, axis: int, *, pinned: bool = False) -> Layout:
+        """Channels of a class of their own."""
+        self._parents.append(len(self._parents))
+        self._widths.append(width)
+        self._pinned.append(pinned)
+        return Layout((len(self._parents) - 1,), axis)
+
+    def root(self, name: int) -> int:
+        """The name that a class shares with those joined to it."""
+        while self._parents[name] != name:
+            name = self._parents[name]
+        return name
+
+    def roots(self, layout: Layout) -> tuple[int, ...]:
+        """The classes of a layout, by their shared names; parts in place of those that have been divided."""
+        return tuple(part for name in layout.classes for part in self._undivided(name))
+
+    def width(self, name: int) -> int:
+        """Number of channels of a class."""
+        return self._widths[name]
+
+    def widths(self, layout: Layout) -> tuple[int, ...]:
+        """Number of channels of every class of a layout."""
+        return tuple(self.width(root) for root in self.roots(layout))
+
+    def is_pinned(self, name: int) -> bool:
+        """Whether the class must stay in the natural order."""
+        return self._pinned[self.root(name)]
+
+    def channels(self, layout: Layout) -> int:
+        """Entries along the channel axis."""
+        return layout.repeat * sum(self.width(name) for name in layout.classes)
+
+    def pin(self, layout: Layout | None) -> None:
+        """Keep the channels in the natural order."""
+        for root in () if layout is None else self.roots(layout):
+            self._pinned[root] = True
+
+    def join(self, one: Layout, other: Layout) -> None:
+        """Store both in one order, or both in the natural one where their channels are counted differently."""
+        if one.repeat != other.repeat or self.channels(one) != self.channels(other):
+            self.pin(one)
+            self.pin(other)
+            return
+        # A class that is in both layouts, at different places, needs several passes.
+        while self.widths(one) != self.widths(other):
+            self.divide(one, self.widths(other))
+            self.divide(other, self.widths(one))
+        for root, other_root in zip(self.roots(one), self.roots(other), strict=True):
+            root, other_root = self.root(root), self.root(other_root)
+            self._pinned[root] = self._pinned[root] or self._pinned[other_root]
+            self._parents[other_root] = root
+
+    def divide(self, layout: Layout, widths: Sequence[int]) -> tuple[Layout, ...]:
+        """Split a layout into parts of these numbers of channels; a class that would be in two parts is divided."""
+        ends = list(itertools.accumulate(widths))
+        for end in ends:
+            self._end_class_at(layout, end)
+        roots = list(zip(self.roots(layout), itertools.accumulate(self.widths(layout)), strict=True))
+        return tuple(
+            replace(layout, classes=tuple(root for root, root_end in roots if start < root_end <= end))
+            for start, end in itertools.pairwise((0, *ends))
+        )
+
+    def all_roots(self) -> list[int]:
+        """Every class once."""
+        return [name for name, parent in enumerate(self._parents) if name == parent and name not in self._parts]
+
+    def _undivided(self, name: int) -> Iterator[int]:
+        root = self.root(name)
+        if root not in self._parts:
+            yield root
+            return
+        for part in self._parts[root]:
+            yield from self._undivided(part)
+
+    def _end_class_at(self, layout: Layout, channel: int) -> None:
+        start = 0
+        for root in self.roots(layout):
+            width = self.width(root)
+            if start < channel < start + width:
+                sizes = (channel - start, start + width - channel)
+                parts = [self.new(size, layout.axis, pinned=self._pinned[root]) for size in sizes]
+                self._parts[root] = (*parts[0].classes, *parts[1].classes)
+                return
+            start += width
+
+
+def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArray]) -> IntArray:
+    """The order of all entries along the channel axis, `order[position] = natural entry`, of every alternative."""
+    parts = [orders[root] for root in classes.roots(layout)]
+    alternatives = np.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    starts = itertools.accumulate((part.shape[-1] for part in parts[:-1]), initial=0)
+    moved = [part + start for part, start in zip(parts, starts, strict=True)]
+    order = np.concatenate([np.broadcast_to(part, (*alternatives, part.shape[-1])) for part in moved], axis=-1)
+    return (order[..., None] * layout.repeat + np.arange(layout.repeat)).reshape(*alternatives, -1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupedLayer:
-    """A grouped layer between two tensors.
-
-    Attributes:
-        in_groups, out_groups: the group of every input channel, and of every output channel.
-        inputs, outputs: the layouts of the tensors.
-        in_bytes, out_bytes: how many bytes a gather of each would copy.
-    """
+    """A grouped layer between two tensors: the group of every channel, and the bytes that gathers would copy."""
 
     in_groups: IntArray
     out_groups: IntArray
@@ -37,14 +150,7 @@ class GroupedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """How a grouped layer computes between two given orders.
-
-    Attributes:
-        in_order: the channels as the layer reads them, group after group.
-        out_order: the channels as the layer returns them, in the same sequence of groups.
-        in_gather: positions of the given input order that are copied to make `in_order`; None if it is that order.
-        out_gather: positions of `out_order` that are copied to make the wanted output order; None likewise.
-    """
+    """How a grouped layer computes between two given orders: its own orders, and the gathers to and from them."""
 
     in_order: IntArray
     out_order: IntArray
@@ -53,12 +159,7 @@ class Placement:
 
 
 def group_sequence(groups_in_order: IntArray, *, otherwise: IntArray) -> IntArray:
-    """The sequence of the groups in each order that keeps every group together, `otherwise` in the others.
-
-    Args:
-        groups_in_order: the group of every position, for one order or several, `(..., channels)`.
-        otherwise: sequences for orders that scatter a group, `(..., groups)`.
-    """
+    """The sequence of groups in each order `(..., channels)` that keeps them together, `otherwise` in the others."""
     by_run = groups_in_order.reshape(*groups_in_order.shape[:-1], otherwise.shape[-1], -1)
     first = by_run[..., :1]
     are_together = (by_run == first).all(axis=(-2, -1))
@@ -73,7 +174,7 @@ def positions_by_group(layer: GroupedLayer, in_orders: IntArray, out_orders: Int
     """
     in_groups, out_groups = layer.in_groups[in_orders], layer.out_groups[out_orders]
     sequence = layer.natural_sequence
-    # The last one that has a sequence imposes it on the other.
+    # The last side that has a sequence decides for both.
     for groups in (in_groups, out_groups) if layer.in_bytes < layer.out_bytes else (out_groups, in_groups):
         sequence = group_sequence(groups, otherwise=sequence)
     return _sorted_positions(in_groups, sequence), _sorted_positions(out_groups, sequence)
@@ -110,8 +211,7 @@ Cost = tuple[IntArray, IntArray, IntArray]
 def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
     """An order for every class: natural where it is pinned or where only dense layers meet it.
 
-    The classes are decided one by one, those with the largest copies first. Each takes the cheapest of the orders that
-    one of its layers, or two of them together, prefer.
+    Classes with the largest copies come first. Each takes the cheapest order that one or two of its layers prefer.
     """
     orders = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
     users: dict[int, list[GroupedLayer]] = defaultdict(list)

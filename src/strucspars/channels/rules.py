@@ -10,9 +10,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from strucspars.channels.classes import Layout
 from strucspars.channels.graph import ChannelGraph, Rule, register_channel_rule
-from strucspars.channels.orders import GroupedLayer
+from strucspars.channels.orders import GroupedLayer, Layout
 from strucspars.channels.tracing import (
     SHAPE_METHODS,
     SPLIT_FUNCTIONS,
@@ -56,12 +55,16 @@ def _layer(node: fx.Node, graph: ChannelGraph) -> Layout:
     if is_grouped(module):
         in_places = inverse(channel_orders(module)["in_perm"].cpu().numpy())
         out_places = channel_orders(module)["out_inverse"].cpu().numpy()
+    (source,) = node.all_input_nodes
+    steps, shape, in_bytes = skipped_positions(module), source_shape(node), tensor_bytes(source)
+    for step, positions in zip(steps, shape[len(shape) - len(steps) :], strict=True):
+        in_bytes = in_bytes // positions * -(-positions // step)
     graph.grouped[node] = GroupedLayer(
         in_groups=in_places // (in_channels // groups),
         out_groups=out_places // (out_channels // groups),
         inputs=inputs,
         outputs=outputs,
-        in_bytes=_read_bytes(node, module),
+        in_bytes=in_bytes,
         out_bytes=tensor_bytes(node),
     )
     return outputs
@@ -76,19 +79,8 @@ def skipped_positions(module: nn.Module) -> tuple[int, ...]:
     return tuple(module.stride) if reads_one and any(step > 1 for step in module.stride) else ()
 
 
-def _read_bytes(node: fx.Node, module: nn.Module) -> int:
-    """How many bytes a gather before the layer has to copy."""
-    (source,) = node.all_input_nodes
-    steps, shape = skipped_positions(module), tensor_shape(source)
-    assert shape is not None
-    size = tensor_bytes(source)
-    for step, positions in zip(steps, shape[len(shape) - len(steps) :], strict=True):
-        size = size // positions * -(-positions // step)
-    return size
-
-
 def _channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    """The same for every channel but for the entries of the module's tensors, one per channel."""
+    """Every channel is computed alike, with its own entry in the module's tensors."""
     layout, module = graph.source(node), graph.module(node)
     if isinstance(module, nn.PReLU) and module.num_parameters == 1:
         return elementwise(node, graph)
@@ -191,11 +183,9 @@ def _softmax(node: fx.Node, graph: ChannelGraph) -> Layout | None:
 
 
 def _flattened(node: fx.Node, graph: ChannelGraph) -> Layout | None:
-    if node.op == "call_module":
-        settings = vars(graph.module(node))
-        return _as_runs(node, graph, settings["start_dim"], settings["end_dim"])
-    start, end = argument(node, 1, "start_dim", default=0), argument(node, 2, "end_dim", default=-1)
-    return _as_runs(node, graph, start, end)
+    settings = vars(graph.module(node)) if node.op == "call_module" else {}
+    start = settings.get("start_dim", argument(node, 1, "start_dim", default=0))
+    return _as_runs(node, graph, start, settings.get("end_dim", argument(node, 2, "end_dim", default=-1)))
 
 
 def _viewed(node: fx.Node, graph: ChannelGraph) -> Layout | None:
@@ -223,7 +213,7 @@ def _as_runs(node: fx.Node, graph: ChannelGraph, start: int, end: int) -> Layout
 
 
 def _from_front(given: object, node: fx.Node) -> set[int] | None:
-    """The axes that a call works on, from the front; None for all of them, or where it cannot be told."""
+    """The axes that a call works on, from the front; None for all of them, or where they are unknown."""
     axes, dimensions = (given,) if isinstance(given, int) else given, len(source_shape(node))
     if not isinstance(axes, list | tuple) or not axes or not all(isinstance(axis, int) for axis in axes):
         return None
@@ -297,10 +287,6 @@ def _item(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     return _beside_channels(node, layout, {axis for axis, entry in enumerate(entries) if entry != slice(None)})
 
 
-def _shape_question(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | None:
-    return () if asks_for_shape(node) else None
-
-
 register_channel_rule(_layer, *DENSE_AND_GROUPED_TYPES)
 register_channel_rule(_channelwise, *BATCH_NORMS, nn.GroupNorm, nn.PReLU)
 register_channel_rule(
@@ -346,4 +332,4 @@ register_channel_rule(_padded, functional.pad)
 register_channel_rule(_concatenation, torch.cat, torch.concat, torch.concatenate)
 register_channel_rule(_split, *SPLIT_FUNCTIONS, *SPLIT_METHODS)
 register_channel_rule(_item, operator.getitem)
-register_channel_rule(_shape_question, getattr, *SHAPE_METHODS)
+register_channel_rule(lambda node, graph: () if asks_for_shape(node) else None, getattr, *SHAPE_METHODS)

@@ -24,13 +24,13 @@ LEAF_TYPES: set[type[nn.Module]] = set()
 
 SPLIT_FUNCTIONS = frozenset({torch.chunk, torch.split})
 SPLIT_METHODS = frozenset({"chunk", "split"})
-# Questions about a tensor that its order does not answer. Not "type", which with an argument gives another tensor.
+# What does not depend on the order of channels. Not "type", which with an argument gives another tensor.
 SHAPE_METHODS = frozenset({"size", "dim", "numel", "is_floating_point"})
 SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
 
 
 class FoldedGraph(fx.GraphModule):
-    """A graph whose `meta`, where the report is, survives pickling as it survives copying."""
+    """A graph whose `meta`, which holds the report, is kept when it is pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (super().__reduce__(), type(self).__name__, self.meta)
@@ -88,7 +88,7 @@ class _InPlaceProxy(fx.Proxy):
 class _Tracer(fx.Tracer):
     """Keeps grouped layers as single calls, like PyTorch's own modules without grouped layers inside."""
 
-    # A pickled graph is traced anew, without them.
+    # Without them when a pickled graph is loaded, which traces it again.
     arguments: tuple[Any, ...] | None = None
 
     def create_args_for_root(
@@ -176,10 +176,7 @@ def argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any
 
 
 def _num_channel_parts(node: fx.Node) -> int | None:
-    """Number of parts that a call cuts the channels into; None where it does not tell, or does something else.
-
-    Only of axis 1: the length of others, and so the number of their parts, may be another for the next input.
-    """
+    """Number of parts that a call cuts axis 1 into; None where it does not tell, or does something else."""
     target = node.target
     is_cut = target in SPLIT_FUNCTIONS if node.op == "call_function" else target in SPLIT_METHODS
     if not is_cut or argument(node, 2, "dim", default=0) != 1:
@@ -191,7 +188,7 @@ def _num_channel_parts(node: fx.Node) -> int | None:
 
 
 def asks_for_shape(node: fx.Node) -> bool:
-    """Whether a call asks a tensor only for what its channel order does not change."""
+    """Whether a call reads only properties of a tensor that do not depend on its channel order."""
     if node.op == "call_method":
         return node.target in SHAPE_METHODS
     return node.target is getattr and str(node.args[1]) in SHAPE_ATTRIBUTES

@@ -47,7 +47,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def _registered(package: str, pattern: str) -> set[str]:
-    """Models that a package registers, read off its source: importing it takes seconds."""
+    """Models that a package registers, read from its source because importing it takes seconds."""
     spec = find_spec(package)
     folder = Path(spec.origin).parent / "models" if spec and spec.origin else Path("nowhere")
     registration = re.compile(r"^@register_model\(?.*\)?\n(?:@.*\n)*def (\w+)", re.MULTILINE)
@@ -134,10 +134,22 @@ WidenGroupsBelow = Annotated[
         show_default="16 for ONNX Runtime and OpenVINO, else 1",
     ),
 ]
+RunOrCheckpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_OR_CHECKPOINT",
+        help="The folder of a finished run; or with --model a .safetensors, .pt or .pth file.",
+    ),
+]
 OutFolder = Annotated[Path, typer.Option(help="The folder to put the run folders in.", callback=from_home)]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 # `main` looks for it in the unparsed arguments, because parsing may be what fails.
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def path_option(help: str, show_default: str | None = None, **options: Any) -> Any:
+    """An option for a path, whose `~` is resolved."""
+    return typer.Option(help=help, show_default=show_default or True, callback=from_home, **options)
 
 
 def examples(*commands: str) -> str:
@@ -166,12 +178,7 @@ def is_first_process() -> bool:
 
 
 class Output:
-    """Prints for one command. Of several processes only the first prints.
-
-    Attributes:
-        console: for progress; the standard error with `as_json`, so that the JSON is alone on the standard output.
-        is_quiet: whether to print the outcome only.
-    """
+    """Prints for one command, in the first process; with `as_json`, all but the outcome to the standard error."""
 
     def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self._as_json = as_json
@@ -282,7 +289,11 @@ class RunProgress(RunObserver):
     def epoch_done(self, run: str, row: Mapping[str, Any]) -> None:
         line = self._lines[run]
         if row["stage"] != line.stage:
-            self._say(f"{run}: {_compression_words(row)}")
+            removed = "channels" if "removed_channel_fraction" in row else "parameters"
+            fraction = row.get("removed_channel_fraction", row.get("removed_param_fraction"))
+            share = "" if fraction is None else f", {fraction:.1%} of the {removed} removed"
+            accuracies = f"accuracy {row['before_top1']:.2%} before, {row['test_top1']:.2%} after"
+            self._say(f"{run}: compressed{share}: {accuracies}")
             return
         formats = {
             "train_loss": "loss {:.3f}",
@@ -295,16 +306,8 @@ class RunProgress(RunObserver):
         self.steps_done(run, epoch=row["epoch"], step=line.steps)
         if not self._has_display:
             speed = line.steps / row["train_seconds"] if row["train_seconds"] > 0 else 0.0
-            words = f"{run}  {line.stage}  epoch {row['epoch']}/{line.epochs}  {line.numbers}  {speed:.0f} steps/s"
-            self._say(words)
+            self._say(f"{run}  {line.stage}  epoch {row['epoch']}/{line.epochs}  {line.numbers}  {speed:.0f} steps/s")
 
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False, soft_wrap=True)
-
-
-def _compression_words(row: Mapping[str, Any]) -> str:
-    removed = "channels" if "removed_channel_fraction" in row else "parameters"
-    fraction = row.get("removed_channel_fraction", row.get("removed_param_fraction"))
-    what = "compressed" if fraction is None else f"compressed, {fraction:.1%} of the {removed} removed"
-    return f"{what}: accuracy {row['before_top1']:.2%} before, {row['test_top1']:.2%} after"

@@ -78,7 +78,7 @@ def _recipes(
     compressed = {out / run_name(recipe): recipe for recipe in seeded_recipes("demo", overrides, seeds)}
     if any(recipe.is_progressive for recipe in compressed.values()):
         raise ValueError(
-            "the demo shows two stages; for one, strucspars run demo sparsify.schedule=progressive stage2.epochs=31"
+            "the demo has two stages; try strucspars run demo sparsify.schedule=progressive stage2.epochs=31"
         )
     dense = {}
     for recipe, small in zip(seeded_recipes("demo-dense", overrides, seeds), compressed.values(), strict=True):
@@ -93,23 +93,17 @@ def broken_promises(dense: RunSummary, compressed: RunSummary) -> list[str]:
     from strucspars.cost.text_table import percent
 
     broken = []
-    removed, target = compressed.removed_before_search, compressed.target
-    if removed is None or target is None or removed < target / 2:
-        broken.append(
-            f"sparse training alone removed {percent(removed) or 'nothing'}, less than half of the target "
-            f"{percent(target)}"
-        )
-    if compressed.removed_param_fraction < LEAST_REMOVED - ROUNDING:
-        broken.append(
-            f"only {percent(compressed.removed_param_fraction)} of the parameters are removed, less than "
-            f"{percent(LEAST_REMOVED)}"
-        )
-    lost = dense.finetuned.last_top1 - compressed.finetuned.last_top1
-    if lost > MOST_LOST_ACCURACY + ROUNDING:
-        broken.append(
-            f"the compressed network has {percent(compressed.finetuned.last_top1)}, {100 * lost:.2f} points less than "
-            f"the dense one's {percent(dense.finetuned.last_top1)}; one point was allowed"
-        )
+    alone, target = compressed.removed_before_search, compressed.target
+    if alone is None or target is None or alone < target / 2:
+        words = f"sparse training alone removed {percent(alone) or 'nothing'}"
+        broken.append(f"{words}, less than half of the target {percent(target)}")
+    removed = compressed.removed_param_fraction
+    if removed < LEAST_REMOVED - ROUNDING:
+        broken.append(f"only {percent(removed)} of the parameters are removed, less than {percent(LEAST_REMOVED)}")
+    top1, dense_top1 = compressed.finetuned.last_top1, dense.finetuned.last_top1
+    if dense_top1 - top1 > MOST_LOST_ACCURACY + ROUNDING:
+        lost = f"{100 * (dense_top1 - top1):.2f} points less than the dense one's {percent(dense_top1)}"
+        broken.append(f"the compressed network has {percent(top1)}, {lost}; one point was allowed")
     return broken
 
 
@@ -119,8 +113,7 @@ def demo_text(
     """The comparison, the files, and what to try next."""
     from strucspars.cost.text_table import Column, duration, percent, text_table
 
-    networks = (dense, compressed)
-    stages = (recipe.stage1.epochs, recipe.stage2.epochs)
+    networks, stages = (dense, compressed), (recipe.stage1.epochs, recipe.stage2.epochs)
     table = text_table(
         [
             Column(f"digits, seed {dense.seed}", ["dense", "compressed"], is_text=True),

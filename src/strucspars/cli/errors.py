@@ -23,7 +23,7 @@ BY_SIGNAL = 128
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = b"\x1b[?25h"
-# `timeout` and some schedulers signal a process and then its group: that is one request, received twice.
+# `timeout` and some schedulers signal a process and then its group: one request arrives twice.
 ECHO_SECONDS = 0.2
 
 
@@ -36,7 +36,7 @@ class Interrupted(Exception):
 
 
 def explained(error: BaseException) -> tuple[str, int] | None:
-    """What to tell the user about an error, and the exit status; None for an unexpected one: it needs its traceback.
+    """The message for an error, and the exit status; None for an unexpected one, which needs its traceback.
 
     >>> explained(FileNotFoundError("there is no saved model at here"))
     ('there is no saved model at here', 2)
@@ -76,10 +76,7 @@ def reported(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 class StopRequest:
-    """A context for the main thread; calling it tells whether SIGINT or SIGTERM arrived since it was entered.
-
-    A second signal ends the process at once.
-    """
+    """Tells the main thread whether SIGINT or SIGTERM arrived; a second signal ends the process at once."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
@@ -141,7 +138,8 @@ def _same_program() -> str:
     if processes == 1:
         return ": strucspars" if Path(sys.argv[0]).name == "strucspars" else ": python -m strucspars"
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    if here == processes:
+        return f": torchrun --nproc-per-node {here} -m strucspars"
     # The rendezvous options of the other machines are not known here.
-    where = "" if here == processes else " on every machine, with torchrun's rendezvous options as before"
-    nodes = "" if here == processes else f"--nnodes {processes // here} "
-    return f"{where}: torchrun {nodes}--nproc-per-node {here} -m strucspars"
+    where = " on every machine, with torchrun's rendezvous options as before"
+    return f"{where}: torchrun --nnodes {processes // here} --nproc-per-node {here} -m strucspars"

@@ -28,13 +28,7 @@ def complete_changeable_key(incomplete: str) -> list[str]:
 
 
 def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT",
-            help="The folder of a finished run; or with --model a .safetensors, .pt or .pth file.",
-        ),
-    ],
+    target: console.RunOrCheckpoint,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -135,14 +129,12 @@ def accuracy_text(model_path: Path, data: str, accuracy: Accuracy, recorded_top1
     """The accuracy now, beside the one in the run's summary if there is one."""
     from strucspars.cost.text_table import percent
 
-    lines = [
-        f"{model_path} on the test images of {data}",
-        f"top-1     {percent(accuracy.top1)}",
-        f"top-5     {percent(accuracy.top5)}",
-        f"loss      {accuracy.loss:.4f}",
-    ]
-    if recorded_top1 is not None:
-        difference = accuracy.top1 - recorded_top1
-        now = "the same" if difference == 0 else f"{100 * difference:+.2f} points now"
-        lines.append(f"recorded  {percent(recorded_top1)} top-1: {now}")
-    return "\n".join(lines)
+    text = f"""{model_path} on the test images of {data}
+top-1     {percent(accuracy.top1)}
+top-5     {percent(accuracy.top5)}
+loss      {accuracy.loss:.4f}"""
+    if recorded_top1 is None:
+        return text
+    difference = accuracy.top1 - recorded_top1
+    now = "the same" if difference == 0 else f"{100 * difference:+.2f} points now"
+    return f"{text}\nrecorded  {percent(recorded_top1)} top-1: {now}"

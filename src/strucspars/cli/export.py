@@ -26,13 +26,7 @@ def complete_format(incomplete: str) -> list[str]:
 
 
 def export(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT",
-            help="The folder of a finished run; or with --model a .safetensors, .pt or .pth file.",
-        ),
-    ],
+    target: console.RunOrCheckpoint,
     format: Annotated[
         str,
         typer.Option(
@@ -43,12 +37,7 @@ def export(
     classes: console.Classes = None,
     image_shape: console.ImageShapeOption = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file to write.",
-            show_default="RUN/model.onnx or MODEL.onnx, .xml, .pt2",
-            callback=console.from_home,
-        ),
+        Path | None, console.path_option("The file to write.", "RUN/model.onnx or MODEL.onnx, .xml, .pt2")
     ] = None,
     widen_groups_below: console.WidenGroupsBelow = None,
     force: console.Force = False,
@@ -86,11 +75,10 @@ def export_network(
     stem = Path(file_stem(found.name)) if found.folder is None else found.folder.path / "model"
     out = out or stem.with_name(stem.name + exporter.suffix)
     console.check_can_be_written(out, force=force)
-    example = random_image(found.image_shape)
     return write_export(
         found.network(),
         out,
-        example_inputs=example,
+        example_inputs=random_image(found.image_shape),
         format=format,
         widen_groups_below=widen_groups_below,
         preprocessing=found.preprocessing,

@@ -57,7 +57,7 @@ for name, command, epilogue in (
 
 
 class _Lines(logging.Handler):
-    """Writes to the standard error of the moment: rich replaces it to show lines above its progress bar."""
+    """Writes to the present standard error: rich replaces it to show lines above its progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if is_first_process():

@@ -1,20 +1,16 @@
 """The networks that the commands work on: in a run folder, in a file, or by name."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from strucspars.cli.console import ImageShape
 from strucspars.core.plan import Preprocessing
 from strucspars.data.catalogue import digits
-from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load, read_plan
-from strucspars.io.files import check_readable
+from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load, opened, read_plan
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, check_takes_images, names_a_function
 from strucspars.models.preprocessing import preprocessing_of
 from strucspars.models.weights import CHECKPOINT_SUFFIXES, load_weights_
@@ -33,13 +29,7 @@ FEW_CLASSES = 3
 class Target:
     """A network that a command works on; it is built when it is needed.
 
-    Attributes:
-        name: of the network, as in `build_model`.
-        image_shape: channels, height and width of its images.
-        num_classes: None to read it off the file.
-        weights: a file or a name of torchvision's weights; None for random weights.
-        folder, recipe: of the run; None if it is not in a run folder.
-        preprocessing: of its images, as its file or its library says; None where neither does.
+    Without `num_classes`, that is read off the file; without `weights`, they are random.
     """
 
     name: str
@@ -69,17 +59,17 @@ class Target:
 def find_target(
     target: str, *, model: str | None, classes: int | None = None, image_shape: ImageShape | None = None
 ) -> Target:
-    """The network in a run folder; with `model`, of a checkpoint or torchvision's weights; or by name, without weights.
-
-    A run folder needs `model` only if its network is a function.
-    """
+    """The network in a run folder; of a checkpoint or torchvision's weights, with `model`; or by name alone."""
     path = Path(target).expanduser()
     if path.is_dir():
         refuse_ignored(f"the run in {target} has its own", {"--classes": classes})
         folder, recipe = run_with_network(path, named=model)
+        if image_shape is None and (folder.is_one_shot or names_a_function(recipe.data.name)):
+            key = ONE_SHOT if folder.is_one_shot else DATA_OF_FUNCTION
+            image_shape = tuple(folder.remembered(key)["image_shape"])
         return Target(
             name=recipe.model.name,
-            image_shape=image_shape or _saved_image_shape(folder, recipe),
+            image_shape=image_shape or data_image_shape(recipe.data),
             num_classes=None,
             weights=str(folder.model_path),
             folder=folder,
@@ -101,11 +91,13 @@ def find_target(
         refuse_ignored(f"the number of classes is read from {target}", {"--classes": classes})
     name = model or target
     weights = None if model is None else str(path)
-    stored = _stored_preprocessing(path)
+    stored, shape = _stored_preprocessing(path), image_shape or usual_image_shape(name)
+    if stored is not None and image_shape is None:
+        shape = len(stored.mean), stored.size, stored.size
     is_of_library = not names_a_function(name) and not name.startswith(tuple(OWN_NETWORKS))
     return Target(
         name=name,
-        image_shape=image_shape or (usual_image_shape(name) if stored is None else _shape_of(stored)),
+        image_shape=shape,
         num_classes=None if has_classes else classes or usual_classes(name),
         weights=weights,
         preprocessing=preprocessing_of(name, weights) if weights is not None and is_of_library else stored,
@@ -115,7 +107,7 @@ def find_target(
 def run_with_network(path: Path, *, named: str | None) -> tuple[RunFolder, Recipe]:
     """The folder of a finished run or of one-shot compression, with its recipe.
 
-    The code of a network that is a function is run only if the user has named the function too.
+    A network that is a function is used only if the user has named the function too.
     """
     folder = RunFolder(path)
     if not folder.is_one_shot:
@@ -174,21 +166,9 @@ def data_image_shape(data: DataRecipe) -> ImageShape:
     return CIFAR_SHAPE if data.name.startswith("cifar") else (3, data.image_size, data.image_size)
 
 
-def _saved_image_shape(folder: RunFolder, recipe: Recipe) -> ImageShape:
-    if not folder.is_one_shot and not names_a_function(recipe.data.name):
-        return data_image_shape(recipe.data)
-    key = ONE_SHOT if folder.is_one_shot else DATA_OF_FUNCTION
-    channels, height, width = folder.remembered(key)["image_shape"]
-    return channels, height, width
-
-
 def _stored_preprocessing(path: Path) -> Preprocessing | None:
     plan = read_plan(path)
     return None if plan is None else plan.preprocessing
-
-
-def _shape_of(preprocessing: Preprocessing) -> ImageShape:
-    return len(preprocessing.mean), preprocessing.size, preprocessing.size
 
 
 def file_stem(model: str) -> str:
@@ -204,10 +184,10 @@ def refuse_ignored(reason: str, options: Mapping[str, object]) -> None:
 
 
 def read_weights(model: nn.Module, weights: str, name: str) -> nn.Module:
-    """Load weights into a dense model, which becomes the grouped or slimmed network of the file, if it is one."""
+    """Load weights into a dense model; it becomes grouped or slimmed if the file is."""
     path = Path(weights)
     if path.suffix == SAFETENSORS:
-        with _opened(path) as file:
+        with opened(path) as file:
             metadata = file.metadata() or {}
         if PLAN_KEY in metadata:
             return load(path, model)
@@ -217,24 +197,12 @@ def read_weights(model: nn.Module, weights: str, name: str) -> nn.Module:
     return model
 
 
-@contextmanager
-def _opened(path: Path, remedy: str = "restore it from a copy") -> Iterator[Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
-    check_readable(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
-
-
 def _classes_of_file(path: Path, name: str, folder: RunFolder | None) -> int:
     axes = _class_axes(name)
     remedy = "restore it from a copy"
     if folder is not None and not folder.is_one_shot:
         remedy += ", or delete it and summary.json and run again: the last checkpoint has both"
-    with _opened(path, remedy) as file:
+    with opened(path, remedy) as file:
         stored = set(file.keys())
         shapes = {key: file.get_slice(key).get_shape() for key, _ in axes if key in stored}
     if not axes:
@@ -250,10 +218,7 @@ def _classes_of_file(path: Path, name: str, folder: RunFolder | None) -> int:
 
 
 def _class_axes(name: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """Axes of tensors that grow with the number of classes: their length for `FEW_CLASSES`, and their growth per class.
-
-    Empty for a network that is the same for any number of classes.
-    """
+    """Axes of tensors that grow with the number of classes: length for `FEW_CLASSES`, and growth per class."""
     few, more = (build_model(name, num_classes=FEW_CLASSES + added).state_dict() for added in (0, 1))
     axes = {
         (key, axis): (length, longer - length)

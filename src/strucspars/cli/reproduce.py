@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strucspars.cli import console
-from strucspars.cli.run import (
-    FINISHED,
-    Outcomes,
-    failed_runs,
-    finished_runs,
-    raise_failures,
-    run_all,
-    run_name,
-    run_state,
-    seeded_recipes,
-)
+from strucspars.cli import console, run
 
 if TYPE_CHECKING:
     from strucspars.paper.experiments import Experiment
@@ -37,13 +26,7 @@ OWN_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRow:
-    """A row of a table, as runs.
-
-    Attributes:
-        name: of its recipe.
-        recipes: by run folder, one per seed.
-        sources: runs whose first stage these reuse, by run folder.
-    """
+    """A row of a table, as runs by folder, one per seed; `sources` are runs whose first stage these reuse."""
 
     name: str
     recipes: Mapping[Path, Recipe]
@@ -62,7 +45,7 @@ def planned_rows(
             raise ValueError(f"{override!r}: every row has its own {key}; leave it out, {OWN_KEYS[key]}")
 
     def recipes(name: str) -> dict[Path, Recipe]:
-        return {out / run_name(recipe): recipe for recipe in seeded_recipes(name, overrides, seeds)}
+        return {out / run.run_name(recipe): recipe for recipe in run.seeded_recipes(name, overrides, seeds)}
 
     planned = []
     for name in selected_rows(table, patterns):
@@ -79,18 +62,18 @@ def planned_rows(
 
 def reproduce_rows(
     table: str, planned: Sequence[PlannedRow], *, jobs: int, output: console.Output, as_markdown: bool
-) -> Outcomes:
+) -> run.Outcomes:
     """Run what is not finished, sources first, and print the table; returns the outcomes."""
     from strucspars.paper.experiments import FinishedRun, experiments_of
 
     recipes = {path: recipe for row in planned for path, recipe in row.sources.items()}
     recipes |= {path: recipe for row in planned for path, recipe in row.recipes.items()}
-    outcomes = run_all(recipes, jobs=jobs, output=output)
-    finished = finished_runs(outcomes)
+    outcomes = run.run_all(recipes, jobs=jobs, output=output)
+    finished = run.finished_runs(outcomes)
     ordered = dict.fromkeys([*(path for row in planned for path in row.recipes), *recipes])
     runs = [FinishedRun(path, recipes[path], finished[path]) for path in ordered if path in finished]
     wanted = {row.name for row in planned}
-    output.outcome(*table_outcome(table, wanted, experiments_of(runs), failed_runs(outcomes), {}, as_markdown))
+    output.outcome(*table_outcome(table, wanted, experiments_of(runs), run.failed_runs(outcomes), {}, as_markdown))
     return outcomes
 
 
@@ -117,13 +100,9 @@ def table_outcome(
     not_counted: Mapping[Path, str],
     as_markdown: bool,
 ) -> tuple[str, dict[str, Any]]:
-    """A table as a text and as a document.
-
-    Its rows are the `wanted` recipes; other experiments are only compared with. Run folders that are not finished, or
-    repeat another one, are named with the reason.
-    """
-    from strucspars.paper.comparison import comparison_document
-    from strucspars.report.comparison_tables import TERMINAL_WIDTH, comparison_table
+    """A table of the `wanted` recipes, as a text and as a document; other experiments are only compared with."""
+    from strucspars.paper.experiments import comparison_document
+    from strucspars.report.tables import TERMINAL_WIDTH, comparison_table
 
     rows = [each for each in experiments if each.recipe.name in wanted]
     compared = comparison_table(table, rows, experiments)
@@ -147,17 +126,12 @@ def list_rows(planned: Sequence[PlannedRow]) -> tuple[str, dict[str, Any]]:
     from strucspars.cost.text_table import Column, text_table
     from strucspars.train.run_folder import RunFolder
 
-    states = [(row.name, path, run_state(RunFolder(path))) for row in planned for path in row.recipes]
-    text = text_table(
-        [
-            Column("row", [name for name, _, _ in states], is_text=True),
-            Column("state", [state for _, _, state in states], is_text=True),
-            Column("folder", [str(path) for _, path, _ in states], is_text=True),
-        ]
-    )
+    states = [(row.name, run.run_state(RunFolder(path)), str(path)) for row in planned for path in row.recipes]
+    columns = zip(("row", "state", "folder"), zip(*states, strict=True), strict=True)
+    text = text_table([Column(title, cells, is_text=True) for title, cells in columns])
     rows = [
-        {"row": name, "folder": str(path), "state": state, "is_finished": state == FINISHED}
-        for name, path, state in states
+        {"row": name, "folder": path, "state": state, "is_finished": state == run.FINISHED}
+        for name, state, path in states
     ]
     return text, {"rows": rows}
 
@@ -212,10 +186,9 @@ def reproduce(
     if collect:
         output.outcome(*collect_rows(table.value, patterns or ["*"], out, as_markdown=markdown))
         return
-    planned = planned_rows(
-        table.value, patterns=patterns, seeds=console.parse_seeds(seeds) or [0], overrides=overrides or [], out=out
-    )
+    wanted = console.parse_seeds(seeds) or [0]
+    planned = planned_rows(table.value, patterns=patterns, seeds=wanted, overrides=overrides or [], out=out)
     if only_list:
         output.outcome(*list_rows(planned))
         return
-    raise_failures(reproduce_rows(table.value, planned, jobs=jobs, output=output, as_markdown=markdown))
+    run.raise_failures(reproduce_rows(table.value, planned, jobs=jobs, output=output, as_markdown=markdown))

@@ -72,10 +72,9 @@ def run(
     overrides: console.Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="The run folder; for several seeds, the folder to put theirs in.",
-            show_default="runs/NAME, with -seedS for a seed that is not 0",
-            callback=console.from_home,
+        console.path_option(
+            "The run folder; for several seeds, the folder to put theirs in.",
+            "runs/NAME, with -seedS for a seed that is not 0",
         ),
     ] = None,
     seeds: console.Seeds = None,
@@ -102,7 +101,7 @@ def run(
     from strucspars.cli.networks import find_target
     from strucspars.export.checked import find_exporter
     from strucspars.paper.experiments import FinishedRun
-    from strucspars.report.comparison_tables import beside_the_paper
+    from strucspars.report.tables import beside_the_paper
     from strucspars.train.outcome import outcome_text, outcomes_text
     from strucspars.train.run_folder import RunFolder
 
@@ -131,8 +130,7 @@ def run(
                 texts.append(str(report))
                 exported.append(export_document(report))
     except Exception as error:
-        # Print the outcome of the training before the error of the export.
-        failure = error
+        failure = error  # the outcome of the training is printed before it
     document = {
         "runs": [{"folder": str(path), "summary": summary.to_json()} for path, summary in finished.items()],
         "failed": [{"folder": str(path), "error": reason} for path, reason in failed_runs(outcomes).items()],
@@ -186,19 +184,24 @@ def seeded_recipes(source: str, overrides: Sequence[str], seeds: Sequence[int] |
 def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output) -> Outcomes:
     """Run or resume recipes in their folders; returns the summary or the error of each.
 
-    A failed run stops only those that build on it. `Interrupted` is raised if a signal arrived before all were done.
+    A failed run stops only those that build on it. A signal raises `Interrupted`.
     """
     from strucspars.train.run import RunInterrupted
-    from strucspars.train.side_by_side import run_side_by_side
+    from strucspars.train.run_folder import RunFolder
+    from strucspars.train.side_by_side import run_side_by_side, wanted_workers
     from strucspars.train.solver_pool import solver_pool
 
     if jobs > 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"--jobs {jobs} is for one process; under torchrun, runs are started one after the other")
     for path in recipes:
-        _say_where(path, output)
+        folder, state = RunFolder(path), run_state(RunFolder(path))
+        words = {FINISHED: f"{path} is finished already", NOT_BEGUN: f"starting in {path}"}
+        # The run itself refuses other folders.
+        if not folder.is_one_shot and (state != FINISHED or folder.model_path.is_file()):
+            output.remark(words.get(state, f"resuming in {path}: {state}"))
     with (
         StopRequest() as stop,
-        solver_pool(max(map(_solver_workers, recipes.values()))) as executor,
+        solver_pool(max(wanted_workers(recipe.engine) for recipe in recipes.values())) as executor,
         console.RunProgress(output.console, quiet=output.is_quiet) as progress,
     ):
 
@@ -223,27 +226,6 @@ def run_all(recipes: Mapping[Path, Recipe], *, jobs: int, output: console.Output
     return outcomes
 
 
-def _say_where(path: Path, output: console.Output) -> None:
-    from strucspars.train.run_folder import RunFolder
-
-    folder = RunFolder(path)
-    state = run_state(folder)
-    if folder.is_one_shot or (state == FINISHED and not folder.model_path.is_file()):
-        return  # the run refuses the folder
-    words = {FINISHED: f"{path} is finished already", NOT_BEGUN: f"starting in {path}"}
-    output.remark(words.get(state, f"resuming in {path}: {state}"))
-
-
-def _solver_workers(recipe: Recipe) -> int:
-    import torch
-
-    from strucspars.train.solver_pool import default_workers
-
-    if recipe.engine.solver_workers is not None:
-        return recipe.engine.solver_workers
-    return default_workers(on_gpu=recipe.engine.device != "cpu" and torch.cuda.is_available())
-
-
 def finished_runs(outcomes: Outcomes) -> dict[Path, RunSummary]:
     """The summaries of the finished runs."""
     return {path: outcome for path, outcome in outcomes.items() if not isinstance(outcome, Exception)}
@@ -255,10 +237,7 @@ def failed_runs(outcomes: Outcomes) -> dict[Path, str]:
 
 
 def raise_failures(outcomes: Outcomes, *, of_export: Exception | None = None) -> None:
-    """Raise the error of the runs if all failed for one reason, else one that names every failed run with its reason.
-
-    `of_export` is the error that stopped the exports of the finished runs.
-    """
+    """Raise the error of the runs if all failed for one reason, else one that names every failed run and why."""
     from strucspars.train.side_by_side import BaseRunFailed
 
     errors = [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]

@@ -56,7 +56,7 @@ def describe(
     from strucspars.cli.networks import check_is_run_folder, find_target, finished_summary, refuse_ignored
     from strucspars.cli.run import FINISHED, run_state
     from strucspars.paper.experiments import FinishedRun
-    from strucspars.report.comparison_tables import beside_the_paper
+    from strucspars.report.tables import beside_the_paper
     from strucspars.train.outcome import outcome_text
     from strucspars.train.run_folder import ONE_SHOT, RunFolder
 
@@ -103,34 +103,29 @@ def _describe_network(network: nn.Module, shape: console.ImageShape, rules: Laye
     if not layers.gathers:
         return str(layers), document
     report = fold_report(fold(network, image))
-    document["after_fold"] = {
-        "gathers": len(report.gathers),
-        "gathered_bytes": report.gathered_bytes,
-        "untraced_reason": report.untraced_reason,
-    }
-    noun = "gather" if len(report.gathers) == 1 else "gathers"
-    line = f"after fold: {len(report.gathers):,} {noun}, {report.gathered_bytes:,} bytes"
-    if report.untraced_reason:
-        line += f"; the network could not be traced: {report.untraced_reason.splitlines()[0].strip()}"
+    count, nbytes, reason = len(report.gathers), report.gathered_bytes, report.untraced_reason
+    document["after_fold"] = {"gathers": count, "gathered_bytes": nbytes, "untraced_reason": reason}
+    line = f"after fold: {count:,} gather{'' if count == 1 else 's'}, {nbytes:,} bytes"
+    if reason:
+        line += f"; the network could not be traced: {reason.splitlines()[0].strip()}"
     return f"{layers}\n{line}", document
 
 
 def _describe_progress(folder: RunFolder, state: str) -> Described:
     """An unfinished run, with the last epoch of every stage so far."""
     from strucspars.cost.text_table import Column, duration, percent, text_table
-    from strucspars.train.outcome import read_metrics
+    from strucspars.train.outcome import read_metrics, stage_seconds
 
     rows = read_metrics(folder)
     text = f"{folder.path}: {state}; strucspars run with its recipe resumes it"
     if rows:
         last = {row["stage"]: row for row in rows}
-        seconds = {stage: sum(row["seconds"] for row in rows if row["stage"] == stage) for stage in last}
         columns = [
             Column("stage", list(last), is_text=True),
             Column("epoch", [str(row["epoch"]) if row["epoch"] else "" for row in last.values()]),
             Column("accuracy", [percent(row["test_top1"]) for row in last.values()]),
             Column("removed", [percent(row.get("removed_fraction")) for row in last.values()]),
-            Column("time", [duration(seconds[stage]) for stage in last]),
+            Column("time", [duration(seconds) for seconds in stage_seconds(rows).values()]),
         ]
         text += f"\n\n{text_table(columns)}"
     return text, {"folder": str(folder.path), "state": state, "summary": None, "metrics": rows}
@@ -139,12 +134,7 @@ def _describe_progress(folder: RunFolder, state: str) -> Described:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or not.")],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder to write.",
-            show_default="RUN/report for one run, report for several",
-            callback=console.from_home,
-        ),
+        Path | None, console.path_option("The folder to write.", "RUN/report for one run, report for several")
     ] = None,
     as_json: console.Json = False,
     debug: console.Debug = False,
@@ -161,12 +151,7 @@ def report(
     read = [read_run(folder) for folder in folders]
     default = folders[0] / "report" if len(folders) == 1 else Path("report")
     written = write_report(read, out or default)
-    document = {
-        "page": str(written.page),
-        "files": [str(file) for file in written.files],
-        "runs": [
-            {"folder": str(run.path), "page": str(page), "state": run.state}
-            for run, page in zip(read, written.run_pages, strict=True)
-        ],
-    }
+    pages = zip(read, written.run_pages, strict=True)
+    described = [{"folder": str(run.path), "page": str(page), "state": run.state} for run, page in pages]
+    document = {"page": str(written.page), "files": list(map(str, written.files)), "runs": described}
     console.Output(as_json=as_json).outcome(str(written.page), document)

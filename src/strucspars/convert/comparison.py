@@ -24,14 +24,7 @@ Place = tuple[object, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How outputs compare with the expected ones.
-
-    Attributes:
-        relative_error: largest difference of any output, divided by the largest entry of its tensor; infinite where
-            the number, type or shape of the outputs differs.
-        tolerance: the largest that applies to any of them.
-        complaint: the first output that differs, and how; empty if all agree.
-    """
+    """How outputs compare with the expected ones; the complaint says which differs first, and is empty if all agree."""
 
     relative_error: float
     tolerance: float
@@ -39,13 +32,9 @@ class Comparison:
 
 
 def compare_outputs(outputs: object, expected: object, *, whole_numbers: bool = True) -> Comparison:
-    """Compare outputs, tensor by tensor, with the expected ones.
+    """Compare outputs, tensor by tensor, with the expected ones: tensors, plain values, or containers of them.
 
-    Args:
-        outputs: a tensor, or lists, tuples, dictionaries, dataclasses and pytrees of tensors and plain values.
-        expected: likewise.
-        whole_numbers: whether tensors of whole numbers have to be equal. They are often positions of largest values,
-            which rounding can move.
+    Without `whole_numbers`, tensors of these need not be equal: they are often positions of largest values.
     """
     try:
         found, wanted = dict(_leaves(outputs)), dict(_leaves(expected))
@@ -76,11 +65,9 @@ def tolerance(expected: torch.Tensor) -> float:
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference over the largest finite entry expected; infinite where shapes or non-finite entries differ.
-
-    NaN and infinities must be in the same places. Whole numbers must be equal.
-    """
-    if output.shape != expected.shape or _kind(output) != _kind(expected):
+    """Largest difference over the largest finite entry expected; infinite where shapes or non-finite entries differ."""
+    kinds = {(tensor.is_floating_point(), tensor.is_complex()) for tensor in (output, expected)}
+    if output.shape != expected.shape or len(kinds) > 1:
         return math.inf
     # On the CPU: some devices have no double precision.
     output, expected = output.detach().cpu(), expected.detach().cpu()
@@ -98,7 +85,7 @@ def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 class _NotComparableError(Exception):
-    """An output holds an object of unknown parts."""
+    """An output holds an object that cannot be compared."""
 
 
 def _compare_leaves(found: object, wanted: object, whole_numbers: bool) -> tuple[float, str]:
@@ -116,12 +103,8 @@ def _compare_leaves(found: object, wanted: object, whole_numbers: bool) -> tuple
     return error, "" if error <= allowed else complaint
 
 
-def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex()
-
-
 def _has_fractions(tensor: torch.Tensor) -> bool:
-    return any(_kind(tensor))
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _largest(values: torch.Tensor) -> float:
@@ -160,7 +143,7 @@ def random_like(tensor: torch.Tensor, shape: tuple[int, ...], generator: torch.G
     if tensor.is_floating_point():
         values = tensor.double()
         mean, spread = values.mean().item(), values.std(correction=0).item()
-        # A constant example such as zeros tells nothing about later inputs.
+        # The scale of later inputs cannot be read from a constant example such as zeros.
         mean, spread = (mean, spread) if spread > 0 else (0.0, 1.0)
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
         return (drawn * spread + mean).to(tensor.dtype)

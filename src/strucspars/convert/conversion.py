@@ -55,8 +55,6 @@ def convert_(
     weights of the processes would diverge. If the wrapper itself is given, a warning says so.
 
     Args:
-        model: any module; no graph is traced.
-        plan: what to group.
         optimizer: its momenta are converted with the weights. Give it in the call that groups the layers, or make a new
             one.
         example_inputs: a tensor, or a tuple of positional arguments. The network is run on them, and on random ones
@@ -101,12 +99,7 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     The function is that of the converted model, and `convert_` turns the one into the other. On GPUs finetuning this
     form is faster. Training is the same up to rounding, unless the optimizer averages over whole tensors: Adafactor
     counts the zeros. The model's keys do not change: the masks are not in its `state_dict`, so mask again after
-    `to_empty`.
-
-    Args:
-        model: any module.
-        plan: what to prune.
-        optimizer: the one that trains the masked model; it forgets the momenta of pruned weights.
+    `to_empty`. The optimizer, if given, forgets the momenta of pruned weights.
 
     >>> import numpy as np
     >>> import strucspars as ss
@@ -150,7 +143,8 @@ def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module
     modules = modules_by_name(model)
     for name in plan.layers:
         if name in modules and not isinstance(modules[name], LAYERS_WITH_CHANNELS):
-            raise _refusal(name, f"{type(modules[name]).__name__} is no convolution or linear layer")
+            kind = type(modules[name]).__name__
+            raise ValueError(f"layer {name!r}: {kind} is no convolution or linear layer; remove it from the plan")
     layers = {name: module for name, module in modules.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
     plan.check_matches({name: dense_shape(layers[name], name) if name in plan.layers else () for name in layers})
     return {name: layers[name] for name in plan.layers}
@@ -170,7 +164,7 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> Changes:
                 )
         elif layer.group_level > 1:
             if reason := reason_not_to_group(name, module, uses):
-                raise _refusal(name, reason)
+                raise ValueError(f"layer {name!r}: {reason}; remove it from the plan")
             if module.get_parameter("weight").is_meta:
                 raise ValueError(
                     f"layer {name!r} is on the meta device, where channel orders and masks have no values; call "
@@ -178,10 +172,6 @@ def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> Changes:
                 )
             changes[name] = module, layer
     return changes
-
-
-def _refusal(name: str, reason: str) -> ValueError:
-    return ValueError(f"layer {name!r}: {reason}; remove it from the plan")
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
@@ -214,8 +204,7 @@ def _change_optimizer_state_(
 ) -> None:
     """Apply a change to everything an optimizer remembers in the shape of a layer's weight. Counters stay.
 
-    What has another shape (factored moments, lists of preconditioners) cannot follow: the weight then starts without a
-    memory.
+    Where something has another shape, such as factored moments, the weight starts without a memory.
     """
     parameter = module.get_parameter("weight")
     state = optimizer.state.get(parameter, {})
@@ -236,10 +225,7 @@ def _change_optimizer_state_(
 
 
 def _check_by_running(model: nn.Module, changes: Changes, example_inputs: ExampleInputs) -> None:
-    """Compare the grouped network with the masked one, and raise a `ValueError` that names the first layer at fault.
-
-    The network itself runs, since hooks and helper functions may hold its layers; everything is restored afterwards.
-    """
+    """Run the grouped and the masked network; raise a `ValueError` that names the first layer at fault."""
     arguments = arguments_of(model, example_inputs)
     with undisturbed(model), uncompiled(model), _restored(changes):
         for module, layer in changes.values():
@@ -288,7 +274,7 @@ def _outputs(model: nn.Module, arguments: tuple[Any, ...]) -> object:
 
 @contextmanager
 def _restored(changes: Changes) -> Iterator[None]:
-    """Give the layers their types, weights and attributes back afterwards."""
+    """Restore types, weights and attributes of the layers afterwards."""
     before = []
     for module, _ in changes.values():
         weight = module.get_parameter("weight")
@@ -307,7 +293,7 @@ def _restored(changes: Changes) -> Iterator[None]:
 
 
 def model_plan(model: nn.Module) -> GroupingPlan:
-    """Read the grouping off a converted model: the plan that makes it from the dense one. Empty for a dense model.
+    """Read the grouping from a converted model: the plan that makes it from the dense one. Empty for a dense model.
 
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))

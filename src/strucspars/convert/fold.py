@@ -1,21 +1,35 @@
-"""`fold`: an inference graph of exactly the same function, with as few channel shuffles as possible."""
+"""`fold`: an inference graph of exactly the same function, with as few channel shuffles as possible.
+
+Batch norms go into the layers before them, narrow groups can become wider ones with zeros between them, and
+`convert.reordering` moves the shuffles into the weights.
+"""
 
 import copy
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from strucspars.channels.tracing import FoldedGraph, graph_of_one_call, traced
+from strucspars.channels.rules import BATCH_NORMS
+from strucspars.channels.tracing import (
+    FoldedGraph,
+    asks_for_shape,
+    free_name,
+    graph_of_one_call,
+    has_plain_forward,
+    source_shape,
+    tensor_shape,
+    traced,
+)
 from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.convert.conversion import plan_of, unmask_
-from strucspars.convert.fold_norms import fold_batch_norms_, other_norms_as_modules_
-from strucspars.convert.merged_groups import widen_groups_
-from strucspars.convert.reordering import absorb_shuffles_
-from strucspars.convert.shared_calls import merge_calls_
+from strucspars.convert.reordering import absorb_shuffles_, merge_calls_
 from strucspars.core.checks import checked_at_least
-from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, undisturbed
+from strucspars.cost.counting import BeforeAfter, ExampleInputs, arguments_of, fresh_arguments, undisturbed
 from strucspars.cost.gathers import (
     FOLDED_PLAN_KEY,
     REPORT_KEY,
@@ -25,7 +39,18 @@ from strucspars.cost.gathers import (
     is_folded,
     shuffles_in_pass,
 )
-from strucspars.nn.batch_norms import is_batch_norm
+from strucspars.nn.batch_norms import is_batch_norm, modules_after_norm
+from strucspars.nn.groupable import is_plain
+from strucspars.nn.layers import (
+    DENSE_AND_GROUPED_TYPES,
+    channel_orders,
+    channels,
+    flush_denormals_,
+    forms_of,
+    groups_of_weight,
+    is_grouped,
+    like_memory_format,
+)
 from strucspars.nn.names import copied, unwrap_children_, unwrapped
 
 logger = logging.getLogger(__name__)
@@ -56,10 +81,6 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
             their speed on narrow groups, as ONNX Runtime does below 16 channels. Depthwise convolutions of the network
             itself stay.
 
-    Raises:
-        ValueError: `widen_groups_below` is no whole number from 1 on, or is given for a folded graph; or the network
-            cannot be called with the inputs by position.
-
     >>> import torch
     >>> import strucspars as ss
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 5, 1))
@@ -76,10 +97,7 @@ def fold(model: nn.Module, example_inputs: ExampleInputs, *, widen_groups_below:
     arguments = arguments_of(model, example_inputs)
     if is_folded(model):
         if min_width > 1:
-            raise ValueError(
-                f"widen_groups_below={min_width} comes too late for a graph that is folded already; fold the network "
-                "itself"
-            )
+            raise ValueError(f"widen_groups_below={min_width} comes too late for a folded graph; fold the network")
         return copy.deepcopy(model)
     called = _inference_copy(model)
     with undisturbed(called):
@@ -105,16 +123,13 @@ def _wrong(outputs: object, expected: object, *, whole_numbers: bool = False) ->
 
 
 def _wrong_in_another_call(folded: fx.GraphModule, called: nn.Module, arguments: tuple[Any, ...]) -> str:
-    """How graph and network differ in their next call: the graph has no memory, the network may have."""
+    """How graph and network differ in their next call: the network may have a memory."""
     wrong = _wrong(folded(*fresh_arguments(arguments)), called(*fresh_arguments(arguments)))
     return f"{wrong}, once both were called before: does the network keep something from call to call?" if wrong else ""
 
 
 def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> str:
-    """How graph and network differ on random inputs; zeros in the example, or rounding, can hide a difference.
-
-    In double precision, else in the network's own. Empty if they agree, or if the network rejects random inputs.
-    """
+    """How graph and network differ on random inputs, in double precision, else in their own; empty if not."""
     for in_double in (True, False):
         called, folded_model = _inference_copy(model), _inference_copy(model)
         if in_double:
@@ -175,10 +190,133 @@ def _unfolded(model: nn.Module, arguments: tuple[Any, ...], reason: str) -> tupl
     gathers = shuffles_in_pass(copied(inference), fresh_arguments(arguments))
     graph_module = graph_of_one_call(inference, len(arguments))
     graph_module.eval()
-    return graph_module, FoldReport(
-        gathers=gathers, num_kept_batch_norms=_num_batch_norms(inference), untraced_reason=reason
-    )
+    norms = _num_batch_norms(inference)
+    return graph_module, FoldReport(gathers=gathers, num_kept_batch_norms=norms, untraced_reason=reason)
 
 
 def _num_batch_norms(model: nn.Module) -> int:
     return sum(map(is_batch_norm, model.modules()))
+
+
+def fold_into_layer_(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
+    """Let a convolution or linear layer compute the batch norm after it too, in place. Denormals become zero."""
+    weight, bias = layer.get_parameter("weight"), layer._parameters["bias"]
+
+    def doubled(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.detach().double()
+
+    mean, variance = cast(torch.Tensor, norm.running_mean), cast(torch.Tensor, norm.running_var)
+    scale, shift = doubled(norm.weight), doubled(norm.bias)
+    # The same for a linear layer, whose weight has no kernel axes.
+    fused, fused_bias = fuse_conv_bn_weights(
+        weight.detach().double(), doubled(bias), mean.double(), variance.double(), norm.eps, scale, shift
+    )
+    weight.data = like_memory_format(fused.detach().to(weight.dtype), weight.data)
+    layer.bias = nn.Parameter(fused_bias.detach().to(weight.dtype))
+    flush_denormals_(weight.data)
+    flush_denormals_(layer.bias.data)
+
+
+def fold_batch_norms_(graph_module: fx.GraphModule) -> None:
+    """Fold every batch norm that directly follows a layer with no other readers, in place."""
+    for node in list(graph_module.graph.nodes):
+        source = node.args[0] if node.op == "call_module" and node.args else None
+        if not isinstance(source, fx.Node) or source.op != "call_module":
+            continue
+        if any(user is not node and not asks_for_shape(user) for user in source.users):
+            continue
+        norm, layer = graph_module.get_submodule(node.target), graph_module.get_submodule(str(source.target))
+        # Without running statistics a norm normalises by the batch, in eval mode too.
+        is_fixed = type(norm) in BATCH_NORMS and norm.running_mean is not None
+        # Batch norm looks at axis 1, a linear layer puts its outputs on the last.
+        on_axis_1 = not isinstance(layer, nn.Linear) or len(tensor_shape(source) or ()) == 2
+        are_plain = has_plain_forward(norm) and has_plain_forward(layer)
+        if is_fixed and on_axis_1 and are_plain and type(layer) in DENSE_AND_GROUPED_TYPES:
+            fold_into_layer_(layer, cast(nn.BatchNorm2d, norm))
+            node.replace_all_uses_with(source)
+            graph_module.graph.erase_node(node)
+
+
+def other_norms_as_modules_(graph_module: fx.GraphModule) -> None:
+    """Let modules of PyTorch compute the batch norms of other libraries and what follows them there, in place."""
+    for node in list(graph_module.graph.nodes):
+        norm = graph_module.get_submodule(node.target) if node.op == "call_module" else nn.Identity()
+        after = modules_after_norm(norm)
+        # Some also take an image without a batch axis, and add one.
+        if after is None or not has_plain_forward(norm) or len(source_shape(node)) != 4 or norm.running_mean is None:
+            continue
+        last, mean = node.args[0], cast(torch.Tensor, norm.running_mean)
+        eps = cast(nn.BatchNorm2d, norm).eps
+        plain = nn.BatchNorm2d(len(mean), eps=eps, device=mean.device, dtype=mean.dtype).eval()
+        for name in ("running_mean", "running_var", "weight", "bias"):
+            tensor = getattr(norm, name)
+            # Without scales to copy, the plain norm starts with ones and zeros.
+            if tensor is not None:
+                getattr(plain, name).data = tensor.detach().clone()
+        with graph_module.graph.inserting_before(node):
+            for name, module in {"norm": plain, **after}.items():
+                free = free_name(graph_module, f"{node.target}_{name}")
+                graph_module.add_submodule(free, module)
+                last = graph_module.graph.call_module(free, (last,))
+                last.meta = dict(node.meta)
+        node.replace_all_uses_with(last)
+        graph_module.graph.erase_node(node)
+
+
+def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:
+    """The largest divisor of the number of groups that makes them wide enough; one if none does."""
+    fitting = (groups for groups in range(num_groups, 1, -1) if num_groups % groups == 0)
+    return next((groups for groups in fitting if narrower_side // groups >= widen_groups_below), 1)
+
+
+def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> torch.Tensor:
+    """The weight `(C_out, C_in / G', *kernel)` of fewer groups G' in place of `(C_out, C_in / G, *kernel)`."""
+    together = num_groups // merged_groups
+    out_width, in_width, *kernel = weight.shape[0] // num_groups, *weight.shape[1:]
+    blocks = weight.reshape(merged_groups, together, out_width, in_width, *kernel)
+    merged = weight.new_zeros(merged_groups, together, out_width, together, in_width, *kernel)
+    for place in range(together):
+        merged[:, place, :, place] = blocks[:, place]
+    return like_memory_format(merged.reshape(weight.shape[0], together * in_width, *kernel), weight)
+
+
+def merge_groups_(layer: nn.Module, merged_groups: int) -> None:
+    """Let a layer run with fewer groups, in place. A shuffled layer that is left with one group becomes dense."""
+    weight, groups = layer.get_parameter("weight").data, groups_of_weight(layer)
+    if is_grouped(layer):
+        orders = channel_orders(layer)
+        merged = merged_weight(weight[torch.argsort(orders["out_inverse"])], groups, merged_groups)
+        merged = merged[orders["out_inverse"]]
+        if merged_groups == 1:
+            merged = merged[:, torch.argsort(orders["in_perm"])]
+    else:
+        merged = merged_weight(weight, groups, merged_groups)
+    # A new parameter: another layer may hold the old one.
+    layer.weight = nn.Parameter(like_memory_format(merged, weight), requires_grad=False)
+    cast(nn.Conv2d, layer).groups = merged_groups
+    if merged_groups == 1 and is_grouped(layer):
+        del layer.in_perm, layer.out_inverse
+        forms = forms_of(layer)
+        assert forms is not None
+        layer.__class__ = forms.dense
+        if isinstance(layer, nn.Linear):
+            del layer.groups
+
+
+def widen_groups_(model: nn.Module, names: Iterable[str], *, widen_groups_below: int) -> tuple[WidenedLayer, ...]:
+    """Widen the narrow groups of the named modules, in place; returns the layers that changed.
+
+    Depthwise convolutions stay: runtimes have fast kernels for them. So do layers with hooks that may read the weight.
+    """
+    widened = []
+    for name in dict.fromkeys(names):
+        layer = model.get_submodule(name)
+        if type(layer) not in DENSE_AND_GROUPED_TYPES or not has_plain_forward(layer):
+            continue
+        weight, groups = layer.get_parameter("weight"), groups_of_weight(layer)
+        is_depthwise = not is_grouped(layer) and weight.shape[1] == 1
+        merged_groups = wide_enough_groups(groups, min(channels(layer)), widen_groups_below)
+        if is_plain(weight) and not is_depthwise and merged_groups < groups:
+            merge_groups_(layer, merged_groups)
+            widened.append(WidenedLayer(layer=name, groups=BeforeAfter(groups, merged_groups)))
+    return tuple(widened)

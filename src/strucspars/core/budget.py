@@ -25,7 +25,6 @@ class LayerBudget:
     """What one layer costs, and what each group level would keep of its norm.
 
     Attributes:
-        name: the layer's name in the network.
         cost: of the ungrouped layer, in the unit of the target: parameters, multiply-accumulates, ...
         kept_norm: kept fraction of the norm for the levels 1, 2, ... as `kept_norm_by_level` gives it. The default, one
             entry, is for layers that cannot be grouped and only count towards the total.
@@ -50,9 +49,7 @@ class LayerBudget:
         if not is_number(self.cost) or not 0 <= self.cost < math.inf:
             raise ValueError(f"{where}cost must be finite and not negative, got {self.cost!r}")
         if not _falls(self.kept_norm) or self.kept_norm[0] != 1:
-            raise ValueError(
-                f"{where}kept_norm must be a sequence from 1.0 on that never rises, got {self.kept_norm!r}"
-            )
+            raise ValueError(f"{where}kept_norm must be numbers from 1.0 on that never rise, got {self.kept_norm!r}")
         object.__setattr__(self, "kept_norm", tuple(float(fraction) for fraction in self.kept_norm))
         object.__setattr__(self, "cost", float(self.cost))
         costs = self.cost_by_level
@@ -148,9 +145,6 @@ def search_threshold(layers: Sequence[LayerBudget], target: float) -> ThresholdS
         layers: everything that counts towards the whole network; what cannot be grouped has a single level.
         target: fraction of the whole cost to remove, in [0, 1).
 
-    Raises:
-        ValueError: the target cannot be reached; the message names the largest fraction that can.
-
     >>> layers = [LayerBudget("a", 400, kept_norm=(1.0, 0.95, 0.6)), LayerBudget("b", 400, kept_norm=(1.0, 0.8))]
     >>> search_threshold(layers, target=0.4)
     ThresholdSearch(min_kept_norm=0.8, group_levels={'a': 2, 'b': 2}, removed_fraction=0.5)
@@ -207,12 +201,8 @@ def levels_by_loss(
 ) -> dict[str, int]:
     """Group levels that remove at least `target` of the whole cost, with the smallest sum of losses.
 
-    A knapsack problem, solved by dynamic programming over the saved cost in `SAVING_STEPS` steps.
-
-    Args:
-        layers: everything that counts towards the whole network; their kept norms are not used.
-        losses: of every layer that may be grouped, the loss at its levels 1, 2, ..., up to its largest.
-        target: fraction of the whole cost to remove, within reach.
+    A knapsack problem, solved by dynamic programming over the saved cost in `SAVING_STEPS` steps. The losses are, for
+    every layer that may be grouped, those at its levels 1, 2, ..., up to its largest; kept norms are not used.
 
     >>> layers = [LayerBudget("a", 90, kept_norm=(1.0, 0.8)), LayerBudget("b", 10, kept_norm=(1.0, 0.9, 0.8))]
     >>> levels_by_loss(layers, {"a": (0.0, 0.9), "b": (0.0, 0.2, 0.3)}, target=0.05)

@@ -153,13 +153,7 @@ USUAL_EFFICIENCY = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class SteadySchedule:
-    """What the controller for any schedule aims at.
-
-    Attributes:
-        min_kept_norm: share of a layer's norm that the groups of the target must keep, p in the paper.
-        epochs: of sparse training.
-        warmup: fraction of the epochs after which lambda stays 0, as in `LambdaSchedule`.
-    """
+    """What the controller for any schedule aims at: to keep the share p of the norm, `min_kept_norm`."""
 
     min_kept_norm: float
     epochs: int
@@ -194,8 +188,6 @@ class ObservedEpoch:
     """What an epoch did.
 
     Attributes:
-        removed_fraction: as in `next_lambda`.
-        outside_norm: as in `LambdaState`.
         reach: how far its steps can move a weight per unit of force: the sum of the learning rates, with the share of
             the momentum.
         force: the loss's own force on the weights, relative to their size; None where it was not measured.

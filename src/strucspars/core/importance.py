@@ -32,9 +32,7 @@ def importance_matrix(weight: npt.ArrayLike, norm: Norm = "l1") -> FloatArray:
     """
     values = as_float_array(weight, name="weight")
     if not 2 <= values.ndim <= 5 or values.size == 0:
-        raise ValueError(
-            f"weight must be a non-empty (out, in, *kernel) array with 2 to 5 axes, got shape {values.shape}"
-        )
+        raise ValueError(f"weight must be non-empty, (out, in, *kernel) with 2 to 5 axes, got shape {values.shape}")
     if norm not in get_args(Norm):
         raise ValueError(f"norm must be 'l1' or 'l2', got {norm!r}")
     kernels = np.abs(values.reshape(*values.shape[:2], -1))

@@ -78,13 +78,7 @@ def connection_cost(importance: FloatArray, penalty: FloatArray, out_perm: IntAr
 
 
 def measured_connectivity(
-    importance: FloatArray,
-    penalty: FloatArray,
-    *,
-    out_perm: IntArray,
-    in_perm: IntArray,
-    sweeps: int,
-    converged: bool,
+    importance: FloatArray, penalty: FloatArray, *, out_perm: IntArray, in_perm: IntArray, sweeps: int, converged: bool
 ) -> Connectivity:
     """The result of a search. All costs use this one formula, so equal orders have bitwise equal costs."""
     cost = connection_cost(importance, penalty, out_perm, in_perm)

@@ -21,13 +21,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LayerPlan:
-    """Grouping of one layer.
-
-    Attributes:
-        group_level: level g, that is `2**(g - 1)` groups.
-        out_perm: order of the output channels, `perm[new] = old`, read-only.
-        in_perm: order of the input channels, likewise.
-        weight_shape: shape of the dense weight, `(C_out, C_in, *kernel)`.
+    """Grouping of one layer: level g, that is `2**(g - 1)` groups, and the orders `perm[new] = old`, read-only.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])
@@ -83,10 +77,7 @@ class Preprocessing:
 
     Attributes:
         mean: per channel, of pixels scaled to 0 .. 1.
-        std: per channel, of the same.
-        size: side of the centre crop.
         resize: length that the shortest side gets before; None where images have the right size already.
-        interpolation: of the resizing.
 
     >>> Preprocessing(size=160, resize=182).std
     (0.229, 0.224, 0.225)
@@ -126,7 +117,6 @@ class GroupingPlan:
         predicted_divergence: by how many nats per image the predictions were expected to move, with refitted weights
             and without training; None where no images were there to measure it.
         preprocessing: of the network's images; None where it is not known.
-        strucspars_version: version that made the plan.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])
@@ -182,12 +172,7 @@ class GroupingPlan:
 
     @classmethod
     def from_json(cls, text: str, where: str = "grouping plan") -> "GroupingPlan":
-        """Read a plan and check all of it; a file that is damaged, foreign or newer is a `ValueError`.
-
-        Args:
-            text: what `to_json` has written.
-            where: what an error calls it.
-        """
+        """Read a plan and check all of it; `where` is what an error calls the text."""
         document = check_header(parse_json(text, where), where, format=FORMAT, format_version=FORMAT_VERSION)
         return as_record(cls, document, where)
 
@@ -195,9 +180,7 @@ class GroupingPlan:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
         for name, layer in self.layers.items():
             if name not in weight_shapes:
-                raise ValueError(
-                    f"layer {name!r} of the plan is not in the network; {_hint(name, list(weight_shapes))}"
-                )
+                raise ValueError(f"layer {name!r} of the plan is not in the network; {_hint(name, [*weight_shapes])}")
             shape = tuple(weight_shapes[name])
             if shape != layer.weight_shape:
                 raise ValueError(
@@ -214,6 +197,5 @@ def _hint(name: str, present: Collection[str]) -> str:
     return f"{question}give the network that the plan was made for, not one around it nor a part of it"
 
 
-PLAN_FIELDS = tuple(
-    field.name for field in dataclasses.fields(GroupingPlan) if field.name not in ("layers", "preprocessing")
-)
+_NESTED = ("layers", "preprocessing")
+PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name not in _NESTED)

@@ -23,10 +23,6 @@ class Registry(Generic[Entry]):
             raise ValueError(f"{self._option} {name!r} cannot be registered: it is built in, empty or contains a colon")
         self._entries[name] = entry
 
-    def names(self) -> tuple[str, ...]:
-        """The registered names, built-in ones first."""
-        return tuple(self._entries)
-
     def check(self, name: str) -> None:
         """Raise a `ValueError` unless the name is registered or can be imported; does not import it."""
         if name not in self._entries and ":" not in name:

@@ -30,14 +30,8 @@ def alternate(
 ) -> Connectivity:
     """Lower `sum(S[P][:, Q] * R)` by exact steps over P and Q in turn until neither can gain (Sec. 3.2).
 
-    The cost never rises. The end is a partial optimum, not always the global one.
-
-    Args:
-        importance: S, `(C_out, C_in)`.
-        penalty: R between groups, symmetric `(G, G)`; `G` divides both widths.
-        out_perm, in_perm: where to start.
-        assign: the exact solver of one half-step.
-        max_sweeps: limit on the pairs of steps.
+    The cost never rises. The end is a partial optimum, not always the global one. S is `(C_out, C_in)`, R between
+    groups symmetric `(G, G)`; `G` divides both widths.
     """
     rows_first = (importance, importance.T)
     perms = [out_perm, in_perm]
@@ -87,13 +81,7 @@ FROZEN = np.float32(20)
 
 @dataclass(frozen=True)
 class BisectionEffort:
-    """How long to search.
-
-    Attributes:
-        starts: random starts per block.
-        annealing_steps: steps with tanh at the first, second, ... halving.
-        rounded_steps: steps with signs after that, at least one.
-    """
+    """How long to search: random starts, annealing steps at the first, second, ... halving, then steps with signs."""
 
     starts: int
     annealing_steps: tuple[int, ...]
@@ -115,8 +103,6 @@ def bisect_blocks(
 
     Args:
         blocks: `(B, n, m)`; `2**halvings` divides n and m. All blocks are worked on at once.
-        halvings: how often to split.
-        effort: how long to search.
         generator: the source of the random starts; None starts from the present order, with `PRESENT_ORDER`.
 
     Returns: `order[block, new] = old` of the rows, `(B, n)`, and of the columns, `(B, m)`.
@@ -234,12 +220,7 @@ def _polish(importance: FloatArray, penalty: FloatArray, out_perm: IntArray, in_
     rows, columns = end.out_perm.reshape(len(trunk), -1), end.in_perm.reshape(len(trunk), -1)
     rows, columns = _order_leaves(importance, penalty[:leaf_groups, :leaf_groups], rows, columns)
     return measured_connectivity(
-        importance,
-        penalty,
-        out_perm=rows.ravel(),
-        in_perm=columns.ravel(),
-        sweeps=end.sweeps,
-        converged=end.converged,
+        importance, penalty, out_perm=rows.ravel(), in_perm=columns.ravel(), sweeps=end.sweeps, converged=end.converged
     )
 
 

@@ -62,7 +62,7 @@ def assign_by_network_simplex(cost: FloatArray) -> IntArray:
         import ot
     except ImportError as error:
         raise ValueError(
-            "method='paper-pot' needs the package POT; `pip install 'strucspars[pot]'` or use method='paper'"
+            "method='paper-pot' needs the package POT: pip install 'strucspars[pot]', or use method='paper'"
         ) from error
     channels, groups = cost.shape
     one_each = np.ones(channels)

@@ -1,8 +1,7 @@
 """Parameters and multiply-accumulates (MACs) of the layers of a network, before grouping and after.
 
-MACs are counted over one forward pass. Hooks count convolutions and linear layers that are called as modules: of any
-dimension, transposed and grouped ones too. What a model computes by functions (`F.conv2d`, attention, matrix products)
-is not counted.
+Hooks count convolutions and linear layers of every kind over one forward pass. What a model computes by functions
+(`F.conv2d`, attention, matrix products) is not counted.
 """
 
 import inspect
@@ -40,21 +39,13 @@ class BeforeAfter:
 
     @property
     def removed_fraction(self) -> float:
-        """Fraction that grouping removes; 0 of nothing."""
+        """Fraction that grouping removes; 0 if there was nothing before."""
         return (self.before - self.after) / self.before if self.before else 0.0
 
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One convolution or linear layer, before grouping and after.
-
-    Attributes:
-        module: the layer in its current form.
-        weight_shape: shape of the weight before grouping.
-        groups: number of groups.
-        weight_params: parameters of the weight; each of them multiplies once at every output position.
-        params: parameters of the whole layer, bias included.
-    """
+    """One convolution or linear layer; each of its `weight_params` multiplies once at every output position."""
 
     module: nn.Module
     weight_shape: tuple[int, ...]
@@ -73,13 +64,7 @@ class LayerCount:
 
 @dataclass(frozen=True)
 class NetworkCount:
-    """Size of a network and cost of one forward pass.
-
-    Attributes:
-        layers: the count of every convolution and linear layer, by name, in network order.
-        params: parameters of the whole network, shared ones once.
-        batch_norm_elements: output elements of all batch norms.
-    """
+    """Size of a network and cost of one forward pass, with the count of every layer by name, in network order."""
 
     layers: Mapping[str, LayerCount]
     params: int
@@ -104,13 +89,8 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
     figure per image.
 
     Args:
-        model: dense, masked or converted.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`.
         plan: count the dense or masked layers that it names as the grouped layers they would become.
-
-    Raises:
-        ValueError: the network cannot be called with the inputs, a layer is lazy, or the plan belongs to another
-            network.
 
     >>> model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16))
     >>> count = count_macs(model, torch.zeros(1, 8, 10, 10))
@@ -128,10 +108,7 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
 
 
 def layer_sizes(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerSize]:
-    """Every convolution and linear layer by name; shared modules once, under their first name.
-
-    A dense or masked layer that the plan names, by any of its names, is described as the grouped layer it would become.
-    """
+    """Every convolution and linear layer by its first name; planned ones as the grouped layers they would be."""
     refuse_lazy_modules(model)
     plan = under_first_names(model, plan or GroupingPlan({}))
     sizes = {
@@ -182,11 +159,8 @@ def refuse_lazy_modules(model: nn.Module) -> None:
 def trace_forward(
     model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs
 ) -> tuple[dict[str, int], int]:
-    """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms.
-
-    The hooks are removed afterwards, also on errors.
-    """
-    # Not the wrapper: that of several processes waits for the others, that of several devices calls copies.
+    """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms."""
+    # Not the wrapper: DistributedDataParallel waits for other processes, DataParallel calls copies.
     inner = unwrapped(model)
     arguments = fresh_arguments(arguments_of(inner, example_inputs))
     if inner is not model:
@@ -196,7 +170,10 @@ def trace_forward(
     uses: Counter[nn.Module] = Counter()
 
     def count_layer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: torch.Tensor) -> None:
-        uses[module] += _uses_of_each_weight(module, args[0] if args else kwargs["input"], outputs)
+        # Positions of the output, of the input if the layer is transposed. A linear layer may have no outputs at all.
+        is_transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
+        tensor = (args[0] if args else kwargs["input"]) if is_transposed else outputs
+        uses[module] += tensor.numel() // max(channels(module)[1 if is_transposed else 0], 1)
 
     def count_elements(module: nn.Module, args: tuple[Any, ...], outputs: torch.Tensor) -> None:
         uses[module] += outputs.numel()
@@ -210,15 +187,6 @@ def trace_forward(
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
         inner(*arguments)
     return {name: uses[size.module] for name, size in sizes.items()}, sum(uses[module] for module in batch_norms)
-
-
-def _uses_of_each_weight(module: nn.Module, inputs: torch.Tensor, outputs: torch.Tensor) -> int:
-    """Positions of the output in one call, of the input if the layer is transposed."""
-    out_channels, in_channels = channels(module)
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return inputs.numel() // in_channels
-    # A linear layer may have no outputs at all.
-    return outputs.numel() // max(out_channels, 1)
 
 
 @contextmanager

@@ -26,15 +26,7 @@ FOLDED_PLAN_KEY = "strucspars.plan"
 
 @dataclass(frozen=True, kw_only=True)
 class RemainingGather:
-    """One channel shuffle that is left in a network.
-
-    Attributes:
-        layer: name of the grouped layer that needs it.
-        side: before the layer, or after it.
-        channels: how many channels it copies.
-        runs: in how many runs of neighbouring channels; few long ones are cheaper.
-        nbytes: how much it copies for the example inputs that were counted or folded with, the whole batch of them.
-    """
+    """One channel shuffle that is left: its channels, in how many runs of neighbours, and the bytes it copies."""
 
     layer: str
     side: Side
@@ -45,12 +37,7 @@ class RemainingGather:
 
 @dataclass(frozen=True, kw_only=True)
 class WidenedLayer:
-    """A layer that runs with fewer, wider groups: the same function, with zeros between the groups it had.
-
-    Attributes:
-        layer: its name.
-        groups: how many groups it had, and how many it runs with.
-    """
+    """A layer that runs with fewer, wider groups: the same function, with zeros between the groups it had."""
 
     layer: str
     groups: BeforeAfter
@@ -60,11 +47,7 @@ class WidenedLayer:
 class FoldReport:
     """The work of a folded graph besides its convolutions. `str()` of it is a table.
 
-    Attributes:
-        gathers: the channel shuffles that remain, in network order.
-        num_kept_batch_norms: batch norms that no layer could absorb.
-        untraced_reason: why the network is not a graph, and so keeps all its shuffles; empty if it is one.
-        widened: the layers whose groups were narrower than `widen_groups_below`, in network order.
+    `untraced_reason` says why the network is not a graph, and so keeps all its shuffles; empty if it is one.
     """
 
     gathers: tuple[RemainingGather, ...]
@@ -80,11 +63,22 @@ class FoldReport:
     def __str__(self) -> str:
         parts = ["no gathers remain"]
         if self.gathers:
+            columns = [
+                Column("layer", [gather.layer or "(model)" for gather in self.gathers], is_text=True),
+                Column("gather", [gather.side for gather in self.gathers], is_text=True),
+                Column("channels", [f"{gather.channels:,}" for gather in self.gathers]),
+                Column("runs", [f"{gather.runs:,}" for gather in self.gathers]),
+                Column("bytes", [f"{gather.nbytes:,}" for gather in self.gathers]),
+            ]
             noun = "gather remains" if len(self.gathers) == 1 else "gathers remain"
-            parts = [_gather_table(self.gathers), f"{len(self.gathers)} {noun}, {self.gathered_bytes:,} bytes"]
+            parts = [text_table(columns), f"{len(self.gathers)} {noun}, {self.gathered_bytes:,} bytes"]
         if self.widened:
+            columns = [
+                Column("layer", [layer.layer or "(model)" for layer in self.widened], is_text=True),
+                Column("groups", [f"{layer.groups.before} -> {layer.groups.after}" for layer in self.widened]),
+            ]
             noun = "layer runs" if len(self.widened) == 1 else "layers run"
-            parts += ["", _widened_table(self.widened), f"{len(self.widened)} {noun} with wider groups"]
+            parts += ["", text_table(columns), f"{len(self.widened)} {noun} with wider groups"]
         if self.num_kept_batch_norms:
             parts.append(f"{self.num_kept_batch_norms} batch norms follow no layer that could take them in")
         if self.untraced_reason:
@@ -113,10 +107,7 @@ def is_folded(model: nn.Module) -> TypeGuard[fx.GraphModule]:
 
 
 def contiguous_runs(gathers: IntArray) -> IntArray:
-    """How many runs of neighbouring channels each gather copies: few long copies are cheaper than many short ones.
-
-    A single run of all channels is the existing order: nothing to copy.
-    """
+    """How many runs of neighbouring channels each gather copies; a single one of all channels is the existing order."""
     runs: IntArray = np.count_nonzero(np.diff(gathers) != 1, axis=-1) + np.int64(1)
     return runs
 
@@ -141,10 +132,7 @@ def remaining_gather(layer: str, side: Side, order: IntArray, nbytes: int) -> Re
 
 @contextmanager
 def noted_shuffles(model: nn.Module, planned: Mapping[str, LayerPlan] | None = None) -> Iterator[list[RemainingGather]]:
-    """Note the shuffles of every grouped layer that is called meanwhile, two per call, in the order of the calls.
-
-    Dense and masked layers that are planned count as the grouped ones that they would become.
-    """
+    """Note the shuffles of every grouped layer that is called meanwhile, or planned to be grouped, two per call."""
     orders: dict[nn.Module, tuple[str, Mapping[str, torch.Tensor]]] = {}
     for name, module in bare_modules(model):
         if is_grouped(module):
@@ -169,24 +157,3 @@ def shuffles_in_pass(model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Rema
     with noted_shuffles(model) as noted, uncompiled(model):
         model(*arguments)
     return tuple(noted)
-
-
-def _gather_table(gathers: tuple[RemainingGather, ...]) -> str:
-    return text_table(
-        [
-            Column("layer", [gather.layer or "(model)" for gather in gathers], is_text=True),
-            Column("gather", [gather.side for gather in gathers], is_text=True),
-            Column("channels", [f"{gather.channels:,}" for gather in gathers]),
-            Column("runs", [f"{gather.runs:,}" for gather in gathers]),
-            Column("bytes", [f"{gather.nbytes:,}" for gather in gathers]),
-        ]
-    )
-
-
-def _widened_table(widened: tuple[WidenedLayer, ...]) -> str:
-    return text_table(
-        [
-            Column("layer", [layer.layer or "(model)" for layer in widened], is_text=True),
-            Column("groups", [f"{layer.groups.before} -> {layer.groups.after}" for layer in widened]),
-        ]
-    )

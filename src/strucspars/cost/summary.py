@@ -32,18 +32,10 @@ TEXT_WIDTH = 120
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One convolution or linear layer.
+    """One convolution or linear layer, before grouping and after, with remarks such as why it is not grouped.
 
-    Attributes:
-        name: its name in the network.
-        layer_type: name of its class.
-        weight_shape: shape of its weight before grouping; empty for a quantised layer, whose weight is packed away, and
-            for a scripted one.
-        groups, params, macs: before grouping and after; `macs` is None without example inputs, and for a quantised or
-            scripted layer. Packed weights are no parameters.
-        kept_norm: fraction of the L1 norm inside the groups of the plan; None without a plan for the layer, and once
-            the layer is converted.
-        note: why it is not grouped, and other remarks; often empty.
+    A quantised layer, whose weight is packed away, or a scripted one has an empty weight shape and no MACs. `kept_norm`
+    is the fraction of the L1 norm inside the planned groups; None without a plan and once converted.
     """
 
     name: str
@@ -58,15 +50,7 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """A network before grouping and after. `str()` of it is a table.
-
-    Attributes:
-        rows: the convolutions and linear layers, in network order.
-        params: parameters of the whole network, shared ones once.
-        macs: multiply-accumulates of all rows; None without example inputs.
-        paper_flops: the paper's FLOPs (Table 1), MACs plus 4 per batch-norm element; None likewise.
-        gathers: the channel shuffles after grouping, in the order of a forward pass; None likewise.
-    """
+    """A network before grouping and after. `str()` of it is a table. Without example inputs, no pass is counted."""
 
     rows: tuple[SummaryRow, ...]
     params: BeforeAfter
@@ -150,11 +134,7 @@ def summary(
 
 
 def _row(
-    name: str,
-    size: LayerSize,
-    layer: LayerPlan | None,
-    positions: Mapping[str, int],
-    skipped: SkippedLayer | None,
+    name: str, size: LayerSize, layer: LayerPlan | None, positions: Mapping[str, int], skipped: SkippedLayer | None
 ) -> SummaryRow:
     notes = []
     if skipped is not None and layer is None and not is_grouped(size.module):
@@ -162,14 +142,21 @@ def _row(
     if not size.weight_shape:
         packed = "its packed weight is counted neither as parameters nor in MACs"
         notes.append("no MACs counted" if size.params.after else packed)
-    elif _is_all_zero(size.module):
+    # Tensors of other types may lack these operations.
+    elif is_plain(weight := weight_of(size.module)) and not weight.is_meta and not weight.any().item():
         notes.append("all zero")
-    macs = None
+    macs = kept_norm = None
     if name in positions:
         params, uses = size.weight_params, positions[name]
         macs = BeforeAfter(params.before * uses, params.after * uses)
         if uses == 0:
             notes.append("not called as a module in this pass: no MACs counted")
+    if layer is not None and not is_grouped(size.module) and not weight_of(size.module).is_meta:
+        try:
+            importance = importance_matrix(weight_of(size.module))
+        except ValueError as error:
+            raise ValueError(f"layer {name!r}: {error}") from error
+        kept_norm = float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
     return SummaryRow(
         name=name,
         layer_type=type(size.module).__name__,
@@ -177,32 +164,9 @@ def _row(
         groups=size.groups,
         params=size.params,
         macs=macs,
-        kept_norm=None if layer is None else _kept_norm(name, size.module, layer),
+        kept_norm=kept_norm,
         note="; ".join(notes),
     )
-
-
-def _opaque_size(module: nn.Module) -> LayerSize:
-    """The size of a layer with a packed weight, or of a scripted one, as far as it is known."""
-    groups, params = vars(module).get("groups", 1), sum(parameter.numel() for parameter in module.parameters())
-    return LayerSize(module, (), BeforeAfter(groups, groups), BeforeAfter(0, 0), BeforeAfter(params, params))
-
-
-def _is_all_zero(module: nn.Module) -> bool:
-    weight = weight_of(module)
-    # Tensors of other types may lack these operations.
-    return is_plain(weight) and not weight.is_meta and not weight.any().item()
-
-
-def _kept_norm(name: str, module: nn.Module, layer: LayerPlan) -> float | None:
-    weight = weight_of(module)
-    if is_grouped(module) or weight.is_meta:
-        return None
-    try:
-        importance = importance_matrix(weight)
-    except ValueError as error:
-        raise ValueError(f"layer {name!r}: {error}") from error
-    return float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
 
 
 def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gathers: tuple[RemainingGather, ...]) -> str:
@@ -223,6 +187,12 @@ def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gather
         ],
         TEXT_WIDTH,
     )
+
+
+def _opaque_size(module: nn.Module) -> LayerSize:
+    """The size of a layer with a packed weight, or of a scripted one, as far as it is known."""
+    groups, params = vars(module).get("groups", 1), sum(parameter.numel() for parameter in module.parameters())
+    return LayerSize(module, (), BeforeAfter(groups, groups), BeforeAfter(0, 0), BeforeAfter(params, params))
 
 
 def _totals(summary: Summary) -> str:

@@ -30,14 +30,8 @@ class EpochOrder:
     A step takes `batch_size * world_size` images, of which each process gets every `world_size`-th. So several
     processes together see the same images in each step as one process with the larger batch.
 
-    Attributes:
-        count: images of the split.
-        batch_size: images per step of one process.
-        shuffled: a new order every epoch, and a last step filled up with the epoch's first images. Otherwise the
-            natural order, and a last step filled up with image 0, marked as not valid.
-        seed: of the orders; an epoch's order depends on nothing but the seed and the epoch.
-        rank: this process, from 0.
-        world_size: how many processes there are.
+    A shuffled epoch has an order that depends on the seed and the epoch only, and fills its last step up with its first
+    images. Otherwise the order is the natural one, and image 0 fills up the last step, marked as not valid.
 
     >>> order = EpochOrder(count=5, batch_size=2, shuffled=False, seed=0)
     >>> order.indices(epoch=0).tolist()
@@ -72,7 +66,7 @@ class EpochOrder:
         return self.share(order[torch.arange(self.places) % self.count])
 
     def valid(self) -> torch.Tensor:
-        """Which places count: bool `(steps, batch_size)`. All of them, in a shuffled epoch."""
+        """Which places count: bool `(steps, batch_size)`; all of them in a shuffled epoch."""
         return self.share((torch.arange(self.places) < self.count) | self.shuffled)
 
     def share(self, values: torch.Tensor) -> torch.Tensor:
@@ -87,13 +81,7 @@ IMAGES_PER_PIECE = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One step's images.
-
-    Attributes:
-        images: floating point `(B, C, H, W)`, normalised.
-        labels: int64 `(B,)`.
-        valid: bool `(B,)`; False where an image only fills up the last batch of an evaluation.
-    """
+    """One step's images, normalised; `valid` is False where an image only fills up the last batch of an evaluation."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -101,12 +89,7 @@ class Batch:
 
 
 class Batches(ABC):
-    """A split, dealt out in batches of one size.
-
-    Args:
-        order: which images each step gets.
-        device: where the batches go.
-    """
+    """A split in batches of one size."""
 
     def __init__(self, order: EpochOrder, device: torch.device) -> None:
         self.order = order
@@ -124,15 +107,7 @@ class ResidentBatches(Batches):
     """Batches of a split that lives on the device, augmented there for a whole epoch at once.
 
     The buffers keep their memory from epoch to epoch, so a captured CUDA graph may read them. A `Batch` is a view into
-    them: it lasts until the next epoch is filled in.
-
-    Args:
-        split: the images.
-        order: which images each step gets; its seed also seeds the augmentation.
-        mean, std: per channel, of pixels scaled to 0 .. 1.
-        device: where images `(steps, B, C, H, W)` and labels `(steps, B)` are.
-        augmentation: None for evaluation.
-        memory_format, dtype: of each step's images.
+    them: it lasts until the next epoch is filled in. Images are `(steps, B, C, H, W)`, labels `(steps, B)`.
     """
 
     def __init__(
@@ -151,8 +126,9 @@ class ResidentBatches(Batches):
         self.augmentation = augmentation
         self._all_images = split.images.to(device)
         self._all_labels = split.labels.to(device)
-        self._mean = _per_channel(mean, device)
-        self._std = _per_channel(std, device)
+        # Of pixels in 0 .. 255, per channel.
+        factors = torch.tensor([mean, std], dtype=torch.float64) * 255
+        self._mean, self._std = factors.to(device, torch.float32)[..., None, None]
         shape = (self.steps * self.batch_size, *split.images.shape[1:])
         self._rows = torch.empty(shape, dtype=dtype, device=device, memory_format=memory_format)
         self.images = self._rows.view(self.steps, self.batch_size, *shape[1:])
@@ -172,37 +148,23 @@ class ResidentBatches(Batches):
         # An interruption below leaves parts of two epochs in the buffers.
         self._filled_epoch = None
         indices = self.order.indices(epoch).to(self.device)
-        variations = self._variations(epoch)
+        if self.augmentation is not None:
+            # Drawn for all processes on the CPU, so that neither their number nor the device changes an image.
+            generator = generator_for(Stream.CROPS, self.order.seed, epoch)
+            drawn = drawn_variations(self.order.places, self.augmentation, generator)
+            variations = self.order.share(drawn).flatten(0, 1).to(self.device)
         self.labels.copy_(self._all_labels[indices])
         for start in range(0, len(self._rows), IMAGES_PER_PIECE):
             piece = slice(start, start + IMAGES_PER_PIECE)
             images = self._all_images[indices.view(-1)[piece]]
-            if self.augmentation is not None and variations is not None:
+            if self.augmentation is not None:
                 images = varied(images, variations[piece], padding=self.augmentation.padding)
             self._rows[piece].copy_(images.to(torch.float32).sub_(self._mean).div_(self._std))
         self._filled_epoch = epoch
 
-    def _variations(self, epoch: int) -> torch.Tensor | None:
-        """Drawn for all processes on the CPU, so that neither their number nor the device changes an image."""
-        if self.augmentation is None:
-            return None
-        generator = generator_for(Stream.CROPS, self.order.seed, epoch)
-        drawn = drawn_variations(self.order.places, self.augmentation, generator)
-        return self.order.share(drawn).flatten(0, 1).to(self.device)
-
 
 class FolderBatches(Batches):
-    """Batches of images on disk, read by worker processes that live as long as this object.
-
-    One epoch at a time: beginning an epoch ends the one before.
-
-    Args:
-        dataset: the images; their crops have a seed of their own.
-        order: which images each step gets.
-        device: where the batches go.
-        workers: processes that read images; 0 reads them in this process.
-        memory_format, dtype: of each step's images.
-    """
+    """Batches of images on disk, one epoch at a time, read by worker processes that live as long as this object."""
 
     def __init__(
         self,
@@ -245,7 +207,7 @@ class FolderBatches(Batches):
 
 
 class _Reading(Dataset[tuple[torch.Tensor, int] | ValueError]):
-    """A split whose errors are values.
+    """A split that returns errors instead of raising them.
 
     Raised in a worker, they would arrive wrapped in the worker's traceback, and keep the loader alive, whose workers
     then take seconds to end.
@@ -282,8 +244,3 @@ class _StepSampler(Sampler[list[SampleKey]]):
         epoch = self.epoch
         for indices in self.order.indices(epoch)[self.start_step :].tolist():
             yield [(epoch, index) for index in indices]
-
-
-def _per_channel(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Of pixels in 0 .. 255, ready to be combined with images."""
-    return (torch.tensor(values, dtype=torch.float64) * 255).to(torch.float32).view(-1, 1, 1).to(device)

@@ -1,19 +1,21 @@
-"""Data sets by name, and their batches; and the digits, which need no files."""
+"""Data sets by name or of a function, `package.module:function`, their batches, and the digits, which need no files."""
 
 import difflib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
+from typing_extensions import override
 
 from strucspars.core.plan import Preprocessing
+from strucspars.core.registry import import_named, users_error
 from strucspars.data.batches import Batches, EpochOrder, FolderBatches, ResidentBatches
 from strucspars.data.cifar import CIFAR_LAYOUTS, read_cifar
 from strucspars.data.folder import FolderData, image_folder
-from strucspars.data.function import data_of_function
-from strucspars.data.image_set import Augmentation, ImageSet, KeyedSplit, ResidentData
+from strucspars.data.image_set import Augmentation, ImageSet, KeyedSplit, ResidentData, Stream, mixed_seed
 
 TEST_IMAGES = 450
 SPLIT_SEED = 0
@@ -38,16 +40,13 @@ def load_data(
     seed: int = 0,
     num_classes: int | None = None,
 ) -> ResidentData | FolderData:
-    """The data set of that name.
+    """The data set of that name, one of `DATA_NAMES` or `package.module:function`.
 
     Args:
-        name: one of `DATA_NAMES`, or `package.module:function`. Digits need no root; "imagenet" and "folder" are both
-            image folders.
-        root: the folder of the data.
+        root: the folder of the data; digits need none.
         download: fetch CIFAR to `root` if it is not there.
         preprocessing: of image folders; None for ImageNet's.
         val: folder of the images of an image folder to test on, if they are not in root.
-        seed: of the random crops of image folders.
         num_classes: outputs of the network that the folders must fit, as in `FolderSplit`.
 
     >>> load_data("digits", None).num_classes
@@ -66,9 +65,7 @@ def load_data(
     if name in CIFAR_LAYOUTS:
         return read_cifar(root, CIFAR_LAYOUTS[name], download=download)
     if download:
-        raise ValueError(
-            f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}, and leave download out"
-        )
+        raise ValueError(f"data set {name!r} cannot be downloaded; make root {NEEDED_ROOT[name]}; leave download out")
     return replace(image_folder(root, preprocessing, val=val, seed=seed, num_classes=num_classes), name=name)
 
 
@@ -85,10 +82,7 @@ def batches_of(
     memory_format: torch.memory_format = torch.contiguous_format,
     dtype: torch.dtype = torch.float32,
 ) -> Batches:
-    """Batches to learn from, shuffled and augmented again every epoch; or to evaluate on, every image once, unchanged.
-
-    `workers` matter to images on disk only.
-    """
+    """Batches to learn from, shuffled and augmented every epoch; or to evaluate on, every image once, unchanged."""
     images = data.train if training else data.test
     order = EpochOrder(
         count=len(images), batch_size=batch_size, shuffled=training, seed=seed, rank=rank, world_size=world_size
@@ -121,10 +115,9 @@ def digits() -> ResidentData:
         raise ModuleNotFoundError("the digits come with scikit-learn; pip install scikit-learn") from error
     pixels, labels = load_digits(return_X_y=True)
     # An integer seed means numpy's old generator, whose numbers are promised never to change.
-    train, test = train_test_split(
-        np.arange(len(labels)), test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels
-    )
-    train, test = torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test))
+    places = np.arange(len(labels))
+    split = train_test_split(places, test_size=TEST_IMAGES, random_state=SPLIT_SEED, stratify=labels)
+    train, test = (torch.from_numpy(np.sort(part)) for part in split)
     scaled = torch.from_numpy(pixels).to(torch.float32).view(-1, 1, 8, 8) * (255 / BRIGHTEST)
     enlarged = functional.interpolate(scaled, scale_factor=2, mode="bilinear", align_corners=False)
     images = enlarged.round().to(torch.uint8).repeat(1, 3, 1, 1)
@@ -139,3 +132,75 @@ def digits() -> ResidentData:
         std=(brightness.std(correction=0).item(),) * 3,
         augmentation=Augmentation(padding=1, flip=False),
     )
+
+
+class FunctionSplit(KeyedSplit):
+    """One of the datasets that a function has returned.
+
+    The random numbers of an image depend on the seed, the epoch and the index only, so that a run resumes exactly.
+    """
+
+    def __init__(self, dataset: Any, classes: tuple[str, ...], *, seed: int) -> None:
+        self.dataset, self.classes, self.seed = dataset, classes, seed
+
+    @override
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @override
+    def names_digest(self) -> str:
+        return ""
+
+    @override
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        epoch, index = key
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mixed_seed(Stream.SAMPLE, self.seed, epoch, index))
+            try:
+                image, label = self.dataset[index]
+            except Exception as error:  # the user's code may raise anything
+                raise ValueError(f"image {index} of the data: {users_error(error)}") from error
+        return image, int(label)
+
+
+def data_of_function(name: str, root: str | None, *, seed: int) -> ResidentData | FolderData:
+    """The data that a function returns when called with `root`.
+
+    It may be `ResidentData` or `FolderData`, or a pair of datasets, to learn from and to test on. Their images are
+    float32 tensors as the network takes them, and the first has the names of the `classes`, as torchvision's have.
+    """
+    function = import_named("data", name)
+    try:
+        made = function(root=root)
+    except Exception as error:  # the user's code may raise anything
+        raise ValueError(f"data {name!r}: making them fails: {users_error(error)}") from error
+    if isinstance(made, ResidentData | FolderData):
+        return made
+    if not (isinstance(made, tuple) and len(made) == 2):
+        raise ValueError(
+            f"data {name!r}: must return ResidentData, FolderData, or a pair of datasets to learn from and to test on; "
+            f"returned a {type(made).__name__}"
+        )
+    classes = getattr(made[0], "classes", None)
+    if not classes:
+        raise ValueError(f"data {name!r}: the first dataset must have `classes`, the names of its labels; add them")
+    train, test = (FunctionSplit(each, tuple(map(str, classes)), seed=seed) for each in made)
+    shapes = [_checked_image(split, f"data {name!r}") for split in (train, test)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"data {name!r}: images to learn from are {shapes[0]}, to test on {shapes[1]}; crop them")
+    labels = len(classes)
+    return FolderData(name=name, train=train, test=test, num_classes=labels, image_shape=shapes[0], preprocessing=None)
+
+
+def _checked_image(split: FunctionSplit, where: str) -> tuple[int, int, int]:
+    """The shape of the first image."""
+    if not len(split):
+        raise ValueError(f"{where}: a dataset is empty; give images to learn from and to test on")
+    image, label = split[0, 0]
+    if not isinstance(image, torch.Tensor) or image.dim() != 3 or image.dtype != torch.float32:
+        found = f"{image.dtype} {tuple(image.shape)}" if isinstance(image, torch.Tensor) else type(image).__name__
+        raise ValueError(f"{where}: an image must be a float32 tensor (channels, height, width), got {found}")
+    if not 0 <= label < len(split.classes):
+        raise ValueError(f"{where}: the label {label} is not one of its {len(split.classes)} classes")
+    channels, height, width = image.shape
+    return channels, height, width

@@ -78,17 +78,7 @@ CIFAR_LAYOUTS = {layout.name: layout for layout in (CIFAR10, CIFAR100)}
 
 
 def read_cifar(root: str | os.PathLike[str], layout: CifarLayout, *, download: bool = False) -> ResidentData:
-    """The training and test images of CIFAR-10 or CIFAR-100, 32 x 32 pixels.
-
-    Args:
-        root: the folder that holds the layout's folder or archive, or one of the two itself.
-        layout: `CIFAR10` or `CIFAR100`.
-        download: fetch the archive to `root` with torchvision if it is not there.
-
-    Raises:
-        FileNotFoundError: no data there; the message lists the places looked at.
-        ValueError: a file is damaged, incomplete, or asks for code to be run (which is not done).
-    """
+    """The images of CIFAR-10 or CIFAR-100 in `root`, which holds the folder or the archive, or is one of the two."""
     root = Path(root)
     files = _find_files(root, layout)
     if files is None and download:
@@ -128,19 +118,15 @@ def _files_in_archive(archive: Path, folder: str, names: tuple[str, ...]) -> Ite
             for member in members:
                 name = wanted.pop(member.name.removeprefix("./"), None)
                 if name is not None:
-                    yield name, f"{archive}:{member.name}", _content(members, member)
+                    file = members.extractfile(member) if member.isfile() else None
+                    if file is None or member.size > MAX_FILE_BYTES:
+                        raise tarfile.TarError(f"{name} is not a plain file of at most {MAX_FILE_BYTES:,} bytes")
+                    yield name, f"{archive}:{member.name}", file.read()
     # A gzip file may end early, be of another format, or decode to nonsense.
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise ValueError(f"{archive} is not a .tar.gz archive, or damaged: {error}; download it again") from error
     if wanted:
         raise ValueError(f"{archive} lacks {', '.join(sorted(wanted))}; download it again")
-
-
-def _content(members: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = members.extractfile(member) if member.isfile() else None
-    if file is None or member.size > MAX_FILE_BYTES:
-        raise tarfile.TarError(f"{member.name} is not a plain file of at most {MAX_FILE_BYTES:,} bytes")
-    return file.read()
 
 
 def _places_searched(root: Path, layout: CifarLayout) -> str:
@@ -202,7 +188,7 @@ def load_plain_pickle(data: bytes, *, source: str) -> object:
     """The value pickled in `data`, if it is made of numbers, text, bytes, lists, tuples, dicts and integer arrays only.
 
     Any protocol of Python 2 and 3; text of Python 2 becomes bytes. Arrays are found at the top, or as values of a
-    dictionary at the top. Anything else is a `ValueError` that names the source, and nothing of it is executed.
+    dictionary at the top. Anything else is a `ValueError`.
     """
     try:
         _check_costs(data)

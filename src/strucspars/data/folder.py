@@ -25,29 +25,18 @@ FORMATS_WITHOUT_32_BIT = ("PNG", "PPM")
 
 
 def read_image(path: str) -> Image.Image:
-    """The image in a file, in 8-bit RGB. 16-bit grey is scaled by its whole range: 65535 becomes 255.
-
-    Raises:
-        ValueError: the pixels have no fixed range, or it is not a regular file.
-        Exception: of almost any type, where the file is damaged.
-    """
+    """The image in a file, in 8-bit RGB. 16-bit grey is scaled by its whole range: 65535 becomes 255."""
     with open_file(path, limit=IMAGE_BYTES) as file, Image.open(file, formats=FORMATS) as image:
         return in_8_bits(image).convert("RGB")
 
 
 def in_8_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey scaled to 8 bit, where Pillow would clip it at 255; images of 8 bit are not changed.
-
-    Raises:
-        ValueError: the pixels are 32-bit numbers, which have no known white.
-    """
+    """16-bit grey scaled to 8 bit, where Pillow would clip it at 255; images of 8 bit are not changed."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in FORMATS_WITHOUT_32_BIT):
         # Rounded: 257 is odd, so nothing is halfway.
         return Image.fromarray(((np.asarray(image).astype(np.int32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(
-            f"its 32-bit pixels (Pillow's mode {image.mode}) have no fixed range, and must be converted to 8 or 16 bit"
-        )
+        raise ValueError(f"its 32-bit pixels (mode {image.mode}) have no fixed range; convert them to 8 or 16 bit")
     return image
 
 
@@ -57,16 +46,13 @@ TEST_FOLDERS = ("val", "test")
 class FolderSplit(KeyedSplit):
     """The images of one split, each resized (shortest side), cropped, maybe mirrored, and normalised.
 
-    `split[epoch, index]` is a float32 image `(3, size, size)` and its label. Crop and mirror depend on the
-    seed, the epoch and the index only: not on the global random state, not on which process asks, nor in what order.
+    `split[epoch, index]` is a float32 image `(3, size, size)` and its label. Crop and mirror depend on the seed, the
+    epoch and the index only: not on the global random state, not on which process asks, nor in what order.
 
     Args:
-        root: a folder with one folder of images per class.
-        preprocessing: of the images.
         random: crop anywhere and mirror every other image, as in training; otherwise take the centre.
-        seed: of the crops and mirrors.
-        num_classes: outputs of the network. If given, it must fit: one folder per output in the order of names, or
-            folders named by the numbers of their outputs, then maybe only some. None: one output per folder.
+        num_classes: outputs of the network, which the folders must fit: one per output in the order of names, or named
+            by the numbers of their outputs, then maybe only some. None: one output per folder.
     """
 
     def __init__(
@@ -82,7 +68,14 @@ class FolderSplit(KeyedSplit):
         self._paths = np.array([os.fsencode(path) for path, _ in folder.samples])
         self._labels = np.array(folder.targets)
         if num_classes is not None:
-            self._labels = _outputs_of(self.classes, num_classes, root)[self._labels]
+            if not fits_outputs(self.classes, num_classes):
+                raise ValueError(
+                    f"{root} has {len(self.classes)} folders of classes ({', '.join(self.classes[:3])}, ...), but the "
+                    f"network has {num_classes} outputs; give images of all its classes, or name every folder by the "
+                    "number of its output"
+                )
+            outputs = _numbers(self.classes, num_classes)
+            self._labels = self._labels if outputs is None else outputs[self._labels]
         self.preprocessing = preprocessing
         self.random = random
         self.seed = seed
@@ -106,11 +99,7 @@ class FolderSplit(KeyedSplit):
 
     def __getitem__(self, key: SampleKey) -> tuple[torch.Tensor, int]:
         epoch, index = key
-        path = os.fsdecode(self._paths[index])
-        try:
-            image = resized(read_image(path), self.preprocessing)
-        except Exception as error:  # decoders of many formats raise many types
-            raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
+        image = resized_image(os.fsdecode(self._paths[index]), self.preprocessing)
         if self.random:
             image = self._random_crop(image, generator_for(Stream.SAMPLE, self.seed, epoch, index))
         else:
@@ -134,6 +123,14 @@ def resized(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     return result
 
 
+def resized_image(path: str, preprocessing: Preprocessing) -> Image.Image:
+    """The image in a file, resized."""
+    try:
+        return resized(read_image(path), preprocessing)
+    except Exception as error:  # decoders of many formats raise many types
+        raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
+
+
 def normalised(image: Image.Image, preprocessing: Preprocessing) -> torch.Tensor:
     """The pixels as the network takes them: float32 `(3, H, W)`."""
     pixels: torch.Tensor = functional.to_tensor(image)
@@ -155,24 +152,8 @@ def _numbers(classes: Sequence[str], num_classes: int) -> IntArray | None:
     return numbers if is_valid else None
 
 
-def _outputs_of(classes: Sequence[str], num_classes: int, root: Path) -> IntArray:
-    """The output of the network that each class folder means."""
-    if not fits_outputs(classes, num_classes):
-        raise ValueError(
-            f"{root} has {len(classes)} folders of classes ({', '.join(classes[:3])}, ...), but the network has "
-            f"{num_classes} outputs; give images of all its classes, or name every folder by the number of its output"
-        )
-    numbers = _numbers(classes, num_classes)
-    return np.arange(num_classes) if numbers is None else numbers
-
-
 def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: int) -> FolderSplit:
-    """The labelled images of a folder to evaluate a network of so many outputs on: in val/ or test/, if it has these.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it has no folder of images per class.
-        ValueError: the classes are not those of the network.
-    """
+    """The labelled images of a folder, or of val/ or test/ in it, to evaluate a network of so many outputs on."""
     place = test_folder(root) or root
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give one with a folder of images for every class")
@@ -180,56 +161,28 @@ def evaluation_split(root: Path, preprocessing: Preprocessing, *, num_classes: i
 
 
 def test_folder(root: Path) -> Path | None:
-    """The folder of the images to test on inside another one; None where there is none."""
+    """The subfolder with the images to test on; None where there is none."""
     return next((root / name for name in TEST_FOLDERS if (root / name).is_dir()), None)
 
 
 def calibration_images(root: Path, preprocessing: Preprocessing, *, count: int, seed: int = 0) -> torch.Tensor:
-    """Some images of a folder, cropped at the centre and normalised: float32 `(N, 3, size, size)`.
-
-    Args:
-        root: with images, in folders of any depth; of a folder with train/ and val/ only train/ is read.
-        preprocessing: of the images.
-        count: how many to draw; all if there are fewer.
-        seed: of the draw.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or no image in it.
-        ValueError: an image is damaged.
-    """
+    """Some images of a folder, also of `train/` in it, cropped at the centre and normalised: `(N, 3, size, size)`."""
     place = root / "train" if (root / "train").is_dir() else root
     if not place.is_dir():
         raise FileNotFoundError(f"there is no folder {root}; give a folder of images")
     paths = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
     if not paths:
-        raise FileNotFoundError(
-            f"{place} holds no image; give a folder of images, in folders of any depth; known are "
-            f"{', '.join(IMG_EXTENSIONS)}"
-        )
+        raise FileNotFoundError(f"{place} holds no image; give a folder of images ({', '.join(IMG_EXTENSIONS)})")
     chosen = torch.randperm(len(paths), generator=generator_for(Stream.ORDER, seed, 0))[:count]
-    return torch.stack([_centre(paths[index], preprocessing) for index in sorted(chosen.tolist())])
-
-
-def _centre(path: Path, preprocessing: Preprocessing) -> torch.Tensor:
-    try:
-        image = resized(read_image(str(path)), preprocessing)
-    except Exception as error:  # decoders of many formats raise many types
-        raise ValueError(f"cannot read the image {path}: {error}; replace or remove it") from error
-    return normalised(functional.center_crop(image, preprocessing.size), preprocessing)
+    images = (resized_image(str(paths[index]), preprocessing) for index in sorted(chosen.tolist()))
+    return torch.stack(
+        [normalised(functional.center_crop(image, preprocessing.size), preprocessing) for image in images]
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FolderData:
-    """A data set that stays on disk.
-
-    Attributes:
-        name: what the data set is called in recipes.
-        train: images to learn from, cropped at random.
-        test: images to evaluate on, cropped at the centre.
-        num_classes: labels are below it.
-        image_shape: channels, height and width of the images that `train` and `test` give.
-        preprocessing: of the images of `test`; None where a function of the user makes them.
-    """
+    """A data set that stays on disk; `preprocessing` is None where a function of the user makes the images."""
 
     name: str
     train: KeyedSplit
@@ -263,18 +216,7 @@ def image_folder(
     """Images in `root/train/CLASS/` and `root/val/CLASS/` (or `root/test/CLASS/`), with the paper's transforms.
 
     Training (Sec. 3.5): shortest side 8/7 of the crop or more, random crop, mirrored half of the time. Evaluation: the
-    centre.
-
-    Args:
-        root: the folder with the two splits; with `val`, it may hold the classes to learn from itself.
-        preprocessing: of the images; None for ImageNet's.
-        val: folder of the images to test on, if they are elsewhere.
-        seed: of the random crops and mirrors.
-        num_classes: outputs of the network, as in `FolderSplit`.
-
-    Raises:
-        FileNotFoundError: a folder is missing, or has no classes, or a class has no images.
-        ValueError: the splits have different classes, or not those of the network.
+    centre. With `val`, the folder of the images to test on, `root` may hold the classes to learn from itself.
     """
     preprocessing = preprocessing or Preprocessing()
     train_root, test_root = root / "train", test_folder(root if val is None else val)

@@ -17,12 +17,7 @@ SampleKey = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """The images of one split and their labels.
-
-    Attributes:
-        images: uint8 `(N, C, H, W)`.
-        labels: int64 `(N,)`, from 0 on.
-    """
+    """The images of one split, uint8 `(N, C, H, W)`, and their labels, int64 `(N,)`."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -41,17 +36,7 @@ class Augmentation:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResidentData:
-    """A data set in memory with its normalisation and augmentation.
-
-    Attributes:
-        name: what the data set is called in recipes.
-        train: images to learn from.
-        test: images to evaluate on, of the same shape.
-        num_classes: labels are below it.
-        mean: per channel, of pixels scaled to 0 .. 1.
-        std: per channel, of the same.
-        augmentation: for training images; None: no change.
-    """
+    """A data set in memory; mean and deviation are per channel, of pixels scaled to 0 .. 1."""
 
     name: str
     train: ImageSet
@@ -74,11 +59,7 @@ class ResidentData:
 
 
 class KeyedSplit(Dataset[tuple[torch.Tensor, int]]):
-    """The images of one split that are made when they are read: `split[epoch, index]` is an image and its label.
-
-    Attributes:
-        classes: their names, in the order of the labels.
-    """
+    """The images of one split that are made when they are read: `split[epoch, index]` is an image and its label."""
 
     classes: tuple[str, ...]
 
@@ -116,11 +97,7 @@ def generator_for(stream: Stream, *values: int) -> torch.Generator:
 
 
 def drawn_variations(count: int, augmentation: Augmentation, generator: torch.Generator) -> torch.Tensor:
-    """A shift and a mirror for each image, all equally likely: int64 `(count, 3)`.
-
-    The columns are the top and left of the crop out of the padded image, from 0 to twice the padding, and 1 where the
-    crop is mirrored.
-    """
+    """A crop out of the padded image, from the top and left, and a mirror for each image: int64 `(count, 3)`."""
     corners = torch.randint(0, 2 * augmentation.padding + 1, (2, count), generator=generator)
     mirrored = torch.randint(0, 2, (1, count), generator=generator) * augmentation.flip
     return torch.cat([corners, mirrored]).T

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -29,17 +29,12 @@ from strucspars.export.program import (
 )
 from strucspars.io.files import replace_file
 
-EXPORTERS: Registry[Exporter] = Registry(
-    "format", {"onnx": OnnxExporter(), "openvino": OpenVinoExporter(), "torch": TorchExporter()}
-)
+_BUILT_IN: Mapping[str, Exporter] = {"onnx": OnnxExporter(), "openvino": OpenVinoExporter(), "torch": TorchExporter()}
+EXPORTERS = Registry("format", _BUILT_IN)
 
 
 def register_exporter(name: str, exporter: Exporter) -> None:
     """Make a file format available as `ss.export(..., format=name)` and `strucspars export --format name`.
-
-    Args:
-        name: what the format is called.
-        exporter: how files of it are written and run.
 
     >>> import io, strucspars as ss
     >>> from strucspars.export.program import Exporter
@@ -67,14 +62,7 @@ def find_exporter(format: str) -> Exporter:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How closely a runtime agrees with the network.
-
-    Attributes:
-        batch_sizes: the sizes that were tried.
-        max_relative_error: largest difference over the largest entry of its output, of all outputs and batch sizes.
-        tolerance: what was allowed.
-        num_outputs: number of output tensors.
-    """
+    """How closely a runtime agrees with the network: the largest error of any output and batch size."""
 
     batch_sizes: tuple[int, ...]
     max_relative_error: float
@@ -85,15 +73,6 @@ class Agreement:
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
     """A file that was written, and how closely it agrees with the network. `str()` of it is a short text.
-
-    Attributes:
-        path: the file.
-        format: its name.
-        runtime: name and version of what checked it.
-        nbytes: its size, with the files beside it.
-        num_gathers: channel shuffles that folding left in it.
-        gathered_bytes: what those copy for the example inputs.
-        agreement: of the runtime with the network.
 
     >>> agreement = Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1)
     >>> print(ExportReport(path=Path("model.onnx"), format="onnx", runtime="ONNX Runtime 1.31.0", nbytes=12345,
@@ -114,16 +93,15 @@ class ExportReport:
 
     def __str__(self) -> str:
         found = self.agreement
-        sizes = " and ".join(str(size) for size in found.batch_sizes)
-        gathers = f"{self.num_gathers}, {self.gathered_bytes:,} bytes" if self.num_gathers else "none"
-        rows = [
-            (self.path.name, f"{self.nbytes:,} bytes"),
-            ("gathers", gathers),
-            ("checked in", f"{self.runtime}, batch size{'s' if len(found.batch_sizes) > 1 else ''} {sizes}"),
-            ("off by", f"{found.max_relative_error:.1e} of the largest output; {found.tolerance:.0e} is allowed"),
-        ]
-        width = max(len(title) for title, _ in rows)
-        return "\n".join(f"{title:<{width}}  {text}" for title, text in rows)
+        sizes = f"batch size{'s'[: len(found.batch_sizes) > 1]} {' and '.join(map(str, found.batch_sizes))}"
+        rows = {
+            self.path.name: f"{self.nbytes:,} bytes",
+            "gathers": f"{self.num_gathers}, {self.gathered_bytes:,} bytes" if self.num_gathers else "none",
+            "checked in": f"{self.runtime}, {sizes}",
+            "off by": f"{found.max_relative_error:.1e} of the largest output; {found.tolerance:.0e} is allowed",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{title:<{width}}  {text}" for title, text in rows.items())
 
 
 class ExportMismatch(ValueError):
@@ -201,9 +179,8 @@ def export(
             program.metadata[PREPROCESSING_KEY] = json.dumps(asdict(preprocessing))
         with replace_file(path, follow_link=True) as unfinished:
             exporter.write(program, unfinished)
-            agreement = check_agreement(
-                program.reference, partial(exporter.load, unfinished), program.batch, runtime=runtime, path=path
-            )
+            load = partial(exporter.load, unfinished)
+            agreement = check_agreement(program.reference, load, program.batch, runtime=runtime, path=path)
             nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())
     return ExportReport(
         path=path,
@@ -219,14 +196,7 @@ def export(
 def check_agreement(
     model: nn.Module, load: Callable[[], Inference], batch: ExampleBatch, *, runtime: str, path: Path
 ) -> Agreement:
-    """Compare a runtime with the network on random inputs like the example, at each batch size.
-
-    The model must be on the CPU; it is called in eval mode and not changed. The names of the runtime and of the future
-    file are for messages.
-
-    Raises:
-        ExportMismatch: the runtime fails, or something differs; the message says what.
-    """
+    """Compare a runtime with the network, on the CPU, on random inputs like the example, at each batch size."""
     run: Inference | None = None
     compared: list[Comparison] = []
     for size in batch.sizes:

@@ -113,7 +113,7 @@ def rename_values_(graph: onnx.GraphProto, input_names: Sequence[str], output_na
 
 
 def name_batch_axis_(graph: onnx.GraphProto, is_batched: Sequence[bool]) -> None:
-    """Call the varying first axis of the inputs, and every size that depends on it, by its name."""
+    """Name the varying first axis of the inputs, and every size that depends on it, `BATCH_AXIS`."""
     symbols = {
         value.type.tensor_type.shape.dim[0].dim_param
         for value, batched in zip(graph.input, is_batched, strict=True)
@@ -172,7 +172,6 @@ class OnnxRunner:
     once; the export has tested which is the case.
 
     Args:
-        path: the file.
         threads: that one image may use; None: one per core.
         images_per_call: how many images to give to ONNX Runtime at a time; None: one if the file has gathers, else all.
 
@@ -193,7 +192,19 @@ class OnnxRunner:
         self, path: str | os.PathLike[str], *, threads: int | None = None, images_per_call: int | None = None
     ) -> None:
         self._path = Path(path)
-        self._session = _session(self._path, threads)
+        onnxruntime = optional_module("onnxruntime", extra="onnx")
+        if not self._path.is_file():
+            raise FileNotFoundError(f"there is no file {path}; strucspars.export writes one")
+        options = onnxruntime.SessionOptions()
+        # Errors are raised, so they need no log line.
+        options.log_severity_level = 4
+        if threads is not None:
+            options.intra_op_num_threads = checked_at_least("threads", threads, 1)
+        try:
+            self._session = onnxruntime.InferenceSession(self._path, options, providers=["CPUExecutionProvider"])
+        # The library's errors have no other common base.
+        except Exception as error:
+            raise ValueError(f"ONNX Runtime cannot read {path}: {first_line(error)}") from error
         metadata = self._session.get_modelmeta().custom_metadata_map
         if images_per_call is not None:
             checked_at_least("images_per_call", images_per_call, 1)
@@ -204,7 +215,7 @@ class OnnxRunner:
         self._can_be_split = metadata.get(INDEPENDENT_KEY) == "true"
 
     def __call__(self, *inputs: npt.ArrayLike) -> tuple[Array, ...]:
-        """The outputs for a batch; inputs in the order of the file's."""
+        """The outputs for a batch; inputs in the order of the file."""
         arrays = self._checked_inputs(inputs)
         batched = {name for name, value in self._inputs.items() if value.shape and value.shape[0] == BATCH_AXIS}
         size = max((len(arrays[name]) for name in batched), default=0)
@@ -251,20 +262,3 @@ class OnnxRunner:
 
 # As ONNX Runtime calls them, where numpy has another name.
 _DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64"}
-
-
-def _session(path: Path, threads: int | None) -> Any:
-    onnxruntime = optional_module("onnxruntime", extra="onnx")
-
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}; strucspars.export writes one")
-    options = onnxruntime.SessionOptions()
-    # Errors are raised, so they need no log line.
-    options.log_severity_level = 4
-    if threads is not None:
-        options.intra_op_num_threads = checked_at_least("threads", threads, 1)
-    try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    # The library's errors have no other common base.
-    except Exception as error:
-        raise ValueError(f"ONNX Runtime cannot read {path}: {first_line(error)}") from error

@@ -96,7 +96,7 @@ def write_openvino(proto: onnx.ModelProto, path: Path) -> None:
             # OpenVINO says "iostream error" for every cause; writing the same amount raises the system's own error.
             path.write_bytes(bytes(2 * source.stat().st_size))
             raise OSError(
-                f"OpenVINO cannot write {path.name}: {first_line(error)}; choose another folder, or another format"
+                f"OpenVINO cannot write {path.name}: {first_line(error)}; choose another folder or format"
             ) from error
 
 

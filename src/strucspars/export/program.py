@@ -45,13 +45,7 @@ Inference = Callable[[Arguments], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleBatch:
-    """Example inputs of a network, on the CPU.
-
-    Attributes:
-        arguments: one tensor per argument of `forward`.
-        is_batched: for each, whether its first axis is the batch; none if the batch has a fixed size.
-        sizes: the batch sizes to check: that of the example, and another one where the batch may vary.
-    """
+    """Example inputs on the CPU, which of them have the batch as first axis, and the batch sizes to check."""
 
     arguments: Arguments
     is_batched: tuple[bool, ...]
@@ -94,17 +88,7 @@ def example_batch(arguments: tuple[Any, ...], *, dynamic_batch: bool) -> Example
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceProgram:
-    """A network that is ready to be written.
-
-    Attributes:
-        reference: the network as it was given, on the CPU, with which every file has to agree.
-        exported: its folded form, as torch.export sees it.
-        batch: the example inputs.
-        input_names: one per input.
-        output_names: one per output tensor.
-        gathers: the channel shuffles that folding left.
-        metadata: the origin of the file, by key.
-    """
+    """A network that is ready to be written; every file has to agree with the `reference`, the network as given."""
 
     reference: nn.Module
     exported: torch.export.ExportedProgram
@@ -116,13 +100,10 @@ class InferenceProgram:
 
 
 class Exporter(ABC):
-    """A file format and the runtime that checks its files. `register_exporter` gives it a name.
+    """A file format, with its suffix, and the runtime that checks its files. `register_exporter` gives it a name.
 
-    Attributes:
-        suffix: how its files end, such as ".onnx".
-        group_width: convolutions with fewer channels per group run as wider ones, because the runtime is slow with
-            narrow groups; 1: no change.
-        has_names: whether files keep the names of inputs and outputs.
+    Convolutions with fewer channels per group than `group_width` run as wider ones, because the runtime is slow with
+    narrow groups. `has_names` says whether files keep the names of inputs and outputs.
     """
 
     suffix: str
@@ -144,10 +125,7 @@ class Exporter(ABC):
 
 @final
 class TorchExporter(Exporter):
-    """A program that `torch.export.load` reads, without the network's code, for the CPU.
-
-    It returns plain tuples where the network has named ones, whose class is code of the network.
-    """
+    """A program that `torch.export.load` reads, for the CPU; it returns plain tuples in place of named ones."""
 
     suffix = ".pt2"
     has_names = False
@@ -201,15 +179,11 @@ def inference_program(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
 ) -> InferenceProgram:
-    """Fold a copy of a network and trace it with torch.export.
-
-    The arguments are those of `export`; `group_width` is that of the format.
-    """
+    """Fold a copy of a network and trace it with torch.export, for a format with this `group_width`."""
     model = unwrapped(model)
     check_plain_weights(model)
     batch = example_batch(arguments_of(model, example_inputs), dynamic_batch=dynamic_batch)
-    chosen_inputs = choose_input_names(model, len(batch.arguments), input_names)
-    reference = copied(model).cpu()
+    chosen_inputs, reference = choose_input_names(model, len(batch.arguments), input_names), copied(model).cpu()
     with undisturbed(reference):
         outputs = reference(*fresh_arguments(batch.arguments))
     chosen_outputs = choose_output_names(outputs, output_names, input_names=chosen_inputs)
@@ -223,8 +197,7 @@ def inference_program(
     else:
         width = group_width if widen_groups_below is None else widen_groups_below
         folded = fold(reference, batch.arguments, widen_groups_below=width)
-    gathers = fold_report(folded).gathers
-    plan_hash = hash_of_model(model)
+    gathers, plan_hash = fold_report(folded).gathers, hash_of_model(model)
     return InferenceProgram(
         reference=reference,
         exported=_exported(folded, batch),
@@ -267,18 +240,13 @@ def _exported(folded: fx.GraphModule, batch: ExampleBatch) -> torch.export.Expor
     with folded.graph.inserting_before(output):
         output.args = (folded.graph.call_function(with_plain_containers, output.args),)
     folded.recompile()
-    samples = torch.export.Dim("batch")
+    samples, inputs = torch.export.Dim("batch"), batch.random_like(max(batch.sizes[0], SMALLEST_TRACED_BATCH))
     shapes: list[Any] = [{0: samples} if batched else None for batched in batch.is_batched]
     # The arguments that `*args` takes count as one tuple.
     dynamic_shapes = tuple(inspect.signature(folded.forward).bind(*shapes).arguments.values())
     try:
         with torch.no_grad(), without_chatter():
-            program = torch.export.export(
-                folded,
-                batch.random_like(max(batch.sizes[0], SMALLEST_TRACED_BATCH)),
-                dynamic_shapes=dynamic_shapes,
-                strict=False,
-            )
+            program = torch.export.export(folded, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     # torch.export runs the network's code on symbolic values, which can raise any error.
     except Exception as error:
         remedy = "its code must not branch on the values of tensors"
@@ -308,12 +276,12 @@ def with_plain_containers(outputs: object) -> object:
 
 
 def output_tensors(outputs: object) -> list[torch.Tensor]:
-    """The tensors of a tensor, or of lists, tuples and dictionaries of them, in order."""
+    """All tensors in an output: a tensor, or lists, tuples and dictionaries of them, in order."""
     return [tensor for _, tensor in _named_tensors(outputs)]
 
 
 def _named_tensors(outputs: object, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Each output tensor, named by the keys and positions on the way to it."""
+    """Each output tensor, named by its keys and positions."""
     if isinstance(outputs, torch.Tensor):
         yield name, outputs.detach()
     elif isinstance(outputs, Mapping | list | tuple):

@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,8 +60,6 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     and `DistributedDataParallel`. The `transform_input` of torchvision's GoogLeNet and Inception is saved too.
 
     Args:
-        model: what to save.
-        path: where.
         plan: the plan that the model was converted with, to keep its target and threshold too. None: the grouping
             alone, read off the model.
 
@@ -81,9 +80,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     present = model_plan(model)
     plan = present if plan is None else under_first_names(model, plan)
     if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
-        raise ValueError(
-            "the plan is not the one that the model was converted with; leave it out or give the right one"
-        )
+        raise ValueError("the plan is not the one that the model was converted with; give that one or none")
     versions = {name: version for name, version in state_versions(network).values() if version != 1}
     metadata = {
         PLAN_KEY: plan.to_json(),
@@ -123,7 +120,12 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     plan = GroupingPlan.from_json(metadata[PLAN_KEY], str(path))
     transforms = read_transforms(metadata, str(path))
     versions = _read_json(metadata, STATE_VERSIONS_KEY, dict[str, int], str(path))
-    _check_dense(network)
+    for name, module in bare_modules(network):
+        if is_grouped(module) or is_masked(module):
+            raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
+    for name, tensor in network.state_dict().items():
+        if tensor.is_meta:
+            raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
     try:
         needed = _bare_state(convert_(copied(network), plan))
     except ValueError as error:
@@ -178,31 +180,34 @@ def _check_can_be_saved(name: str, value: object) -> None:
         ) from error
 
 
-def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file; a damaged one is a `ValueError`."""
+@contextmanager
+def opened(path: str | os.PathLike[str], remedy: str = "restore it from a copy") -> Iterator[Any]:
+    """An open safetensors file; a damaged one is a `ValueError` that ends with the remedy."""
     if not Path(path).exists() or Path(path).is_dir():
-        raise FileNotFoundError(f"there is no saved model at {path}")
+        raise FileNotFoundError(f"there is no saved network at {path}; give the path of one")
     check_readable(path)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-            return tensors, file.metadata() or {}
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} is not a readable safetensors file, or damaged: {error}; restore it from a copy"
-        ) from error
+        raise ValueError(f"{path} is not a readable safetensors file, or damaged: {error}; {remedy}") from error
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file."""
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118  # no mapping
 
 
 def read_plan(path: str | os.PathLike[str]) -> GroupingPlan | None:
     """The plan in the metadata of a file, without its tensors; None where the file is of another kind."""
     if Path(path).suffix != ".safetensors" or not Path(path).is_file():
         return None
-    check_readable(path)
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with opened(path) as file:
             metadata = file.metadata() or {}
-    except (SafetensorError, OSError, ValueError):
-        return None  # who reads the tensors says what is wrong
+    except ValueError:
+        return None  # reading the tensors says what is wrong
     return GroupingPlan.from_json(metadata[PLAN_KEY], str(path)) if PLAN_KEY in metadata else None
 
 
@@ -245,15 +250,6 @@ def _bare_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return {bare: state[name] for name, bare in bare_state_names(model).items()}
 
 
-def _check_dense(model: nn.Module) -> None:
-    for name, module in bare_modules(model):
-        if is_grouped(module) or is_masked(module):
-            raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
-    for name, tensor in model.state_dict().items():
-        if tensor.is_meta:
-            raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
-
-
 def input_transforms(model: nn.Module) -> dict[str, bool]:
     """Whether torchvision's GoogLeNet and Inception in a model transform their inputs, by name; usually empty."""
     return {
@@ -276,16 +272,13 @@ def _read_json(metadata: Mapping[str, str], key: str, kind: type[Value], where: 
 
 
 def plan_hash(plan: GroupingPlan) -> str:
-    """SHA-256 of what a plan groups and how, as hexadecimal text.
-
-    Layers that stay whole, the target and the version do not count: the same network gives the same text.
-    """
+    """SHA-256 of what a plan groups and how; layers that stay whole, the target and the version do not count."""
     layers = json.loads(plan.to_json())["layers"]
     grouped = {name: layers[name] for name, layer in plan.layers.items() if layer.group_level > 1}
     return hashlib.sha256(json.dumps(grouped, sort_keys=True).encode()).hexdigest()
 
 
 def hash_of_model(model: nn.Module) -> str | None:
-    """The hash of the plan of a converted network, also of one that was folded; None where there is no plan."""
+    """The plan hash of a converted or folded network; None where there is no plan."""
     plan = model.meta.get(FOLDED_PLAN_KEY) if is_folded(model) else plan_of(model)
     return plan_hash(plan) if isinstance(plan, GroupingPlan) and plan.layers else None

@@ -90,7 +90,12 @@ class SparsifyCallback(Callback):
         """Refuse what cannot work before anything expensive happens; forget what earlier runs left and restored."""
         self._restored = {}
         if stage == "fit":
-            _check_strategy(trainer)
+            strategy, name = trainer.strategy, type(trainer.strategy).__name__
+            if isinstance(strategy, (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)):
+                raise ValueError(f"{name} divides the weights, the channel orders need whole ones; use strategy='ddp'")
+            if isinstance(strategy.launcher, _MultiProcessingLauncher):
+                lost = f"the processes that {name} spawns take the plan with them when they end"
+                raise ValueError(f"{lost}; use strategy='ddp'")
             # A search for a learning rate or a batch size saves all callbacks before its fit, and restores them.
             self._sparsifier, self._plan = None, None
 
@@ -111,7 +116,11 @@ class SparsifyCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the optimizers; compare the epochs that lambda is planned for with the Trainer's."""
-        _warn_of_another_schedule(self._config, trainer)
+        if trainer.max_epochs != self._config.epochs:
+            logger.warning(
+                "lambda is planned for %d epochs but the Trainer has max_epochs=%s; set both to the same number",
+                *(self._config.epochs, trainer.max_epochs),
+            )
         # A search for a learning rate trains with optimizers of its own first.
         self.sparsifier.detach()
         for optimizer in trainer.optimizers:
@@ -128,9 +137,8 @@ class SparsifyCallback(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refresh orders, levels and lambda; log them."""
-        if self._open_epoch is None:
-            return
-        self._end_epoch(pl_module)
+        if self._open_epoch is not None:
+            self._end_epoch(pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Plan the groups; convert the module if asked to."""
@@ -158,20 +166,3 @@ class SparsifyCallback(Callback):
         # Equal on all ranks already; without sync_dist Lightning would warn on every fit.
         logged = {"sparsify/lambda_value": report.lambda_value, "sparsify/removed_fraction": report.removed_fraction}
         pl_module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True)
-
-
-def _check_strategy(trainer: Trainer) -> None:
-    strategy = trainer.strategy
-    name = type(strategy).__name__
-    if isinstance(strategy, (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)):
-        raise ValueError(f"{name} divides the weights, the channel orders need whole ones; use strategy='ddp'")
-    if isinstance(strategy.launcher, _MultiProcessingLauncher):
-        raise ValueError(f"the processes that {name} spawns take the plan with them when they end; use strategy='ddp'")
-
-
-def _warn_of_another_schedule(config: SparsifyConfig, trainer: Trainer) -> None:
-    if trainer.max_epochs != config.epochs:
-        logger.warning(
-            "lambda is planned for %d epochs but the Trainer has max_epochs=%s; set both to the same number",
-            *(config.epochs, trainer.max_epochs),
-        )

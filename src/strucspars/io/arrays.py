@@ -31,12 +31,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray[An
 
 
 def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """Read all arrays of a file, checked by the file's own checksums.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or holds anything but arrays of plain values.
-    """
+    """Read all arrays of a file, checked by the file's own checksums."""
     try:
         content = read_bytes(path, limit=ARRAYS_BYTES)
     except FileNotFoundError:
@@ -56,6 +51,4 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray[Any, Any]]
                 for entry in entries
             }
     except Exception as error:
-        raise ValueError(
-            f"{path} is damaged or holds more than plain arrays: {error}; restore it from a copy or delete it"
-        ) from error
+        raise ValueError(f"{path} is damaged or holds more than arrays: {error}; restore or delete it") from error

@@ -1,13 +1,5 @@
 """Atomic writing of files and report folders, and reading that refuses pipes, devices and files that are too large.
 
-    with replace_file("plan.json") as unfinished:      # a temporary file, renamed when the block ends without an error
-        unfinished.write_text(plan.to_json())
-    write_text("plan.json", plan.to_json())            # the same for content in memory
-    with replace_folder("report") as unfinished:       # the same for the folder of a report
-        (unfinished / "index.html").write_text(page)
-    text = read_text("plan.json", limit=RECORD_BYTES)
-    image = Image.open(open_file("cat.jpg", limit=IMAGE_BYTES))
-
 A failed write keeps the previous file. Every `OSError` names the file and a remedy. A symbolic link is itself replaced;
 with `follow_link=True`, for paths that a user gives, its target is.
 """
@@ -72,18 +64,10 @@ def disk_error(action: str, path: str | os.PathLike[str], error: OSError, note: 
 
 
 def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> BinaryIO:
-    """Open a regular file for reading.
-
-    Args:
-        path: the file, or a link to it.
-        limit: number of bytes that it may have.
-
-    Raises:
-        OSError: it cannot be opened, or is a folder.
-        ValueError: it is a pipe, a socket or a device, which might never end, or larger than the limit.
-    """
+    """Open a regular file of at most `limit` bytes; a pipe, socket or device might never end: a `ValueError`."""
     try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # it is returned
+        # Without this flag, opening a pipe blocks until a writer opens it.
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
         # A socket cannot even be opened.
         if error.errno == errno.ENXIO:
@@ -94,11 +78,6 @@ def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> Bina
         return file
     file.close()
     raise _too_large(path, limit or 0) if stat.S_ISREG(status.st_mode) else _special_file(path)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    # Without this flag, opening a pipe blocks until a writer opens it.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def check_readable(path: str | os.PathLike[str], *, limit: int | None = None) -> None:
@@ -134,9 +113,7 @@ def read_text(path: str | os.PathLike[str], *, limit: int = RECORD_BYTES) -> str
     try:
         return read_bytes(path, limit=limit).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text ({error.reason}); restore it from a copy, or save it in UTF-8"
-        ) from error
+        raise ValueError(f"{path} is not UTF-8 text ({error.reason}); restore it, or save it in UTF-8") from error
 
 
 def check_not_packed(file: BinaryIO) -> None:
@@ -178,18 +155,11 @@ def replace_file(
     """Yield a path in a temporary folder; the file written there replaces `path` when the block ends without an error.
 
     Other files that the block writes in that folder are moved with it, and replace such files only together with it. On
-    an error the previous files stay.
-
-    Args:
-        path: the file to replace.
-        former: another name for its present version, which must exist then; None: it is deleted.
-        follow_link: if `path` is a link, replace its target instead of the link.
-
-    Raises:
-        OSError: the file cannot be written; the message says why, and what helps.
+    an error the previous files stay. `former` is another name for the present version, which must exist then. With
+    `follow_link`, the target of a link is replaced instead of the link.
     """
     target = followed(Path(path)) if follow_link else Path(path)
-    with _named_errors(Path(path)):
+    with named_errors(Path(path)):
         if target.is_dir() and not target.is_symlink():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         with unfinished_folder(target.parent) as folder:
@@ -200,17 +170,10 @@ def replace_file(
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to write a report to; it is renamed to `path` when the block ends without an error.
-
-    On an error the previous report stays. The target of a link is replaced, not the link.
-
-    Raises:
-        FileExistsError: `path` is a file, or holds files that no report has written.
-        OSError: the folder cannot be written; the message names it and says what to do.
-    """
+    """Yield an empty folder to write a report to; at the end it replaces the report at `path`, and no other files."""
     path = Path(os.path.realpath(path))
     _check_replaceable(path)
-    with _named_errors(path):
+    with named_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished_folder(path.parent) as place:
             unfinished, former = place / "report", place / "former"
@@ -248,15 +211,16 @@ def _check_replaceable(path: Path) -> None:
 
 
 @contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Let errors of writing name the path and a remedy."""
+def named_errors(path: Path, action: str = "write") -> Iterator[None]:
+    """Let errors of the disk name the action, the path and a remedy."""
     try:
         yield
     except OSError as error:
         # An error without strerror has a message of ours already.
         if error.strerror is None:
             raise
-        raise disk_error("write", path, error, "what was there is kept; " if path.exists() else "") from error
+        kept = "what was there is kept; " if action == "write" and path.exists() else ""
+        raise disk_error(action, path, error, kept) from error
 
 
 @contextmanager

@@ -1,10 +1,8 @@
 """Text of JSON and YAML as plain values, plain values as dataclasses, and one error that says where.
 
-    document = parse_json(read_text(path), str(path))           # without NaN; or parse_yaml, bounded
-    fields = check_header(document, str(path), format="strucspars-bench", format_version=3)
-    report = as_record(BenchReport, fields, str(path))          # dataclasses in it too, as their annotations say
-    width = convert(int, document["width"], str(path), "width")  # one value: any annotation that a record may have
-    write_text(path, to_json(report))                           # dataclasses become objects, NaN becomes null
+    fields = check_header(parse_json(text, path), path, format="strucspars-bench", format_version=3)
+    report = as_record(BenchReport, fields, path)   # dataclasses in it too, as their annotations say
+    text = to_json(report)                          # dataclasses become objects, NaN becomes null
 
 What is wrong is a `RecordError`, a `ValueError` such as `plan.json: layers.conv1.group_level: must be a whole number,
 got 'x'`. What the types cannot say, a dataclass checks when it is made; its `ValueError` gets the place in front.
@@ -140,10 +138,7 @@ def check_header(document: object, where: str, **expected: str | int) -> dict[st
 
 
 def as_record(kind: type[Record], value: object, where: str, key: str = "") -> Record:
-    """Make a dataclass of an object, which must have all fields without a default and no unknown ones.
-
-    An error names the file `where` and the path `key` of the value in it.
-    """
+    """Make a dataclass of an object, which must have all fields without a default and no unknown ones."""
     if not isinstance(value, Mapping):
         raise RecordError(where, key, f"must be an object, got {_SHORT.repr(value)}")
     hints = get_type_hints(kind)
@@ -186,7 +181,13 @@ def convert(hint: Any, value: Any, where: str, key: str = "") -> Any:
         if isinstance(text, str) and text in arguments:
             return text
     elif kind in (tuple, list, Sequence) and isinstance(value, list):
-        return _items(kind, arguments, value, where, key)
+        # A tuple may have an annotation for each item.
+        hints = arguments[:1] * len(value) if kind is not tuple or arguments[-1] is Ellipsis else arguments
+        if len(hints) != len(value):
+            raise RecordError(where, key, f"must be a list of {len(hints)}, got {_SHORT.repr(value)}")
+        pairs = enumerate(zip(hints, value, strict=True))
+        items = [convert(item_hint, item, where, f"{key}[{place}]") for place, (item_hint, item) in pairs]
+        return items if kind is list else tuple(items)
     elif kind in (dict, Mapping) and isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         prefix = f"{key}." if key else ""
         return {name: convert(arguments[1], entry, where, f"{prefix}{name}") for name, entry in value.items()}
@@ -198,16 +199,6 @@ def convert(hint: Any, value: Any, where: str, key: str = "") -> Any:
     elif kind in (bool, int, str) and type(value) is kind and (kind is not int or abs(value) < LARGEST):
         return value
     raise RecordError(where, key, f"must be {describe(wanted)}, got {_SHORT.repr(value)}")
-
-
-def _items(kind: Any, arguments: tuple[Any, ...], value: list[Any], where: str, key: str) -> Any:
-    """The items of a list; a tuple may have an annotation for each."""
-    hints = arguments[:1] * len(value) if kind is not tuple or arguments[-1] is Ellipsis else arguments
-    if len(hints) != len(value):
-        raise RecordError(where, key, f"must be a list of {len(hints)}, got {_SHORT.repr(value)}")
-    pairs = enumerate(zip(hints, value, strict=True))
-    items = [convert(hint, item, where, f"{key}[{place}]") for place, (hint, item) in pairs]
-    return items if kind is list else tuple(items)
 
 
 def describe(hint: Any) -> str:

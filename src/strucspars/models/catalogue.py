@@ -43,12 +43,8 @@ def build_model(
     Args:
         name: `preact-resnet20` (any depth 9 n + 2), `cifar-resnet56` (6 n + 2), a torchvision classifier, `timm:NAME`,
             or `package.module:function`, which is called with `num_classes`.
-        num_classes: outputs.
-        image_shape: channels, height and width of an image. If given, the network must take one.
+        image_shape: channels, height and width of an image that the network must take.
         must_classify: it must return `num_classes` scores for it, too.
-
-    Raises:
-        ValueError: there is no such network, or it does not fit the images.
 
     >>> type(build_model("cifar-resnet20", num_classes=100, image_shape=(3, 32, 32))).__name__
     'CifarResNet'
@@ -63,7 +59,13 @@ def build_model(
     elif name.startswith(TIMM):
         model = _timm_model(name, num_classes)
     elif names_a_function(name):
-        model = _model_of_function(name, num_classes)
+        function = import_named("network", name)
+        try:
+            model = function(num_classes=num_classes)
+        except Exception as error:  # the user's code may raise anything
+            raise ValueError(f"network {name!r}: building it fails: {users_error(error)}") from error
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"network {name!r}: must return a torch.nn.Module, returned a {type(model).__name__}")
     elif name in torchvision_names():
         options = INCEPTION_OPTIONS if name in INCEPTIONS else {}
         model = torchvision.models.get_model(name, weights=None, num_classes=num_classes, **options)
@@ -123,15 +125,4 @@ def _timm_model(name: str, num_classes: int) -> nn.Module:
         near = difflib.get_close_matches(timm_name, timm.list_models(), n=1, cutoff=0.0)
         raise ValueError(f"timm has no network {timm_name!r}; did you mean '{TIMM}{near[0]}'?")
     model: nn.Module = timm.create_model(timm_name, pretrained=False, num_classes=num_classes)
-    return model
-
-
-def _model_of_function(name: str, num_classes: int) -> nn.Module:
-    function = import_named("network", name)
-    try:
-        model = function(num_classes=num_classes)
-    except Exception as error:  # the user's code may raise anything
-        raise ValueError(f"network {name!r}: building it fails: {users_error(error)}") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"network {name!r}: must return a torch.nn.Module, returned a {type(model).__name__}")
     return model

@@ -1,8 +1,7 @@
 """ResNets for CIFAR images, both in three stages of 16, 32 and 64 channels.
 
-`PreactivationResNet`: bottlenecks that normalise before each convolution (He et al., 2016, identity mappings); the
-networks of Table 1. `CifarResNet`: basic blocks that normalise after it, shortcuts without parameters (He et al., 2016,
-deep residual learning); the networks that most other papers report on.
+`PreactivationResNet` (He et al., 2016, identity mappings): the networks of Table 1. `CifarResNet` (He et al., 2016,
+deep residual learning), whose shortcuts have no parameters: the networks that most other papers report on.
 """
 
 import torch
@@ -94,11 +93,7 @@ def _initialise_(model: nn.Module) -> None:
 
 
 class CifarResNet(nn.Module):
-    """Three stages of basic blocks.
-
-    Args:
-        depth: 6 n + 2; usual are 20, 32, 44, 56 and 110.
-        num_classes: outputs of the classifier.
+    """Three stages of basic blocks; the depth is 6 n + 2.
 
     >>> model = CifarResNet(20)
     >>> sum(parameter.numel() for parameter in model.parameters())
@@ -129,11 +124,7 @@ class CifarResNet(nn.Module):
 
 
 class PreactivationResNet(nn.Module):
-    """Three stages of pre-activation bottlenecks.
-
-    Args:
-        depth: 9 n + 2; the paper uses 20, 56 and 110.
-        num_classes: outputs of the classifier.
+    """Three stages of pre-activation bottlenecks; the depth is 9 n + 2.
 
     >>> sum(parameter.numel() for parameter in PreactivationResNet(20).parameters())
     219482

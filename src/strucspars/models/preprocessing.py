@@ -17,10 +17,6 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
 def preprocessing_of(name: str, weights: str | None = None) -> Preprocessing:
     """What the images of a network go through, by the file of its weights, else by its library, else ImageNet's.
 
-    Args:
-        name: of the network, as in `build_model`.
-        weights: as in `load_weights_`; None for fresh ones.
-
     >>> preprocessing_of("resnet50", "DEFAULT").resize, preprocessing_of("inception_v3").size
     (232, 299)
     """

@@ -12,14 +12,7 @@ import torchvision
 from torch import nn
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.export.storage import (
-    FORMAT_KEY,
-    FORMAT_VERSION,
-    PLAN_KEY,
-    SELECTION_KEY,
-    read_tensors,
-    read_transforms,
-)
+from strucspars.export.storage import FORMAT_KEY, FORMAT_VERSION, PLAN_KEY, SELECTION_KEY, read_tensors, read_transforms
 from strucspars.io.files import check_not_packed, open_file
 from strucspars.models.catalogue import INCEPTIONS, torchvision_names
 from strucspars.nn.layers import ORDER_NAMES, dense_weight
@@ -39,19 +32,13 @@ STATE_KEYS = ("state_dict", "model", "model_state_dict")
 def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: bool = False) -> None:
     """Load stored weights into a model; on any error the model stays as it was.
 
-    A classifier of another number of classes keeps its fresh weights, and auxiliary heads of torchvision's weights are
-    left out; log lines say so.
+    A classifier of another number of classes keeps its fresh weights, unless `with_classifier` is set, and auxiliary
+    heads of torchvision's weights are left out; log lines say so.
 
     Args:
-        model: what `build_model` built.
-        source: a name of torchvision's weights, such as `DEFAULT`, or a checkpoint: a `.safetensors`, `.pt` or `.pth`
-            file of a state dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed. Of a compressed
-            network come the dense weights of the same function, with zeros outside its groups.
-        name: of the network, as in `build_model`.
-        with_classifier: make another number of classes an error instead.
-
-    Raises:
-        ValueError: there are no such weights, the file is damaged, or they belong to another network.
+        source: a name of torchvision's weights, such as `DEFAULT`, or a `.safetensors`, `.pt` or `.pth` file of a state
+            dict, bare or under one of `STATE_KEYS`. Nothing in a file is executed. Of a compressed network come the
+            dense weights of the same function, with zeros outside its groups.
     """
     path = Path(source).expanduser()
     if path.suffix in CHECKPOINT_SUFFIXES or path.is_file():
@@ -83,12 +70,9 @@ def load_weights_(model: nn.Module, source: str, name: str, *, with_classifier: 
     model.load_state_dict(wanted)
 
 
-def _no_file(path: Path) -> str:
-    return "this is a folder" if path.is_dir() else "there is no such file"
-
-
 def _torchvision_state(source: str, name: str) -> dict[str, Any]:
-    missing = f"weights {source!r}: {_no_file(Path(source).expanduser())}"
+    is_folder = Path(source).expanduser().is_dir()
+    missing = f"weights {source!r}: {'this is a folder' if is_folder else 'there is no such file'}"
     if name not in torchvision_names():
         raise ValueError(
             f"{missing}, and only networks of torchvision have weights by name, which {name!r} is not; {GIVE_A_FILE}"
@@ -100,12 +84,11 @@ def _torchvision_state(source: str, name: str) -> dict[str, Any]:
             f"{', '.join(choices.__members__)}; name one of these, or {GIVE_A_FILE}"
         )
     try:
-        state: Mapping[str, Any] = choices[source].get_state_dict(check_hash=True, progress=False)
+        return dict(choices[source].get_state_dict(check_hash=True, progress=False))
     except (OSError, RuntimeError) as error:  # no connection; another hash
         raise ValueError(
-            f"weights {source!r} of {name!r} could not be fetched: {error}; give a file that is here instead"
+            f"weights {source!r} of {name!r} could not be fetched: {error}; give a file instead"
         ) from error
-    return dict(state)
 
 
 def _as_built(state: Mapping[str, Any], model: nn.Module, where: str) -> dict[str, Any]:
@@ -124,7 +107,7 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
     """The dense state dict of a file, and the `transform_input` settings that it records."""
     where = f"weights {str(path)!r}"
     if not path.exists() or path.is_dir():
-        raise ValueError(f"{where}: {_no_file(path)}; {GIVE_A_FILE}")
+        raise ValueError(f"{where}: {'this is a folder' if path.is_dir() else 'there is no such file'}; {GIVE_A_FILE}")
     content: Any
     metadata: dict[str, str] = {}
     try:
@@ -197,7 +180,9 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
     """Name of the classifier if the weights have one of another number of classes; an error if more is different."""
     present = {key: value for key, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     differing = [key for key in present if key in state and state[key].shape != present[key].shape]
-    classifier = _classifier_name(model)
+    # The layer registered last, the only rule that holds for all libraries.
+    kinds = nn.Linear | nn.modules.conv._ConvNd
+    classifier = next((name for name, layer in reversed([*model.named_modules()]) if isinstance(layer, kinds)), "")
     only_outputs_differ = f"{classifier}.weight" in differing and all(
         key.startswith(f"{classifier}.") and state[key].shape[1:] == present[key].shape[1:] for key in differing
     )
@@ -212,12 +197,6 @@ def _foreign_classifier(model: nn.Module, state: Mapping[str, torch.Tensor], whe
         reasons = "; ".join(f"{title}: {_first_of(found)}" for title, found in complaints.items() if found)
         raise ValueError(f"{where} belong to another network: {reasons}; name the network that they were saved of")
     return classifier if only_outputs_differ else None
-
-
-def _classifier_name(model: nn.Module) -> str:
-    """The layer registered last, the only rule that holds for all libraries."""
-    kinds = nn.Linear | nn.modules.conv._ConvNd
-    return next((name for name, layer in reversed(list(model.named_modules())) if isinstance(layer, kinds)), "")
 
 
 def _first_of(texts: Sequence[object], limit: int = 5) -> str:

@@ -14,21 +14,14 @@ from torch.nn.utils import parametrize
 
 from strucspars.core.checks import FloatArray, checked_at_least
 from strucspars.core.hierarchy import max_group_level, num_groups
-from strucspars.nn.layers import (
-    GROUPABLE_TYPES,
-    LAYERS_WITH_CHANNELS,
-    channels,
-    dense_shape,
-    forms_of,
-    is_grouped,
-)
+from strucspars.nn.layers import GROUPABLE_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, forms_of, is_grouped
 from strucspars.nn.names import bare_modules, unwrapped
 
 FilterFn = Callable[[nn.Module, str], bool]
 TYPES_BY_NAME = {layer_type.__name__: layer_type for layer_type in GROUPABLE_TYPES}
 OTHER_TYPE = "is not among the types to group"
 
-# Modules that compute with the weights of these layers of theirs instead of calling them. By name: nothing is imported.
+# Modules that compute with the weights of these layers instead of calling them. By name: nothing is imported.
 # For modules that are not listed, `convert_(..., example_inputs=...)` compares the outputs.
 READERS_OF_WEIGHTS = {
     "torch.nn.modules.activation.MultiheadAttention": ("out_proj",),
@@ -98,8 +91,6 @@ class SelectedLayer:
     """A layer that may be grouped, up to `largest_level`.
 
     Attributes:
-        name, module: the layer.
-        largest_level: the largest group level that it may get.
         fixed_level: the one it gets whatever its norms; None if that is open.
         input_second_moment: mean square of every input channel over the calibration images, `(C_in,)`; None unless an
             importance asks for it.
@@ -203,12 +194,7 @@ def hint_at_types(reasons: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class WeightUses:
-    """Where else a network uses the weights of its layers.
-
-    Attributes:
-        owners: names of the modules that hold a parameter, by its key; different modules can hold the same one.
-        readers: the type of the module that computes with the weight of a layer, bypassing the layer's own forward.
-    """
+    """Where else a network uses weights: owners of each parameter, and modules that bypass the forward of a layer."""
 
     owners: Mapping[int, list[str]]
     readers: Mapping[nn.Module, str]
@@ -296,10 +282,13 @@ def _reason_to_skip(
         if filter_fn is not None and not filter_fn(module, name):
             return "filtered out"
     reason = reason_not_to_group(name, module, uses)
-    if reason is None and _level_for(name, rules.fixed_levels) is None and _largest_level(name, module, rules) < 2:
-        narrow = _level_by_width(module, rules) < 2
-        limit = f"min_channels_per_group={rules.min_channels_per_group} allows" if narrow else "the rules allow"
-        return "{} x {} channels: {} one group only".format(*channels(module), limit)
+    if reason is None and _level_for(name, rules.fixed_levels) is None:
+        by_width, largest = _largest_levels(name, module, rules)
+        if largest < 2:
+            limit = (
+                f"min_channels_per_group={rules.min_channels_per_group} allows" if by_width < 2 else "the rules allow"
+            )
+            return "{} x {} channels: {} one group only".format(*channels(module), limit)
     return reason
 
 
@@ -343,29 +332,22 @@ def is_plain(weight: torch.Tensor) -> bool:
 
 
 def _with_levels(name: str, module: nn.Module, rules: LayerRules) -> SelectedLayer:
-    fixed_level = _level_for(name, rules.fixed_levels)
-    if fixed_level is not None:
-        limit = _level_by_width(module, rules)
-        if not 1 <= fixed_level <= limit:
-            width = rules.min_channels_per_group
-            by_width = f" of at least {width} channels" if width > 1 else ""
-            raise ValueError(
-                f"layer {name!r}: fixed level must lie in 1..{limit} (at most {num_groups(limit)} groups{by_width}), "
-                f"got {fixed_level}; lower it{' or min_channels_per_group' if by_width else ''}, or exclude the layer"
-            )
-        return SelectedLayer(name, module, fixed_level, fixed_level)
-    return SelectedLayer(name, module, _largest_level(name, module, rules))
+    (limit, largest), fixed = _largest_levels(name, module, rules), _level_for(name, rules.fixed_levels)
+    if fixed is not None and not 1 <= fixed <= limit:
+        width = rules.min_channels_per_group
+        by_width, remedy = (f" of at least {width} channels", " or min_channels_per_group") if width > 1 else ("", "")
+        raise ValueError(
+            f"layer {name!r}: fixed level must lie in 1..{limit} (at most {num_groups(limit)} groups{by_width}), "
+            f"got {fixed}; lower it{remedy}, or exclude the layer"
+        )
+    return SelectedLayer(name, module, largest if fixed is None else fixed, fixed)
 
 
-def _largest_level(name: str, module: nn.Module, rules: LayerRules) -> int:
-    """The limit by width and the limit by name, whichever is lower."""
-    by_width, by_name = _level_by_width(module, rules), _level_for(name, rules.largest_levels)
-    return by_width if by_name is None else min(by_width, by_name)
-
-
-def _level_by_width(module: nn.Module, rules: LayerRules) -> int:
-    """The largest level whose groups are as wide as the rules ask."""
-    return max_group_level(*channels(module), min_channels_per_group=rules.min_channels_per_group)
+def _largest_levels(name: str, module: nn.Module, rules: LayerRules) -> tuple[int, int]:
+    """The largest level whose groups are wide enough, and the one that the rules for names allow too."""
+    by_width = max_group_level(*channels(module), min_channels_per_group=rules.min_channels_per_group)
+    by_name = _level_for(name, rules.largest_levels)
+    return by_width, by_width if by_name is None else min(by_width, by_name)
 
 
 def _level_for(name: str, levels: Mapping[str, int]) -> int | None:

@@ -93,18 +93,10 @@ class _Shuffled(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination.update({prefix + name: order.clone() for name, order in channel_orders(self).items()})
 
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         others = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in ORDER_NAMES}
-        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        super()._load_from_state_dict(others, prefix, *arguments)
+        local_metadata, strict, missing_keys, _, error_msgs = arguments
         for name, order in channel_orders(self).items():
             key, saved = prefix + name, state_dict.get(prefix + name)
             if saved is None:
@@ -274,14 +266,7 @@ class MaskedLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class LayerForms:
-    """The types that one kind of layer has over its life.
-
-    Attributes:
-        dense: before anything is pruned.
-        masked: dense, with pruned connections at zero.
-        grouped: by groups between two shuffles.
-        unshuffled: by groups, once the shuffles are in the weights.
-    """
+    """The types that a layer has over its life; `unshuffled` is grouped, with the shuffles in the weights."""
 
     dense: type[nn.Module]
     masked: type[nn.Module]
@@ -296,6 +281,7 @@ FORMS = (
     LayerForms(nn.Linear, MaskedLinear, ShuffledGroupLinear, GroupLinear),
 )
 GROUPABLE_TYPES = tuple(forms.dense for forms in FORMS)
+MASKED_TYPES = tuple(forms.masked for forms in FORMS)
 DENSE_AND_GROUPED_TYPES = (*GROUPABLE_TYPES, *(forms.grouped for forms in FORMS))
 _FORMS_BY_TYPE = {kind: forms for forms in FORMS for kind in (forms.dense, forms.masked, forms.grouped)}
 
@@ -312,8 +298,7 @@ def is_grouped(module: nn.Module) -> bool:
 
 def is_masked(module: nn.Module) -> bool:
     """Whether the layer is dense with pruned connections at zero."""
-    forms = forms_of(module)
-    return forms is not None and type(module) is forms.masked
+    return type(module) in MASKED_TYPES
 
 
 def channels(module: nn.Module) -> tuple[int, int]:
@@ -332,11 +317,7 @@ def groups_of_weight(module: nn.Module) -> int:
 
 
 def dense_shape(module: nn.Module, name: str = "") -> tuple[int, ...]:
-    """Shape of the weight that the layer has, or had before it was grouped.
-
-    Raises:
-        ValueError: the weight is no parameter, or has no shape yet; the message has the layer's name.
-    """
+    """Shape of the weight that the layer has, or had before it was grouped."""
     weight = module._parameters.get("weight")
     if weight is None or is_lazy(weight):
         raise ValueError(
@@ -412,7 +393,7 @@ def replace_values_(parameter: nn.Parameter, change: Callable[[torch.Tensor], to
     """Give a parameter and its gradient new values, possibly of another shape; it stays the same object."""
     gradient, parameter.grad = parameter.grad, None
     changed = change(parameter.data)
-    # Autograd remembers the shape that a parameter has in any graph that is still alive, say that of the last loss,
+    # Autograd remembers the shape that a parameter has in any graph that is still alive, such as that of the last loss,
     # and forgets it only when the precision changes. Not to double, which Apple's GPUs do not have.
     other = torch.float32 if parameter.dtype == torch.float16 else torch.float16
     parameter.data = torch.empty(0, dtype=other, device=parameter.device)

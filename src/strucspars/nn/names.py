@@ -33,7 +33,7 @@ _NOT_IN_STATES = frozenset({"_checkpoint_wrapped_module", "_forward_module"})
 
 
 def inner_name(module: nn.Module) -> str | None:
-    """By which name a wrapper of PyTorch holds the network; None for any other module."""
+    """The name under which a wrapper holds the network; None for any other module."""
     return _INNER_NAMES.get(f"{type(module).__module__}.{type(module).__qualname__}")
 
 
@@ -43,16 +43,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
     A wrapper that has hooks, or casts its inputs to another precision, changes the computation and is kept.
     """
     while (name := inner_name(model)) is not None:
-        if model._forward_hooks or model._forward_pre_hooks or _changes_precision(model):
+        # Of all wrappers only Fabric's has a strategy, whose class `Precision` changes nothing.
+        strategy = vars(model).get("_strategy")
+        changes_precision = strategy is not None and type(strategy.precision).__name__ != "Precision"
+        if model._forward_hooks or model._forward_pre_hooks or changes_precision:
             break
         model = model.get_submodule(name)
     return model
-
-
-def _changes_precision(wrapper: nn.Module) -> bool:
-    # Of all wrappers only Fabric's has a strategy, whose class `Precision` changes nothing.
-    strategy = vars(wrapper).get("_strategy")
-    return strategy is not None and type(strategy.precision).__name__ != "Precision"
 
 
 def unwrap_children_(model: nn.Module) -> None:
@@ -143,10 +140,7 @@ def _joined(parent: str, name: str) -> str:
 
 
 def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
-    """The same plan with every module under the name by which networks list it: the first, without wrappers.
-
-    A name that the network does not have stays. Two names of one module are a `ValueError`.
-    """
+    """The same plan with every module under its first name, without wrappers; two names of one are a `ValueError`."""
     modules = modules_by_name(model)
     first_names = {module: name for name, module in bare_modules(model)}
     given: dict[str, str] = {}
@@ -161,8 +155,8 @@ def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
 def copied(model: Model) -> Model:
     """A deep copy that shares no tensors.
 
-    A module may store its last results: features, an auxiliary loss, a weight-normed weight. PyTorch refuses to
-    copy tensors with a gradient history, so those, alone or in lists, tuples and dictionaries, are copied without it.
+    A module may store its last results. PyTorch refuses to copy tensors with a gradient history, so those are copied
+    without it.
     """
     kept = (value for module in model.modules() for value in pytree.tree_leaves(vars(module)))
     computed = [value for value in kept if isinstance(value, torch.Tensor) and not value.is_leaf]

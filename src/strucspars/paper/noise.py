@@ -18,12 +18,7 @@ NOISE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A number over several runs.
-
-    Attributes:
-        deviation: of the sample; None for one run, or where it is unknown.
-        count: number of runs.
-    """
+    """A number over several runs; the deviation is None for one run, or where it is unknown."""
 
     mean: float
     deviation: float | None
@@ -83,7 +78,7 @@ def _t_limit(variance: float, freedom: float) -> float:
 
 
 def _welch_limit(samples: Sequence[tuple[float, int]]) -> float:
-    """The same by Welch's test, where each (deviation, count) counts for its own side only."""
+    """The same by Welch's test, for the (deviation, count) of each side."""
     variances = [deviation**2 / count for deviation, count in samples]
     if not any(variances):
         return 0.0

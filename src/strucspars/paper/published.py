@@ -19,14 +19,7 @@ PAPER_RUNS = 10
 class PaperRow:
     """A row of a table of the paper, accuracies as fractions; None where the paper has no number.
 
-    Attributes:
-        table: its number.
-        params: parameters of the whole network.
-        flops: as the paper counts them; `NetworkCount.paper_flops` counts in the same way.
-        top1: finetuned, over ten runs where it has a deviation.
-        top5: finetuned.
-        before_compression, after_compression: top-1 of Table 5.
-        min_kept_norm: the searched threshold of Table 5. Differs from the paper: the table has the dropped share.
+    Differs from the paper: `min_kept_norm` is the searched threshold of Table 5, which has the dropped share.
     """
 
     table: int
@@ -73,20 +66,19 @@ def _paper_row(cells: Mapping[str, str]) -> PaperRow:
     )
 
 
-def _other_method(cells: Mapping[str, str]) -> OtherMethod:
-    return OtherMethod(
+# By recipe. The files hold what the paper prints: accuracies in percent, and the share of the norm that is dropped.
+# Networks of Table 3 have the groups of the finetuned one, and so its size.
+PAPER_ROWS = {cells["recipe"]: _paper_row(cells) for cells in _read("published.csv")}
+OTHER_METHODS = tuple(
+    OtherMethod(
         network=cells["network"],
         method=cells["method"],
         params=float(cells["params"]) if cells["params"] else None,
         flops=float(cells["flops"]),
         top1=float(cells["top1"]) / 100,
     )
-
-
-# By recipe. The files hold what the paper prints: accuracies in percent, and the share of the norm that is dropped.
-# Networks of Table 3 have the groups of the finetuned one, and so its size.
-PAPER_ROWS = {cells["recipe"]: _paper_row(cells) for cells in _read("published.csv")}
-OTHER_METHODS = tuple(map(_other_method, _read("other_methods.csv")))
+    for cells in _read("other_methods.csv")
+)
 
 PAPER_TIMES = PublishedTimes(
     source="the paper",
@@ -122,11 +114,7 @@ def table_rows(table: str) -> list[str]:
 
 
 def selected_rows(table: str, patterns: Sequence[str] | None) -> list[str]:
-    """The rows of a table whose name fits a pattern; by default those on CIFAR-10 if there are any, else all.
-
-    Raises:
-        ValueError: a pattern fits none.
-    """
+    """The rows of a table whose name fits a pattern; by default those on CIFAR-10 if there are any, else all."""
     rows = table_rows(table)
     if patterns is None:
         return [name for name in rows if fnmatchcase(name, USUAL_ROWS)] or rows

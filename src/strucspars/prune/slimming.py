@@ -3,14 +3,12 @@
 Training adds an L1 penalty on the scales of all batch norms; one threshold over all scales then selects the channels,
 and the narrowed network is finetuned.
 
-The residual stream keeps its width. In a pre-activation bottleneck the second and third norm narrow the convolutions
-around them; the first one, and the last norm of the network, read the stream, so they select channels from it, and only
-the layer behind them narrows. In a post-activation basic block only the norm between the two convolutions can narrow:
-all others write to the stream.
+The residual stream keeps its width. Norms between two convolutions narrow both. Those of a pre-activation network that
+read the stream select channels from it, and only the layer behind them narrows. Norms that write to the stream stay.
 
 Differs from Liu et al.: they fix the fraction of channels to remove; here the threshold is searched for a fraction of
-all parameters, so that methods are compared at the same size. Where a norm selects from the residual stream, it narrows
-too; they keep it whole in front of the selection.
+all parameters, so that methods are compared at the same size. Where a norm selects from the stream, it narrows too;
+they keep it whole in front of the selection.
 """
 
 import json
@@ -62,10 +60,7 @@ class SlimmingPenalty:
 
     @torch.no_grad()
     def add_gradient_(self) -> None:
-        """Add the penalty's gradient to that of the scales, zero where a scale is zero. Frozen scales are left alone.
-
-        A few fused kernels, and no waiting for the device: it can be part of a captured graph.
-        """
+        """Add the penalty's gradient, zero at a scale of zero, to that of trainable scales; graphs may capture it."""
         scales: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         # Looked up at every step, because parameters may be replaced. Shared scales are penalised once.
@@ -81,7 +76,7 @@ class SlimmingPenalty:
 
 @dataclass(frozen=True)
 class _KeptChannels:
-    """The channels that a batch norm keeps, as a file has them."""
+    """The channels that a batch norm keeps, as stored in a file."""
 
     width: int
     kept: IntArray
@@ -89,14 +84,9 @@ class _KeptChannels:
 
 @dataclass(frozen=True, eq=False)
 class ChannelSelection:
-    """Which channels a network keeps.
+    """Which channels a network keeps, and how many it had, by batch norm in network order.
 
-    Attributes:
-        kept: name of a batch norm to the channels that stay, ascending, at least one; in network order.
-        widths: name of a batch norm to the number of channels it had.
-        threshold: largest absolute scale that was removed; None for channels chosen by hand.
-        removed_param_fraction: fraction of all the network's parameters that is removed; None likewise.
-        removed_mac_fraction: the same of the multiply-accumulates; None where the input size was not known.
+    Of channels chosen by hand, the threshold, the largest absolute scale that was removed, and the fractions are None.
 
     >>> selection = ChannelSelection({"bn1": np.array([0, 2]), "bn2": np.array([1])}, {"bn1": 4, "bn2": 2})
     >>> selection.kept_channels, selection.removed_channel_fraction
@@ -134,21 +124,12 @@ class ChannelSelection:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChannelSelection) and self.to_json() == other.to_json()
 
-    def _norms(self) -> dict[str, Any]:
-        return {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
-
     def to_json(self) -> str:
         """The selection as JSON text."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "threshold": self.threshold,
-                "removed_param_fraction": self.removed_param_fraction,
-                "removed_mac_fraction": self.removed_mac_fraction,
-                "norms": self._norms(),
-            }
-        )
+        header = {"format": FORMAT, "format_version": FORMAT_VERSION}
+        facts = {name: getattr(self, name) for name in ("threshold", "removed_param_fraction", "removed_mac_fraction")}
+        norms = {name: {"width": self.widths[name], "kept": kept.tolist()} for name, kept in self.kept.items()}
+        return json.dumps({**header, **facts, "norms": norms})
 
     @classmethod
     def from_json(cls, text: str, where: str = "channel selection") -> "ChannelSelection":
@@ -179,17 +160,12 @@ def _checked_channels(name: str, channels: Any, width: int) -> IntArray:
         raise ValueError(f"batch norm {name!r}: kept channels must be a list of whole numbers, one at least")
     array = array.astype(np.int64)
     if array[0] < 0 or array[-1] >= width or (np.diff(array) <= 0).any():
-        raise ValueError(
-            f"batch norm {name!r}: kept channels must ascend within [0, {width}), got {array[:8].tolist()}"
-        )
+        raise ValueError(f"batch norm {name!r}: kept channels must ascend in [0, {width}), got {array[:8].tolist()}")
     return array
 
 
 class SelectedBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm of some channels of a wider input: the channel selection layer of Liu et al. and its norm in one.
-
-    `slim_` makes these; built by hand it starts with the first `num_features` channels. Buffer: `kept`, the channels.
-    """
+    """Batch norm of some channels of a wider input, `kept`: the channel selection layer of Liu et al. and its norm."""
 
     kept: torch.Tensor
 
@@ -204,14 +180,7 @@ class SelectedBatchNorm2d(nn.BatchNorm2d):
 
 @dataclass(frozen=True)
 class NormSite:
-    """A batch norm whose channels can be removed.
-
-    Attributes:
-        norm: its name.
-        width: its channels in the dense network, read from layers that never narrow.
-        producer: the convolution that loses outputs with the channels; None where the norm reads the residual stream.
-        consumer: the layer that loses inputs with the channels.
-    """
+    """A batch norm whose channels can be removed; it reads the residual stream unless it has a `producer`."""
 
     norm: str
     width: int
@@ -220,11 +189,7 @@ class NormSite:
 
 
 def norm_sites(model: nn.Module) -> tuple[NormSite, ...]:
-    """The batch norms that can narrow, in network order, whether the network is dense or narrow already.
-
-    Raises:
-        ValueError: the network is of another kind.
-    """
+    """The batch norms that can narrow, in network order, whether the network is dense or narrow already."""
     if isinstance(model, PreactivationResNet):
         return tuple(_preactivation_sites(model))
     if isinstance(model, CifarResNet):
@@ -262,9 +227,7 @@ def dense_sites(model: nn.Module) -> tuple[NormSite, ...]:
                 "slim already; start from a freshly built one"
             )
         if type(norm) is not nn.BatchNorm2d or not norm.affine:
-            raise ValueError(
-                f"{site.norm!r} is {norm}, slimming needs a BatchNorm2d with a scale; slim before you change"
-            )
+            raise ValueError(f"{site.norm!r} is {norm}, slimming needs a BatchNorm2d with a scale; slim first")
         for name in filter(None, (site.producer, site.consumer)):
             layer = model.get_submodule(name)
             is_dense = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
@@ -282,17 +245,8 @@ def select_channels(
     """Remove the channels of least absolute scale, as few as make the network smaller by `target`.
 
     Channels are ranked over all batch norms that can narrow, and each norm keeps at least one. Channels of equal scale
-    are removed evenly from all norms. No network is built: the parameters are counted from the widths.
-
-    Args:
-        model: a dense `PreactivationResNet` or `CifarResNet`.
-        target: fraction of all the network's parameters to remove, in [0, 1).
-        example_inputs: a tensor, or a tuple of the positional arguments of `forward`, to also note the fraction of
-            multiply-accumulates that is removed.
-
-    Raises:
-        ValueError: the target cannot be reached (the message names the largest that can), a scale is not finite, or
-            the network cannot be slimmed.
+    are removed evenly from all norms. No network is built: the parameters are counted from the widths. With example
+    inputs, the fraction of multiply-accumulates that is removed is noted too.
 
     >>> selection = select_channels(CifarResNet(20), target=0.5)
     >>> 0.5 <= selection.removed_param_fraction < 0.51
@@ -323,22 +277,26 @@ def select_channels(
         )
     count = bisect_left(range(len(norm_of) + 1), True, key=lambda removed: removed_fraction(removed) >= target)
     gone = [channel_of[:count][norm_of[:count] == index] for index in range(len(sites))]
+    removed_mac_fraction = None
+    if example_inputs is not None:
+        counted, weights = count_macs(model, example_inputs), weights_at(count)
+        # The share of a layer's weights that is removed, of its MACs.
+        shares = {name: (before - after) / before for name, (before, after) in weights.items()}
+        removed = sum(layer.macs * shares.get(name, 0.0) for name, layer in counted.layers.items())
+        removed_mac_fraction = removed / counted.macs
     return ChannelSelection(
         {site.norm: np.setdiff1d(np.arange(site.width), gone[index]) for index, site in enumerate(sites)},
         {site.norm: site.width for site in sites},
         threshold=float(scales[norm_of[count - 1]][channel_of[count - 1]]) if count else 0.0,
         removed_param_fraction=removed_fraction(count),
-        removed_mac_fraction=_removed_mac_fraction(model, weights_at(count), example_inputs),
+        removed_mac_fraction=removed_mac_fraction,
     )
 
 
 def _weights_before_after(
     model: nn.Module, sites: tuple[NormSite, ...], kept_widths: Mapping[str, int]
 ) -> dict[str, tuple[int, int]]:
-    """Number of weights before and after, by layer, when the batch norms keep `kept_widths` channels.
-
-    A batch norm counts scale and shift. Other biases do not change: only the classifier has one.
-    """
+    """Number of weights before and after, by layer, at these widths; a batch norm counts scale and shift."""
     outputs = {site.producer: kept_widths[site.norm] for site in sites if site.producer is not None}
     inputs = {site.consumer: kept_widths[site.norm] for site in sites}
     weights = {site.norm: (2 * site.width, 2 * kept_widths[site.norm]) for site in sites}
@@ -361,20 +319,6 @@ def _removal_order(scales: list[FloatArray]) -> tuple[IntArray, IntArray]:
     return norms[order], channels[order]
 
 
-def _removed_mac_fraction(
-    model: nn.Module, weights: dict[str, tuple[int, int]], example_inputs: ExampleInputs | None
-) -> float | None:
-    """The fraction of MACs that the removed weights cause."""
-    if example_inputs is None:
-        return None
-    counted = count_macs(model, example_inputs)
-    removed = 0.0
-    for name, layer in counted.layers.items():
-        before, after = weights.get(name, (1, 1))
-        removed += layer.macs * (before - after) / before
-    return removed / counted.macs
-
-
 @torch.no_grad()
 def slim_(model: Model, selection: ChannelSelection) -> Model:
     """Remove the channels that are not selected, in place: real narrow tensors. Returns the model.
@@ -382,13 +326,6 @@ def slim_(model: Model, selection: ChannelSelection) -> Model:
     The network computes what it computed with scale and shift of the removed channels set to zero. What their shifts
     added before is dropped, as in Liu et al. Parameters stay the same objects, with narrower values and gradients; an
     optimizer that remembers the old shapes must be made again. Nothing changes unless everything fits.
-
-    Args:
-        model: a dense `PreactivationResNet` or `CifarResNet`.
-        selection: from `select_channels` on the same network.
-
-    Raises:
-        ValueError: another network, one that is narrow or converted already, or a selection that does not fit.
 
     >>> model = PreactivationResNet(20)
     >>> sum(p.numel() for p in slim_(model, select_channels(model, target=0.5)).parameters()) <= 219482 / 2
@@ -427,12 +364,7 @@ def _narrow_parameter_(parameter: nn.Parameter, dim: int, kept: torch.Tensor) ->
 
 
 def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.PathLike[str]) -> None:
-    """Write a slimmed network to one safetensors file, all or nothing.
-
-    Args:
-        model: a network after `slim_`.
-        selection: the one it was slimmed with.
-        path: where; a file that is there is replaced only by a complete one.
+    """Write a network after `slim_` with this selection to one safetensors file, all or nothing.
 
     >>> import tempfile
     >>> model = CifarResNet(8)
@@ -447,18 +379,7 @@ def save_slimmed(model: nn.Module, selection: ChannelSelection, path: str | os.P
 
 
 def load_slimmed(path: str | os.PathLike[str], model: Model) -> Model:
-    """Turn a freshly built, dense network into the saved slim one, in place; returns the model.
-
-    On any error the model stays as it was.
-
-    Args:
-        path: a file written by `save_slimmed`.
-        model: the same network, dense.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file or the model does not fit; the message says where.
-    """
+    """Turn a freshly built, dense network into the slim one of a file, in place; an error leaves it unchanged."""
     tensors, metadata = read_tensors(path)
     if SELECTION_KEY not in metadata:
         raise ValueError(f"{path} was not written by save_slimmed: it carries no channel selection")

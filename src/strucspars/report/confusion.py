@@ -24,13 +24,7 @@ MOST_PAIRS = 4
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Confusion:
-    """Two group convolutions, one after the other, and the channels between their groups.
-
-    Attributes:
-        first, second: names of the layers.
-        learned: `(G_1, G_2)`: how many channels come from a group of the first and go to a group of the second.
-        shufflenet: the same with the fixed shuffle of ShuffleNet.
-    """
+    """Two adjacent group convolutions, and how many channels go from each group to each, `(G_1, G_2)`."""
 
     first: str
     second: str
@@ -77,19 +71,13 @@ def confusion_matrix(first: LayerPlan, second: LayerPlan) -> IntArray:
 
 def _adjacent(plan: GroupingPlan) -> Iterator[tuple[str, str]]:
     for (first, one), (second, other) in pairwise(plan.layers.items()):
-        same_block = first.rpartition(".")[0] == second.rpartition(".")[0]
+        block = [name for name in plan.layers if name.rpartition(".")[0] == second.rpartition(".")[0]]
+        shapes, place = [plan.layers[name].weight_shape for name in block], block.index(second)
+        # A shortcut is 1 x 1, from the inputs of a block to the outputs of the layer before it, after three or more.
+        is_shortcut = place >= 3 and shapes[place] == (shapes[place - 1][0], shapes[0][1], 1, 1)
         fits = one.weight_shape[0] == other.weight_shape[1] and one.num_groups > 1 and other.num_groups > 1
-        if same_block and fits and not _is_shortcut(second, plan):
+        if first in block and fits and not is_shortcut:
             yield first, second
-
-
-def _is_shortcut(name: str, plan: GroupingPlan) -> bool:
-    """Whether a layer looks like a block's shortcut: 1 x 1, from the inputs of the block to the outputs of the layer
-    before it, after at least three layers."""
-    block = [other for other in plan.layers if other.rpartition(".")[0] == name.rpartition(".")[0]]
-    shapes = [plan.layers[other].weight_shape for other in block]
-    place = block.index(name)
-    return place >= 3 and shapes[place] == (shapes[place - 1][0], shapes[0][1], 1, 1)
 
 
 def confusion_table(confusion: Confusion, number: int) -> NamedTable:
@@ -150,7 +138,7 @@ def _draw(axis: Axes, matrix: IntArray, *, lightest: float) -> None:
 
 
 def _title(confusion: Confusion) -> str:
-    """The block once, then its two layers."""
+    """The name of the block, then those of its two layers."""
     block, _, first = confusion.first.rpartition(".")
     pair = f"{drawable(first, 11)} to {drawable(confusion.second.rpartition('.')[2], 11)}"
     # Blocks differ at the end of their names.
@@ -158,9 +146,7 @@ def _title(confusion: Confusion) -> str:
 
 
 def _alt(confusion: Confusion) -> str:
-    learned = confusion.learned
-    return (
-        f"{confusion.first} to {confusion.second}: {learned.shape[0]} x {learned.shape[1]} groups, {learned.min()} to "
-        f"{learned.max()} channels between two groups, {(learned == 0).sum()} pairs without any; ShuffleNet has "
-        f"{confusion.shufflenet_words}."
-    )
+    learned, pair = confusion.learned, f"{confusion.first} to {confusion.second}"
+    counts = f"{learned.min()} to {learned.max()} channels between two groups, {(learned == 0).sum()} pairs without any"
+    groups = " x ".join(map(str, learned.shape))
+    return f"{pair}: {groups} groups, {counts}; ShuffleNet has {confusion.shufflenet_words}."

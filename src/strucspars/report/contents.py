@@ -8,14 +8,13 @@ from typing import Any
 
 from strucspars.cost.text_table import duration, percent
 from strucspars.paper.experiments import FinishedRun, experiments_of
-from strucspars.report.comparison_tables import comparison_tables
 from strucspars.report.confusion import confusion_figure, confusions_of
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.dynamics import churn_figure, dynamics_figure
 from strucspars.report.layers import Layer, cardinality_figure, importance_figures, layers_of
 from strucspars.report.named_table import NamedTable
 from strucspars.report.reading import RunData
-from strucspars.report.tables import run_tables
+from strucspars.report.tables import comparison_tables, run_tables
 from strucspars.report.trade_off import comparable_latencies, fastest, points_of, timing_conditions, trade_off_figure
 from strucspars.train.outcome import stage_accuracy
 from strucspars.train.recipe import Recipe, SparsifyRecipe
@@ -65,10 +64,8 @@ def run_contents(run: RunData) -> RunContents:
 
 
 def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
-    """Everything to show of several runs: accuracy against cost, and tables with the paper's numbers beside ours."""
-    experiments = experiments_of(
-        FinishedRun(run.path, run.recipe, run.summary) for run in runs if run.summary is not None
-    )
+    """Everything to show of several runs: accuracy against cost, and tables beside the paper's numbers."""
+    experiments = experiments_of(FinishedRun(run.path, run.recipe, run.summary) for run in runs if run.summary)
     latencies, note = comparable_latencies(runs)
     figures = []
     # Accuracies on different images do not belong on one axis.
@@ -80,13 +77,9 @@ def comparison_contents(runs: Sequence[RunData]) -> ComparisonContents:
 
 def _figures(run: RunData, layers: Sequence[Layer]) -> Iterator[NamedFigure]:
     confusions = () if run.plan is None else confusions_of(run.plan)
-    known = (
-        dynamics_figure(run),
-        cardinality_figure(run, layers) if layers else None,
-        confusion_figure(confusions) if confusions else None,
-        churn_figure(run),
-    )
-    yield from (figure for figure in known if figure is not None)
+    cardinality = cardinality_figure(run, layers) if layers else None
+    confusion = confusion_figure(confusions) if confusions else None
+    yield from filter(None, (dynamics_figure(run), cardinality, confusion, churn_figure(run)))
     yield from importance_figures(run, layers)
 
 
@@ -109,17 +102,14 @@ def _sizes(run: RunData) -> Iterator[Headline]:
 
 def _accuracies(run: RunData) -> Iterator[Headline]:
     if run.one_shot is not None:
-        top1 = run.one_shot.get("top1")
-        value = "not measured" if top1 is None else percent(top1)
-        yield Headline(label="accuracy", value=value, note="one-shot: never trained here")
-        lost = percent(run.one_shot.get("lost_norm"))
+        top1, lost = (percent(run.one_shot.get(key)) for key in ("top1", "lost_norm"))
+        yield Headline(label="accuracy", value=top1 or "not measured", note="one-shot: never trained here")
         note = "of the layers that can be grouped; finetune before you judge the network"
         yield Headline(label="lost norm", value=lost, note=note)
     compressed = next((row for row in run.rows if row["stage"] == "compress"), {})
-    if "before_top1" in compressed:
-        yield Headline(label="top-1 before compression", value=percent(compressed["before_top1"]))
-    if "test_top1" in compressed:
-        yield Headline(label="top-1 right after compression", value=percent(compressed["test_top1"]))
+    for key, when in (("before_top1", "before"), ("test_top1", "right after")):
+        if key in compressed:
+            yield Headline(label=f"top-1 {when} compression", value=percent(compressed[key]))
     for stage, label in (("finetune", "top-1 finetuned"), ("train", "top-1 trained")):
         accuracy = stage_accuracy(run.rows, stage)
         if accuracy is not None:
@@ -163,8 +153,8 @@ def _time(run: RunData) -> Iterator[Headline]:
         stages = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in run.seconds.items())
         # Several devices where the run was resumed elsewhere.
         places = [*run.environment.get("earlier", ()), run.environment]
-        names = [place.get("device") or place.get("cpu") for place in places]
-        devices = list(dict.fromkeys(name for name in names if isinstance(name, str)))
+        names = dict.fromkeys(place.get("device") or place.get("cpu") for place in places)
+        devices = [name for name in names if isinstance(name, str)]
         where = f", on {' and '.join(devices)}" if devices else ""
         yield Headline(label="time", value=duration(sum(run.seconds.values())), note=f"{stages}{where}")
 
@@ -201,7 +191,7 @@ def _one_shot_command(recipe: Recipe, one_shot: Mapping[str, Any]) -> str:
 
 
 def _overrides(recipe: Recipe) -> list[str] | None:
-    """What turns the package's recipe of this name into this one; None where there is none."""
+    """The overrides that turn the package's recipe of this name into this one; None where there are none."""
     if recipe.name not in recipe_names():
         return None
     usual, wanted = flat_options(read_recipe(recipe.name)), flat_options(recipe)

@@ -53,16 +53,7 @@ _ID = re.compile(r'(\bid="|url\(#|href="#)')
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NamedFigure:
-    """A drawn figure.
-
-    Attributes:
-        name: for file names: lower-case letters, digits and `-`.
-        title: one line.
-        caption: what is plotted, and how to read it.
-        alt: what it shows, in numbers, for those who cannot see it.
-        figure: of matplotlib.
-        tables: the same in numbers.
-    """
+    """A drawn figure: its name for files, its caption for a page, and what it shows in words for a screen reader."""
 
     name: str
     title: str

@@ -1,7 +1,8 @@
 """Training dynamics through all stages (Fig. 4), and how the channel orders settled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -27,7 +28,7 @@ class Epochs:
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
-        """Their metrics."""
+        """The metrics of every epoch."""
         return [row for row in self.run.rows if row["stage"] != "compress"]
 
     @property
@@ -68,12 +69,12 @@ def dynamics_figure(run: RunData) -> NamedFigure | None:
     epochs = Epochs(run)
     if not epochs.rows:
         return None
-    panels = {
+    panels: dict[Callable[[Axes, Epochs], None], bool] = {
         _draw_loss: epochs.has("train_loss") or epochs.has("test_loss"),
         _draw_accuracy: True,
-        _draw_lambda: epochs.has("lambda"),
+        partial(_draw_one, metric="lambda", colour=GREEN, form="{x:g}"): epochs.has("lambda"),
         _draw_removed: epochs.has("removed_fraction"),
-        _draw_annealed: epochs.has("annealed"),
+        partial(_draw_one, metric="annealed", colour=INK, form="{x:.0%}", top=1.05): epochs.has("annealed"),
         _draw_levels: bool(run.dynamics),
     }
     drawn = [panel for panel, is_known in panels.items() if is_known]
@@ -84,22 +85,19 @@ def dynamics_figure(run: RunData) -> NamedFigure | None:
             panel(axis, epochs)
         axes[-1].set_xlim(0.5, len(epochs.rows) + 0.5)
         if epochs.compression is not None:
-            _mark_compression(axes, epochs.compression[0], len(epochs.rows))
+            after = epochs.compression[0] + 0.5
+            for axis in axes:
+                axis.axvline(after, color=FAINT, linestyle="--", linewidth=1.2)
+            _write(axes[0], "compression", (after, 1.0), offset=(4, -9), xycoords=("data", "axes fraction"))
+            if after < 1:
+                # Without a first stage, the edge would cut the marks in two.
+                axes[-1].set_xlim(left=0.5 - 0.03 * len(epochs.rows))
         figure.align_ylabels(axes)
         axes[-1].set_xlabel(f"epoch ({', then '.join(stage for stage, *_ in epochs.stages)})")
         axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return NamedFigure(
         name="dynamics", title="Training dynamics", caption=_caption(epochs), alt=_alt(epochs), figure=figure
     )
-
-
-def _mark_compression(axes: Sequence[Axes], after: int, count: int) -> None:
-    for axis in axes:
-        axis.axvline(after + 0.5, color=FAINT, linestyle="--", linewidth=1.2)
-    _write(axes[0], "compression", (after + 0.5, 1.0), offset=(4, -9), where=("data", "axes fraction"))
-    if after == 0:
-        # Without a first stage, the edge would cut the marks in two.
-        axes[-1].set_xlim(left=0.5 - 0.03 * count)
 
 
 def _caption(epochs: Epochs) -> str:
@@ -155,11 +153,11 @@ def _draw_accuracy(axis: Axes, epochs: Epochs) -> None:
     axis.legend(loc="lower right", ncols=3)
 
 
-def _draw_lambda(axis: Axes, epochs: Epochs) -> None:
-    _plot(axis, epochs, "lambda", colour=GREEN)
-    axis.set_ylabel("lambda")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.set_ylim(bottom=0)
+def _draw_one(axis: Axes, epochs: Epochs, *, metric: str, colour: str, form: str, top: float | None = None) -> None:
+    _plot(axis, epochs, metric, colour=colour)
+    axis.set_ylabel(metric)
+    axis.yaxis.set_major_formatter(form)
+    axis.set_ylim(0, top)
 
 
 def _draw_removed(axis: Axes, epochs: Epochs) -> None:
@@ -167,18 +165,12 @@ def _draw_removed(axis: Axes, epochs: Epochs) -> None:
     target = epochs.target
     if target is not None:
         axis.axhline(target, color=FAINT, linestyle=":")
-        place, where = (1.0, target), ("axes fraction", "data")
-        _write(axis, f"target {target:.0%}", place, offset=(-4, 3), where=where, side="right")
+        _write(
+            axis, f"target {target:.0%}", (1.0, target), offset=(-4, 3), xycoords=("axes fraction", "data"), ha="right"
+        )
     axis.set_ylabel(f"removed fraction\nof {epochs.budget}")
     axis.yaxis.set_major_formatter("{x:.0%}")
     axis.set_ylim(0, 1.18 * max(float(np.nanmax(epochs.curve("removed_fraction"))), target or 0.0) or 1.0)
-
-
-def _draw_annealed(axis: Axes, epochs: Epochs) -> None:
-    _plot(axis, epochs, "annealed", colour=INK)
-    axis.set_ylabel("annealed")
-    axis.yaxis.set_major_formatter("{x:.0%}")
-    axis.set_ylim(0, 1.05)
 
 
 def _draw_levels(axis: Axes, epochs: Epochs) -> None:
@@ -199,17 +191,9 @@ def _draw_levels(axis: Axes, epochs: Epochs) -> None:
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, borderaxespad=0.2, handlelength=1.2, reverse=True)
 
 
-def _write(
-    axis: Axes,
-    words: str,
-    place: tuple[float, float],
-    *,
-    offset: tuple[int, int],
-    where: Any = "data",
-    side: str = "left",
-) -> None:
-    """A note beside a place; `where` and `side` as in matplotlib's `xycoords` and `ha`."""
-    axis.annotate(words, place, xycoords=where, xytext=offset, textcoords="offset points", ha=side, fontsize="small")
+def _write(axis: Axes, words: str, place: tuple[float, float], *, offset: tuple[int, int], **style: Any) -> None:
+    """A note beside a place, with other options of matplotlib's `annotate`."""
+    axis.annotate(words, place, xytext=offset, textcoords="offset points", fontsize="small", **style)
 
 
 def _alt(epochs: Epochs) -> str:

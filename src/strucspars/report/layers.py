@@ -40,14 +40,7 @@ SHADES = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A matrix on the page.
-
-    Attributes:
-        title: below it.
-        alt: for those who cannot see it.
-        address: of the image, a `data:` address.
-        blocks: SVG path of the outlines of the diagonal blocks in the layer's frame; empty without.
-    """
+    """A matrix on the page, as a `data:` address; `blocks` is the SVG path of its diagonal blocks."""
 
     title: str
     alt: str
@@ -59,14 +52,7 @@ class Picture:
 class Layer:
     """One layer at compression; of a run in its first stage, as of its last epoch.
 
-    Attributes:
-        place: in network order, from 0.
-        weight_shape: of the dense weight, `(C_out, C_in, *kernel)`.
-        group_level: of the plan, or of the last epoch.
-        largest_level: that the layer may reach.
-        out_perm, in_perm: the learned orders, `perm[new] = old`.
-        kept_norm: share of the norm that the levels 1, 2, ... keep; empty where not known.
-        pictures: in the order to show them.
+    `kept_norm` is the share of the norm that the levels 1, 2, ... keep; `largest_level` is the one that it may reach.
     """
 
     place: int
@@ -81,7 +67,7 @@ class Layer:
 
     @property
     def id(self) -> str:
-        """Of its element in the page; the name may hold any character."""
+        """The id of its element in the page; the name may hold any character."""
         return f"layer-{self.place + 1}"
 
     @property
@@ -112,7 +98,7 @@ class Layer:
 
     @property
     def facts(self) -> str:
-        """A line about it."""
+        """Widths, kernel and groups, in a line."""
         out_channels, in_channels, *kernel = self.weight_shape
         area = f", kernel {' x '.join(map(str, kernel))}" if kernel else ""
         return (
@@ -143,6 +129,12 @@ def layers_of(run: RunData) -> tuple[Layer, ...]:
     layers = []
     for place, ((name, shape), state) in enumerate(zip(run.weight_shapes.items(), states, strict=True)):
         group_level, out_perm, in_perm = state
+        stored = run.learned_importance.get(name)
+        importance = None if stored is None else stored.astype(np.float64)
+        # Of the last epoch where the matrix was not stored.
+        kept = run.dynamics[-1].kept_norm[place] if run.dynamics else np.zeros(0)
+        if importance is not None:
+            kept = kept_norm_by_level(importance[out_perm][:, in_perm])
         layer = Layer(
             place=place,
             name=name,
@@ -151,20 +143,10 @@ def layers_of(run: RunData) -> tuple[Layer, ...]:
             largest_level=max_group_level(*shape[:2], min_channels_per_group=least),
             out_perm=out_perm,
             in_perm=in_perm,
+            kept_norm=tuple(kept[np.isfinite(kept)].tolist()),
         )
-        layers.append(_with_importance(layer, run))
+        layers.append(replace(layer, pictures=tuple(_pictures(layer, run, importance))))
     return tuple(layers)
-
-
-def _with_importance(layer: Layer, run: RunData) -> Layer:
-    """With pictures and kept norms, which are of the last epoch where the matrix was not stored."""
-    stored = (run.importance.get("end") or run.importance.get("now") or {}).get(layer.name)
-    importance = None if stored is None else stored.astype(np.float64)
-    kept = run.dynamics[-1].kept_norm[layer.place] if run.dynamics else np.zeros(0)
-    if importance is not None:
-        kept = kept_norm_by_level(layer.permuted(importance))
-    layer = replace(layer, kept_norm=tuple(kept[np.isfinite(kept)].tolist()))
-    return replace(layer, pictures=tuple(_pictures(layer, run, importance)))
 
 
 def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iterator[Picture]:
@@ -173,14 +155,18 @@ def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iter
 
     start = run.importance.get("start", {}).get(layer.name)
     if start is not None:
-        first = start.astype(np.float64)
-        words = "Importance before training, in the network's order."
+        first, words = start.astype(np.float64), "Importance before training, in the network's order."
         yield picture("S before training", words, first, brightest(first))
     if importance is not None:
         permuted, moment = layer.permuted(importance), "so far" if run.plan is None else "at compression"
         light = brightest(permuted)
         yield picture(f"S {moment}", f"Importance {moment}, in the network's channel order.", importance, light)
-        yield picture("S' in the learned orders", layer.alt, permuted, light, _block_outlines(layer))
+        (width, height), places = layer.frame, boundaries(layer.num_groups)
+        outlines = "".join(
+            f"M{begin * width:.6g} {begin * height:.6g}H{end * width:.6g}V{end * height:.6g}H{begin * width:.6g}Z"
+            for begin, end in (itertools.pairwise((0.0, *places, 1.0)) if places else ())
+        )
+        yield picture("S' in the learned orders", layer.alt, permuted, light, outlines)
     penalty = group_penalty(layer.halvings, decay=run.recipe.sparsify.decay)
     yield picture("R_g, the penalty", f"Penalty of group_level {layer.group_level}.", penalty)
     words = f"Connections that stay: {layer.num_groups} diagonal blocks."
@@ -189,7 +175,7 @@ def _pictures(layer: Layer, run: RunData, importance: FloatArray | None) -> Iter
 
 def importance_figures(run: RunData, layers: Sequence[Layer]) -> Iterator[NamedFigure]:
     """Figures for print of a few grouped layers, spread over the network; the page shows every layer."""
-    matrices = run.importance.get("end") or run.importance.get("now") or {}
+    matrices = run.learned_importance
     grouped = [layer for layer in layers if layer.group_level > 1 and layer.name in matrices]
     middles = [(2 * part + 1) * len(grouped) // (2 * PRINTED_LAYERS) for part in range(PRINTED_LAYERS)]
     for place in dict.fromkeys(middles if grouped else []):
@@ -227,14 +213,6 @@ def importance_figure(layer: Layer, importance: FloatArray, *, decay: float) -> 
     )
 
 
-def _block_outlines(layer: Layer) -> str:
-    (width, height), places = layer.frame, boundaries(layer.num_groups)
-    return "".join(
-        f"M{begin * width:.6g} {begin * height:.6g}H{end * width:.6g}V{end * height:.6g}H{begin * width:.6g}Z"
-        for begin, end in (itertools.pairwise((0.0, *places, 1.0)) if places else ())
-    )
-
-
 def matrix_address(matrix: FloatArray, light: float) -> str:
     """A small picture of a non-negative matrix, as a `data:` address, from 0 (dark) to `light`.
 
@@ -255,18 +233,16 @@ def brightest(matrix: FloatArray) -> float:
 
 
 def boundaries(groups: int) -> tuple[float, ...]:
-    """Where one of equal groups ends and the next begins, as fractions of the side; none where they are too many."""
+    """The boundaries between equal groups, as fractions of the side; none where they are too many."""
     return tuple(place / groups for place in range(1, groups)) if groups <= MOST_BOUNDARIES else ()
 
 
 def block_means(matrix: FloatArray, *, largest_side: int = LARGEST_SIDE) -> FloatArray:
     """Means over blocks of nearly equal size, so many that no side is longer than `largest_side`."""
-    row_starts, column_starts = (_block_starts(length, largest_side) for length in matrix.shape)
-    sums = np.add.reduceat(np.add.reduceat(matrix, row_starts, axis=0), column_starts, axis=1)
-    heights, widths = (
-        np.diff(starts, append=length) for starts, length in zip((row_starts, column_starts), matrix.shape, strict=True)
-    )
-    means: FloatArray = sums / np.outer(heights, widths)
+    rows, columns = (_block_starts(length, largest_side) for length in matrix.shape)
+    sums = np.add.reduceat(np.add.reduceat(matrix, rows, axis=0), columns, axis=1)
+    sizes = np.outer(np.diff(rows, append=len(matrix)), np.diff(columns, append=matrix.shape[1]))
+    means: FloatArray = sums / sizes
     return means
 
 
@@ -288,11 +264,10 @@ def cardinality_figure(run: RunData, layers: Sequence[Layer]) -> NamedFigure:
     with house_style():
         size = 7.2 if count <= MOST_NAMES / 2 else 9.0, 3.9 if count <= MOST_NAMES else 2.9
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(h_pad=0.09))
-        axis = figure.subplots()
+        axis, mark_size, width = figure.subplots(), 4.0 if count <= MOST_NAMES else 2.5, max(1.0, min(4.0, 160 / count))
         for kind, colour in zip(sorted(set(kernels.tolist())), itertools.cycle(PALETTE), strict=False):
             chosen = kernels == kind
-            axis.vlines(places[chosen], 0.7, groups[chosen], color=colour, linewidth=max(1.0, min(4.0, 160 / count)))
-            mark_size = 4.0 if count <= MOST_NAMES else 2.5
+            axis.vlines(places[chosen], 0.7, groups[chosen], color=colour, linewidth=width)
             axis.plot(places[chosen], groups[chosen], "o", color=colour, markersize=mark_size)
             handles.append(Line2D([], [], color=colour, marker="o", markersize=4, label=f"compressed, {kind}"))
         axis.axhline(1, color=FAINT, linewidth=1.0)

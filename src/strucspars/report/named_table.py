@@ -47,14 +47,12 @@ def written(cell: Cell, unit: Unit) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTable:
-    """A table.
+    """A table; cells are None where there is no value.
 
     Attributes:
         name: for file names: lower-case letters, digits and `-`.
         columns: units by title: `text`; `count` 1,234; `size`, a count in three digits, 1.23K; `percent` of a fraction,
             12.34%; `points`, a difference in percent points, +0.12; `number`, three digits after the point.
-        rows: one cell per column; None where there is no value.
-        notes: sentences below it.
     """
 
     name: str
@@ -81,12 +79,12 @@ class NamedTable:
         return [[next(iter(_parts(cell).values())) for cell in row] for row in self.rows]
 
     def text(self, max_width: int = 120) -> str:
-        """For a terminal, the notes below."""
+        """The table for a terminal, with its notes below."""
         notes = (textwrap.fill(note, NOTE_WIDTH) for note in self.notes)
         return "\n".join((text_table(self._text_columns(), max_width), *notes))
 
     def markdown(self) -> str:
-        """For a page in Markdown, without the notes."""
+        """The table for a page in Markdown, without its notes."""
         return markdown_table(self._text_columns())
 
     def csv(self) -> str:
@@ -96,9 +94,8 @@ class NamedTable:
         parts = [max(cells, key=len, default={"": None}) for cells in columns]
         buffer = io.StringIO()
         writer = csv.writer(buffer)
-        writer.writerow(
-            [_harmless(f"{title}{part}") for title, known in zip(self.columns, parts, strict=True) for part in known]
-        )
+        headed = zip(self.columns, parts, strict=True)
+        writer.writerow([_harmless(f"{title}{part}") for title, known in headed for part in known])
         for row in self.rows:
             cells = zip(map(_parts, row), parts, strict=True)
             writer.writerow([_harmless(values.get(part)) for values, known in cells for part in known])

@@ -19,7 +19,7 @@ from strucspars.io.files import replace_folder
 from strucspars.report.contents import ComparisonContents, RunContents, comparison_contents, run_contents
 from strucspars.report.drawing import NamedFigure
 from strucspars.report.layers import PRINTED
-from strucspars.report.named_table import NamedTable
+from strucspars.report.named_table import Cell, NamedTable, Unit
 from strucspars.report.reading import RunData
 from strucspars.train.recipe_reading import recipe_yaml
 
@@ -33,13 +33,7 @@ LONGEST_NAME = 80
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenReport:
-    """The location of a report.
-
-    Attributes:
-        page: to open first.
-        run_pages: one per run, in their order; of a single run, it is the page.
-        files: all that was written, figures and tables too.
-    """
+    """The location of a report: the page to open first, one per run, and all files."""
 
     page: Path
     run_pages: tuple[Path, ...]
@@ -56,14 +50,7 @@ class RunLink:
 
 
 def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
-    """Write the report of one run, or of several: then a page that compares them, and one for each.
-
-    An earlier report in the folder `out` is replaced atomically.
-
-    Raises:
-        ValueError: no run, or one twice.
-        OSError: the folder holds something else, or cannot be written; what was there is kept.
-    """
+    """Write the report of one run, or of several with a page that compares them, in place of an earlier one."""
     out = Path(out)
     if not runs:
         raise ValueError("a report needs at least one run folder")
@@ -73,11 +60,8 @@ def write_report(runs: Sequence[RunData], out: str | Path) -> WrittenReport:
     with replace_folder(out) as folder:
         pages = _write_runs(runs, folder) if len(runs) > 1 else [_write_run(runs[0], folder, overview=None)]
         written = sorted(file for file in folder.rglob("*") if file.is_file())
-    return WrittenReport(
-        page=out / PAGE,
-        run_pages=tuple(out / page.relative_to(folder) for page in pages),
-        files=tuple(out / file.relative_to(folder) for file in written),
-    )
+    run_pages, files = (tuple(out / path.relative_to(folder) for path in paths) for paths in (pages, written))
+    return WrittenReport(page=out / PAGE, run_pages=run_pages, files=files)
 
 
 def _write_runs(runs: Sequence[RunData], folder: Path) -> list[Path]:
@@ -96,10 +80,10 @@ def _write_runs(runs: Sequence[RunData], folder: Path) -> list[Path]:
 
 
 def _write_run(run: RunData, folder: Path, *, overview: str | None) -> Path:
-    contents = run_contents(run)
+    contents, page = run_contents(run), folder / PAGE
     _write_files(folder, contents.figures, contents.tables)
-    _write_text(folder / PAGE, run_page(contents, overview=overview))
-    return folder / PAGE
+    _write_text(page, run_page(contents, overview=overview))
+    return page
 
 
 def _write_files(folder: Path, figures: Sequence[NamedFigure], tables: Sequence[NamedTable]) -> None:
@@ -187,32 +171,17 @@ def overview_page(contents: ComparisonContents, links: Sequence[RunLink]) -> str
 
 def runs_table(links: Sequence[RunLink]) -> NamedTable:
     """What was compared, run by run."""
-    return NamedTable(
-        name="runs",
-        title="Runs",
-        columns={
-            "run": "text",
-            "network": "text",
-            "data": "text",
-            "seed": "count",
-            "removed parameters": "percent",
-            "top-1": "percent",
-            "state": "text",
-        },
-        rows=tuple(
-            (
-                link.title,
-                link.run.recipe.model.name,
-                # One-shot compression reads no images and draws nothing at random.
-                None if link.run.one_shot is not None else link.run.recipe.data.name,
-                None if link.run.one_shot is not None else link.run.recipe.seed,
-                outcome.removed_param_fraction if (outcome := link.run.summary or link.run.plan) else None,
-                None if link.run.summary is None else link.run.summary.finetuned.last_top1,
-                link.run.state,
-            )
-            for link in links
-        ),
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for link in links:
+        run, recipe, outcome = link.run, link.run.recipe, link.run.summary or link.run.plan
+        # One-shot compression reads no images and draws nothing at random.
+        data, seed = (recipe.data.name, recipe.seed) if run.one_shot is None else (None, None)
+        removed = None if outcome is None else outcome.removed_param_fraction
+        top1 = None if run.summary is None else run.summary.finetuned.last_top1
+        rows.append((link.title, recipe.model.name, data, seed, removed, top1, run.state))
+    columns: dict[str, Unit] = {"run": "text", "network": "text", "data": "text", "seed": "count"}
+    columns |= {"removed parameters": "percent", "top-1": "percent", "state": "text"}
+    return NamedTable(name="runs", title="Runs", columns=columns, rows=tuple(rows))
 
 
 def _figure_sections(figures: Iterable[NamedFigure]) -> Iterator[tuple[str, str]]:
@@ -250,10 +219,7 @@ def _own_text(name: str) -> str:
 
 
 def _policy() -> str:
-    """Allow our own script and style by their hashes, and load nothing: other code in the page cannot run.
-
-    Drawn figures have style attributes, which can neither run nor load anything under this policy.
-    """
+    """Allow our own script and style by their hashes, and load nothing: other code in the page cannot run."""
     script, style = (
         base64.b64encode(hashlib.sha256(_own_text(name).encode()).digest()).decode()
         for name in ("script.js", "style.css")

@@ -17,7 +17,6 @@ from strucspars.core.permutation import checked_permutation
 from strucspars.core.plan import GroupingPlan
 from strucspars.io.arrays import load_arrays
 from strucspars.io.files import read_text
-from strucspars.io.records import convert
 from strucspars.nn.importance import importance_matrix
 from strucspars.train.outcome import RunSummary, progress_words, read_metrics, read_summary, stage_seconds
 from strucspars.train.recipe import Recipe, learning_stage
@@ -38,13 +37,7 @@ class LayerShape:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EpochLayers:
-    """All layers after an epoch of the first stage, in network order.
-
-    Attributes:
-        group_level, churn: `(layers,)`.
-        kept_norm: `(layers, levels)`; NaN beyond a layer's last level.
-        out_perm, in_perm: a channel order for every layer.
-    """
+    """All layers after an epoch of the first stage, in network order; `kept_norm` is NaN beyond the last level."""
 
     group_level: IntArray
     kept_norm: FloatArray
@@ -55,19 +48,10 @@ class EpochLayers:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunData:
-    """What a run folder holds.
+    """What a run folder holds; `summary` is None before the end, `plan` before the decision, `bench` if not measured.
 
-    Attributes:
-        name: of the folder, which tells seeds apart; the recipe has the name of the experiment.
-        summary: None if the run is not finished.
-        rows: of the metrics.
-        plan: None before compression or the decision of a progressive run, and for other kinds of runs.
-        weight_shapes: of the layers that may be grouped, by name, in network order.
-        dynamics: the epochs of the stage that learns channel orders; empty where the run stored none.
-        importance: `start` and `end` (of the learning) to S of every layer, where stored; `now` of a run in between.
-        environment: versions and hardware.
-        decisions: what the run decided once.
-        bench: what `strucspars bench RUN --out RUN/bench.json` measured; None where there is no such file.
+    The dynamics are the epochs of the stage that learns channel orders. The importance is S of every layer, by name, at
+    its `start` and `end`, or `now` in between.
     """
 
     path: Path
@@ -85,8 +69,13 @@ class RunData:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Of every stage so far."""
+        """Seconds of every stage so far."""
         return stage_seconds(self.rows)
+
+    @property
+    def learned_importance(self) -> Mapping[str, StoredMatrix]:
+        """S of every layer at the end of the learning, or of the last checkpoint before it."""
+        return self.importance.get("end") or self.importance.get("now") or {}
 
     @property
     def one_shot(self) -> Mapping[str, Any] | None:
@@ -100,7 +89,7 @@ class RunData:
 
     @property
     def state(self) -> str:
-        """How far the run has come, in words."""
+        """The progress of the run, in words."""
         if self.summary is not None:
             return "finished"
         if self.one_shot is not None:
@@ -111,28 +100,28 @@ class RunData:
 
 
 def read_run(path: str | os.PathLike[str]) -> RunData:
-    """Read a run folder. Nothing in it is executed, and nothing is written.
-
-    Raises:
-        ValueError: the folder is not there, is no run folder, or a file in it is damaged.
-        OSError: a file in it cannot be read.
-    """
+    """Read a run folder. Nothing in it is executed, and nothing is written."""
     folder = RunFolder(path)
     if not folder.path.is_dir():
         raise ValueError(f"there is no folder {folder.path}; give the folder of a run")
     if not folder.recipe_path.exists():
         raise ValueError(
-            f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give a folder that "
-            "`strucspars run` made"
+            f"{folder.path} is not a run folder: it has no {folder.recipe_path.name}; give the folder of a run"
         )
     recipe, plan, bench = folder.load_recipe(), folder.load_plan(), folder.path / "bench.json"
     rows = [
         {key: value for key, value in row.items() if key == "stage" or is_number(value)} for row in read_metrics(folder)
     ]
-    shapes = _weight_shapes(folder, plan)
+    if plan is not None:
+        shapes = {name: layer.weight_shape for name, layer in plan.layers.items()}
+    else:
+        entries = folder.read_record(folder.path / "layers.json", list[LayerShape], [])
+        shapes = {layer.name: layer.weight_shape for layer in entries}
     # A killed run may have stored one epoch more than its metrics have.
     stage = learning_stage(recipe)
     epochs = sum(row["stage"] == stage for row in rows)
+    stored = [folder.dynamics / f"{stage}-{epoch:04d}.npz" for epoch in range(1, epochs + 1)]
+    has_dynamics = shapes and any(folder.dynamics.glob(f"{stage}-*.npz"))
     return RunData(
         path=folder.path,
         name=folder.path.resolve().name,
@@ -141,35 +130,12 @@ def read_run(path: str | os.PathLike[str]) -> RunData:
         rows=rows,
         plan=plan,
         weight_shapes=shapes,
-        dynamics=_dynamics(folder, list(shapes.values()), stage, epochs),
+        dynamics=[_epoch_layers(path, list(shapes.values())) for path in stored] if has_dynamics else [],
         importance=_importance(folder, recipe, shapes),
-        environment=_json_object(folder, folder.environment_path),
-        decisions=_json_object(folder, folder.decisions_path),
+        environment=folder.read_record(folder.environment_path, dict[str, Any], {}),
+        decisions=folder.read_record(folder.decisions_path, dict[str, Any], {}),
         bench=report_from_json(read_text(bench), str(bench)) if bench.exists() else None,
     )
-
-
-def _json_object(folder: RunFolder, path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
-    value = folder.read_json(path)
-    stored: dict[str, Any] = {} if value is None else convert(dict[str, Any], value, str(path))
-    return stored
-
-
-def _weight_shapes(folder: RunFolder, plan: GroupingPlan | None) -> Shapes:
-    """From the plan; before the compression from `layers.json`."""
-    if plan is not None:
-        return {name: layer.weight_shape for name, layer in plan.layers.items()}
-    path = folder.path / "layers.json"
-    entries = folder.read_json(path)
-    layers = [] if entries is None else convert(list[LayerShape], entries, str(path))
-    return {layer.name: layer.weight_shape for layer in layers}
-
-
-def _dynamics(folder: RunFolder, shapes: Sequence[tuple[int, ...]], stage: str, epochs: int) -> list[EpochLayers]:
-    if not shapes or not any(folder.dynamics.glob(f"{stage}-*.npz")):
-        return []
-    return [_epoch_layers(folder.dynamics / f"{stage}-{epoch:04d}.npz", shapes) for epoch in range(1, epochs + 1)]
 
 
 def _epoch_layers(path: Path, shapes: Sequence[tuple[int, ...]]) -> EpochLayers:
@@ -201,10 +167,7 @@ def _orders(orders: npt.NDArray[Any], widths: Sequence[int]) -> tuple[IntArray, 
 
 
 def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[str, Mapping[str, StoredMatrix]]:
-    """S of every layer by moment, where stored; of a run in its first stage also that of its last checkpoint.
-
-    The latter for norms of weights only: a registered importance needs the network, and the folder does not hold it.
-    """
+    """S of every layer by moment, where stored; `now` is of the last checkpoint, for norms of weights only."""
     stored: dict[str, Mapping[str, StoredMatrix]] = {}
     for moment in ("start", "end"):
         path = folder.importance / f"{moment}.npz"
@@ -219,15 +182,11 @@ def _importance(folder: RunFolder, recipe: Recipe, shapes: Shapes) -> Mapping[st
     may_compute = list(stored) == ["start"] and recipe.sparsify.importance in get_args(Norm)
     checkpoint = folder.load_checkpoint() if may_compute else None
     if checkpoint is not None and checkpoint.get("stage") == learning_stage(recipe):
-        stored["now"] = _matrices(checkpoint["model"], recipe, shapes)
+        norm: Norm = "l2" if recipe.sparsify.importance == "l2" else "l1"
+        weights = {name: checkpoint["model"].get(f"{name}.weight") for name in shapes}
+        stored["now"] = {
+            name: importance_matrix(weight, norm).astype(np.float32)
+            for name, weight in weights.items()
+            if isinstance(weight, torch.Tensor) and tuple(weight.shape) == shapes[name]
+        }
     return {moment: matrices for moment, matrices in stored.items() if matrices}
-
-
-def _matrices(weights: Mapping[str, Any], recipe: Recipe, shapes: Shapes) -> Mapping[str, StoredMatrix]:
-    """S of the weights of a checkpoint."""
-    found = {name: weights.get(f"{name}.weight") for name in shapes}
-    return {
-        name: importance_matrix(weight, "l2" if recipe.sparsify.importance == "l2" else "l1").astype(np.float32)
-        for name, weight in found.items()
-        if isinstance(weight, torch.Tensor) and tuple(weight.shape) == shapes[name]
-    }

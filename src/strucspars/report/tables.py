@@ -1,16 +1,49 @@
-"""The tables of one run: sizes, accuracy at every stage, layers."""
+"""The tables of one run, and those of experiments beside the paper's numbers, for pages, terminals and files."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from strucspars.core.hierarchy import num_groups
 from strucspars.cost.counting import BeforeAfter
-from strucspars.paper.experiments import changes_from_package
+from strucspars.paper.experiments import (
+    ACCURACY,
+    BEST,
+    FLOPS,
+    MACS,
+    MEASURES,
+    Experiment,
+    FinishedRun,
+    Measure,
+    base_experiment,
+    changes_from_package,
+    difference_to_dense,
+    experiments_of,
+    gain_over_base,
+)
+from strucspars.paper.noise import NOISE
 from strucspars.paper.published import published_row
-from strucspars.report.layers import Layer
-from strucspars.report.named_table import Cell, NamedTable
-from strucspars.report.reading import RunData
+from strucspars.report.named_table import Cell, NamedTable, Unit
 from strucspars.train.outcome import OPTIMISM, StageAccuracy, stage_accuracy
+
+# Not imported when the command line only prints tables: the figures of the layers need matplotlib.
+if TYPE_CHECKING:
+    from strucspars.report.layers import Layer
+    from strucspars.report.reading import RunData
+
+# Wider than other tables: shortened names of experiments would be of no use.
+TERMINAL_WIDTH = 150
+# More names in a note are only counted.
+MOST_NAMES = 4
+TITLES = {
+    "table1": ("accuracy", "Size and accuracy"),
+    "table2": ("accuracy", "Size and accuracy"),
+    "table3": ("ablation", "Variants against their base"),
+    "table5": ("timeline", "Accuracy along the stages"),
+}
 
 
 def run_tables(run: RunData, layers: Sequence[Layer]) -> tuple[NamedTable, ...]:
@@ -80,7 +113,7 @@ def _best(words: str, accuracy: StageAccuracy) -> tuple[Cell, ...]:
 
 
 def _recipe_notes(run: RunData) -> tuple[str, ...]:
-    """What sets the run apart from the paper's protocol, where the paper's numbers are beside it."""
+    """The differences from the paper's protocol, for tables with the paper's numbers."""
     changed = changes_from_package(run.recipe) if published_row(run.recipe.name) else ()
     return (f"Not quite the paper's protocol: {', '.join(changed)}.",) if changed else ()
 
@@ -89,37 +122,19 @@ def layer_table(run: RunData, layers: Sequence[Layer]) -> NamedTable:
     """Every layer that may be grouped: its weight, groups, parameters and kept norm."""
     rows: list[tuple[Cell, ...]] = []
     for layer in layers:
-        dense = math.prod(layer.weight_shape)
+        shape, dense = "x".join(map(str, layer.weight_shape)), math.prod(layer.weight_shape)
         compressed = dense // layer.num_groups
         churn = float(run.dynamics[-1].churn[layer.place]) if run.dynamics else math.nan
-        rows.append(
-            (
-                layer.name,
-                "x".join(map(str, layer.weight_shape)),
-                layer.group_level,
-                layer.num_groups,
-                num_groups(layer.largest_level),
-                dense,
-                compressed,
-                1 - compressed / dense,
-                layer.kept_at_level,
-                churn if math.isfinite(churn) else None,
-            )
-        )
+        groups = layer.group_level, layer.num_groups, num_groups(layer.largest_level)
+        sizes = dense, compressed, 1 - compressed / dense
+        rows.append((layer.name, shape, *groups, *sizes, layer.kept_at_level, churn if math.isfinite(churn) else None))
     return NamedTable(
         name="layers",
         title="Layers",
         columns={
-            "layer": "text",
-            "weight": "text",
-            "group level": "count",
-            "groups": "count",
-            "largest": "count",
-            "params dense": "count",
-            "params compressed": "count",
-            "removed": "percent",
-            "kept norm": "percent",
-            "churn, last epoch": "percent",
+            **dict.fromkeys(("layer", "weight"), "text"),
+            **dict.fromkeys(("group level", "groups", "largest", "params dense", "params compressed"), "count"),
+            **dict.fromkeys(("removed", "kept norm", "churn, last epoch"), "percent"),
         },
         rows=tuple(rows),
         notes=(
@@ -127,3 +142,86 @@ def layer_table(run: RunData, layers: Sequence[Layer]) -> NamedTable:
             "the layer's norm inside its groups, before finetuning.",
         ),
     )
+
+
+def comparison_tables(experiments: Sequence[Experiment]) -> tuple[NamedTable, ...]:
+    """All tables that have rows for these experiments."""
+    bases = {each.label: base_experiment(each, experiments) for each in experiments}
+    based = {base.label for base in bases.values() if base is not None}
+    rows = {
+        "table1": list(experiments),
+        "table5": [each for each in experiments if each.first.before_compression_top1 is not None],
+        "table3": [each for each in experiments if bases[each.label] is not None or each.label in based],
+    }
+    return tuple(comparison_table(table, chosen, experiments) for table, chosen in rows.items() if chosen)
+
+
+def beside_the_paper(runs: Iterable[FinishedRun]) -> list[str]:
+    """Runs of the paper's recipes beside its numbers, as texts for a terminal; none for other recipes."""
+    experiments = [each for each in experiments_of(runs) if each.paper is not None]
+    return [table.text(TERMINAL_WIDTH) for table in comparison_tables(experiments)]
+
+
+def comparison_table(
+    table: str,
+    experiments: Sequence[Experiment],
+    others: Sequence[Experiment],
+    *,
+    measures: Sequence[Measure] | None = None,
+) -> NamedTable:
+    """Experiments in the columns of a table of the paper, beside its numbers, the dense network and their base."""
+    measures = MEASURES[table] if measures is None else measures
+    has_paper = any(each.paper for each in experiments)
+    columns: dict[str, Unit] = {"experiment": "text", "runs": "count"}
+    rows: list[list[Cell]] = [[each.label, len(each.runs)] for each in experiments]
+
+    def add(title: str, unit: Unit, cells: Sequence[Cell]) -> None:
+        columns[title] = unit
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell)
+
+    for measure in measures:
+        if measure is (MACS if has_paper else FLOPS):
+            continue  # operations as the paper counts them beside its numbers, else as usual
+        add(measure.title, measure.unit, [each.sample(measure.ours) for each in experiments])
+        if measure is not BEST:  # has the same number of the paper as the last epoch
+            add(f"paper {measure.title}", measure.unit, [measure.paper(each) for each in experiments])
+        if measure.is_judged:
+            title = "to paper" if measure is ACCURACY else f"{measure.title} to paper"
+            add(title, "points", [measure.difference(each) for each in experiments])
+        if measure is ACCURACY and table in ("table1", "table2"):
+            add("to dense", "points", [difference_to_dense(each, others) for each in experiments])
+        if measure is ACCURACY and table == "table3":
+            add("to base", "points", [gain_over_base(each, others) for each in experiments])
+    name, title = TITLES[table]
+    whole = NamedTable(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)))
+    shown = whole.without_empty_columns()
+    return replace(shown, notes=_notes(experiments, shown.columns.keys()))
+
+
+def _notes(experiments: Sequence[Experiment], titles: Set[str]) -> tuple[str, ...]:
+    """What a reader must know about the columns that are there."""
+    known = {
+        "best epoch": f"Mean ± deviation over the runs. top-1: of the last epoch. {OPTIMISM}",
+        "paper top-1": "By the authors' code, the paper's accuracies are of the best epoch.",
+        "paper FLOPs": "FLOPs: as the paper counts them, MACs and 4 for every element of a batch norm.",
+        "paper min_kept_norm": "The paper's threshold is given as the kept share of the norm.",
+        "before": "before, after: right before and right after compression.",
+    }
+    notes = [note for title, note in known.items() if title in titles]
+    if titles & {"to paper", "to dense"}:
+        notes.append(NOISE)
+    if "to base" in titles:
+        notes.append("to base: the mean over pairs of runs of the same seed, in percent points.")
+    labels: dict[tuple[str, ...], list[str]] = {}
+    for each in experiments:
+        labels.setdefault(each.changes, []).append(each.label)
+    if any(labels):
+        changed = []
+        for changes, names in labels.items():
+            if changes:
+                more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+                changed.append(f"{', '.join(changes)} in {', '.join(names[:MOST_NAMES])}{more}")
+        differences = ", ".join(next(iter(labels))) if len(labels) == 1 else "; ".join(changed)
+        notes.append(f"Not quite as in the recipes: {differences}.")
+    return tuple(notes)

@@ -60,7 +60,7 @@ def timing_conditions(row: BenchRow) -> str:
 
 
 def comparable_latencies(runs: Iterable[RunData]) -> tuple[dict[Path, float], str]:
-    """Milliseconds by run folder, of the runs measured as the first of them, and a sentence on how that was."""
+    """Milliseconds by run folder, of runs measured like the first one, and a sentence on the conditions."""
     latencies: dict[Path, float] = {}
     how, note = None, ""
     for run in runs:
@@ -79,17 +79,10 @@ def comparable_latencies(runs: Iterable[RunData]) -> tuple[dict[Path, float], st
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A network by accuracy and cost.
+    """A network by accuracy and cost; `method` is `dense`, a kind of run, one of Table 3, or `other methods`.
 
-    Attributes:
-        network: such as `cifar10-resnet20`, or the model's name with the data's.
-        method: `dense`, `strucspars`, `slimming`, one of Table 3, or `other methods`.
-        accuracy: top-1, as a fraction.
-        costs: those that are known, by the names of `AXES`.
-        label: the removed fraction that was asked for, what differs from the first network of that size, or the name
-            of another method; empty where the method says all.
-        is_ours: else it is the paper's.
-        is_on_line: whether the line of its network goes through it.
+    The label is the removed fraction that was asked for, what differs from the first network of that size, or the name
+    of another method.
     """
 
     network: str
@@ -241,12 +234,9 @@ def _draw(axis: Axes, points: Sequence[Point], cost: str, colours: Mapping[str, 
 
 def _write_label(axis: Axes, point: Point, place: tuple[float, float], colour: str) -> None:
     """Ours below the line or to the right; the paper's above to the left: both are often at the same place."""
-    if not point.is_ours:
-        offset, side, height = (-6, 5), "right", "bottom"
-    elif point.is_on_line:
-        offset, side, height = (0, -7), "center", "top"
-    else:
-        offset, side, height = (7, 0), "left", "center"
+    offset, side, height = (-6, 5), "right", "bottom"
+    if point.is_ours:
+        offset, side, height = ((0, -7), "center", "top") if point.is_on_line else ((7, 0), "left", "center")
     style: dict[str, Any] = {"ha": side, "va": height, "fontsize": 7.5, "color": colour}
     axis.annotate(drawable(point.label, 20), place, xytext=offset, textcoords="offset points", **style)
 
@@ -263,7 +253,7 @@ def _scale(axis: Axes, costs: Sequence[float]) -> None:
 
 
 def _handles(points: Sequence[Point], colours: Mapping[str, str]) -> list[Line2D]:
-    """Of the legend: a colour for every network, a marker for every method."""
+    """The handles of the legend: a colour for every network, a marker for every method."""
     methods = dict.fromkeys(point.method for point in points)
     handles = [
         *(Line2D([], [], color=colour, linewidth=4, label=drawable(name, 30)) for name, colour in colours.items()),

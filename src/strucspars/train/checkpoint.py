@@ -29,13 +29,12 @@ _logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write the state to `last.pt`; the former file becomes `previous.pt`.
-
-    If the process is killed at any instant, the folder holds a complete checkpoint under one of the two names. A state
-    of anything but tensors, numbers, texts, and lists, tuples and dictionaries of them is refused.
-    """
-    # A damaged `last.pt` must not replace a good `previous.pt`.
-    former = folder / PREVIOUS if _is_whole(folder / LAST) else None
+    """Write the state to `last.pt`; the former file becomes `previous.pt`. One of them is always complete."""
+    former: Path | None = folder / PREVIOUS
+    try:
+        _checked_payload(folder / LAST)
+    except (OSError, ValueError):
+        former = None  # a damaged `last.pt` must not replace a good `previous.pt`
     _save(folder / LAST, state, former)
 
 
@@ -44,7 +43,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     failures = []
     for path in (folder / LAST, folder / PREVIOUS):
         try:
-            state = _load(path)
+            state = _unpacked(_checked_payload(path), str(path))
         except FileNotFoundError:
             failures.append(f"{path} is missing")
         except ValueError as error:
@@ -65,8 +64,9 @@ def save_named(folder: Path, name: str, state: dict[str, Any]) -> None:
 
 def load_named(folder: Path, name: str) -> dict[str, Any] | None:
     """The checkpoint that `save_named` wrote under the name, its tensors on the CPU; None where there is none."""
+    path = folder / f"{name}.pt"
     try:
-        return _load(folder / f"{name}.pt")
+        return _unpacked(_checked_payload(path), str(path))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -86,14 +86,6 @@ def _save(path: Path, state: dict[str, Any], former: Path | None) -> None:
         file.write(payload)
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        _checked_payload(path)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _checked_payload(path: Path) -> memoryview:
     try:
         content = memoryview(read_bytes(path, limit=CHECKPOINT_BYTES))
@@ -107,10 +99,6 @@ def _checked_payload(path: Path) -> memoryview:
     if hashlib.sha256(payload).digest() != content[len(_MARK) : _HEADER_BYTES]:
         raise ValueError(f"{path} is damaged: its content does not match its checksum")
     return payload
-
-
-def _load(path: Path) -> dict[str, Any]:
-    return _unpacked(_checked_payload(path), str(path))
 
 
 def _unpacked(payload: bytes | memoryview, where: str) -> dict[str, Any]:

@@ -38,12 +38,7 @@ def is_one_of_several_processes() -> bool:
 
 @contextmanager
 def lost_processes_explained() -> Iterator[None]:
-    """Raise one clear error where torch reports in its own words that a process of this run has died.
-
-    Raises:
-        ChildProcessError: a process that reads images was killed.
-        ConnectionError: another process that torchrun has started has ended.
-    """
+    """Raise one clear error where torch reports in its own words that a process of this run has died."""
     try:
         yield
     except RuntimeError as error:
@@ -63,17 +58,7 @@ def lost_processes_explained() -> Iterator[None]:
 
 @final
 class Engine:
-    """Where and how a run computes: in one process, or in one of several that torchrun has started.
-
-    Attributes:
-        fabric: Lightning's access to device, precision and processes.
-        device: where this process computes.
-        rank, world_size: number of this process, and how many there are.
-        is_first: whether this process decides and writes files.
-        memory_format: of images and weights.
-        captures_graphs: whether steps run as CUDA graphs: one process on a GPU, without a gradient scaler.
-        casts_at_once: whether one kernel casts all weights to half precision: in a graph, the number of kernels counts.
-    """
+    """Where and how a run computes: in one process, or in one of several that torchrun has started."""
 
     def __init__(self, recipe: EngineRecipe) -> None:
         self.recipe = recipe

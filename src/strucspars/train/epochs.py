@@ -1,7 +1,6 @@
 """All steps of an epoch, and evaluations: step by step, or as a CUDA graph that is replayed.
 
-In a graph everything happens on the device, including the choice of the batch and of the learning rate; the host only
-launches the graph. Sums are read once per epoch.
+In a graph even the batch and the learning rate are chosen on the device. Sums are read once per epoch.
 """
 
 import threading
@@ -138,11 +137,7 @@ def epoch_targets(targets: Callable[[torch.Tensor], torch.Tensor | None], images
 
 @contextmanager
 def counters_set_aside(model: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Remove the batch counters that batch norms keep but do not use, those with a momentum; restored at the end.
-
-    Yields:
-        The counters, to be increased once per epoch instead of by a kernel per layer and step.
-    """
+    """Remove the unused counters of batch norms; yields them, to be increased once per epoch instead of per step."""
     norms = [
         norm
         for norm in model.modules()
@@ -186,10 +181,7 @@ class Accuracy:
 
 @final
 class Evaluation:
-    """Evaluates one model as often as asked; on a GPU as a CUDA graph, with the batch shape of training.
-
-    Needs to be made anew after a layer is replaced: a graph keeps the addresses of the weights.
-    """
+    """Evaluates one model as often as asked; with a graph, only until one of its layers is replaced."""
 
     def __init__(self, engine: Engine, model: nn.Module, batches: Batches) -> None:
         self._engine, self._model, self._batches = engine, model, batches

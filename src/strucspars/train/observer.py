@@ -21,16 +21,13 @@ class RunFailed(RuntimeError):
 
 
 class RunObserver:
-    """Receives the events of runs, in order; a subclass ignores those it does not define.
-
-    Several runs may share one observer, each under the name of its folder and from a separate thread.
-    """
+    """Receives the events of runs, by their folders' names and from several threads; by default, ignores them."""
 
     def run_started(self, run: str) -> None:
         """A run starts or resumes; its data and network are being prepared."""
 
     def run_ended(self, run: str, words: str) -> None:
-        """A run has ended, in the way that `words` say."""
+        """A run has ended; `words` say how."""
 
     def stage_started(self, run: str, stage: str, *, epochs: int, steps: int, done_epochs: int) -> None:
         """A stage of training starts, or resumes after `done_epochs`."""

@@ -28,12 +28,7 @@ _ROW_TYPES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class StageAccuracy:
-    """Accuracies of one stage's epochs on the test images.
-
-    Attributes:
-        last_top1, last_top5: after the last epoch; these count.
-        best_top1, best_top5, best_epoch: of the epoch with the best top-1; chosen on the test images, so optimistic.
-    """
+    """Accuracies of one stage's epochs on the test images; the last ones count, the best epoch is chosen on them."""
 
     last_top1: float
     last_top5: float
@@ -47,20 +42,11 @@ class RunSummary:
     """A finished run.
 
     Attributes:
-        name, kind, seed, model, data: from the recipe.
-        params, macs, paper_flops: of the dense network and of the small one.
-        target: removed fraction that the recipe asks for; None for a dense run.
-        removed_param_fraction, removed_mac_fraction: achieved.
         min_kept_norm: the searched threshold (Table 5); None where none was searched.
         removed_before_search: fraction that was removed at the threshold of the training, before the search.
-        sparsified: first stage; None if there was none.
-        before_compression_top1: right before compression.
         compressed_top1, compressed_top5: right after compression, before any finetuning.
         recalibrated_top1: the same with batch-norm statistics recomputed; None without.
-        finetuned: second stage; for a dense network, its training.
         converted_top1, converted_top5: of the saved small network; None where top-5 was not recorded.
-        finetune_form: `masked` or `grouped`; None where nothing was compressed.
-        seconds: of every stage.
     """
 
     name: str
@@ -115,16 +101,13 @@ def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
 
 def stage_accuracy(rows: Sequence[Mapping[str, Any]], stage: str) -> StageAccuracy | None:
     """Last and best epoch of a stage; None if no epoch of it is done."""
-    epochs = [row for row in rows if row["stage"] == stage]
+    epochs = [(row["test_top1"], row["test_top5"], row["epoch"]) for row in rows if row["stage"] == stage]
     if not epochs:
         return None
-    best = max(epochs, key=lambda row: row["test_top1"])
+    last_top1, last_top5, _ = epochs[-1]
+    best_top1, best_top5, best_epoch = max(epochs, key=lambda epoch: epoch[0])
     return StageAccuracy(
-        last_top1=epochs[-1]["test_top1"],
-        last_top5=epochs[-1]["test_top5"],
-        best_top1=best["test_top1"],
-        best_top5=best["test_top5"],
-        best_epoch=best["epoch"],
+        last_top1=last_top1, last_top5=last_top5, best_top1=best_top1, best_top5=best_top5, best_epoch=best_epoch
     )
 
 
@@ -192,14 +175,9 @@ def run_summary(
 
 def outcome_text(summary: RunSummary, recipe: Recipe, folder: RunFolder) -> str:
     """A finished run: sizes, accuracies at every stage, and where its files are."""
-    parts = [
-        f"{summary.name}, seed {summary.seed}: {summary.model} on {summary.data}",
-        _sizes(summary),
-        f"{_accuracies(summary, recipe)}\n{OPTIMISM}",
-        "\n".join(_facts(summary, recipe)),
-        _places(summary, folder),
-    ]
-    return "\n\n".join(parts)
+    heading = f"{summary.name}, seed {summary.seed}: {summary.model} on {summary.data}"
+    accuracies, facts = f"{_accuracies(summary, recipe)}\n{OPTIMISM}", "\n".join(_facts(summary, recipe))
+    return "\n\n".join((heading, _sizes(summary), accuracies, facts, _places(summary, folder)))
 
 
 def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
@@ -226,16 +204,14 @@ def outcomes_text(summaries: Mapping[Path, RunSummary]) -> str:
 
 
 def _sizes(summary: RunSummary) -> str:
-    counts: dict[str, BeforeAfter] = {"params": summary.params, "MACs": summary.macs}
-    is_dense = summary.kind == "dense"
-    return text_table(
-        [
-            Column("size", list(counts), is_text=True),
-            Column("dense", [f"{count.before:,}" for count in counts.values()]),
-            Column("compressed", ["" if is_dense else f"{count.after:,}" for count in counts.values()]),
-            Column("removed", ["" if is_dense else percent(count.removed_fraction) for count in counts.values()]),
-        ]
-    )
+    counts = summary.params, summary.macs
+    columns = [
+        Column("size", ["params", "MACs"], is_text=True),
+        Column("dense", [f"{count.before:,}" for count in counts]),
+        Column("compressed", [f"{count.after:,}" for count in counts]),
+        Column("removed", [percent(count.removed_fraction) for count in counts]),
+    ]
+    return text_table(columns[:2] if summary.kind == "dense" else columns)
 
 
 def _accuracies(summary: RunSummary, recipe: Recipe) -> str:
@@ -257,46 +233,32 @@ def _accuracies(summary: RunSummary, recipe: Recipe) -> str:
     rows.append((f"{stage}, last epoch", finetuned.last_top1, finetuned.last_top5))
     add_best(stage, finetuned)
     rows.append(("saved network", summary.converted_top1, summary.converted_top5))
-    return text_table(
-        [
-            Column("accuracy", [title for title, _, _ in rows], is_text=True),
-            Column("top-1", [percent(top1) for _, top1, _ in rows]),
-            Column("top-5", [percent(top5) for _, _, top5 in rows]),
-        ]
-    )
+    titles, *accuracies = zip(*rows, strict=True)
+    columns = [Column(f"top-{count}", list(map(percent, each))) for count, each in zip((1, 5), accuracies, strict=True)]
+    return text_table([Column("accuracy", titles, is_text=True), *columns])
 
 
 def _facts(summary: RunSummary, recipe: Recipe) -> list[str]:
-    facts = []
+    facts, threshold, before = [], summary.min_kept_norm, summary.removed_before_search
     if summary.target is not None:
         macs = summary.kind == "strucspars" and recipe.sparsify.budget == "macs"
-        reached = summary.removed_mac_fraction if macs else summary.removed_param_fraction
-        facts.append(
-            f"target      remove {percent(summary.target)} of all {'MACs' if macs else 'parameters'}: "
-            f"{percent(reached)} reached"
-        )
-    if summary.min_kept_norm is not None:
-        facts.append(
-            f"threshold   every grouped layer keeps at least {summary.min_kept_norm:.3f} of its norm (searched)"
-        )
-    if summary.removed_before_search is not None:
-        facts.append(
-            f"            with the {recipe.sparsify.min_kept_norm:g} of training, "
-            f"{percent(summary.removed_before_search)} would be removed"
-        )
+        counted = "MACs" if macs else "parameters"
+        reached = percent(summary.removed_mac_fraction if macs else summary.removed_param_fraction)
+        facts.append(f"target      remove {percent(summary.target)} of all {counted}: {reached} reached")
+    if threshold is not None:
+        facts.append(f"threshold   every grouped layer keeps at least {threshold:.3f} of its norm (searched)")
+    if before is not None:
+        usual = recipe.sparsify.min_kept_norm
+        facts.append(f"            with the {usual:g} of training, {percent(before)} would be removed")
     times = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in summary.seconds.items())
-    facts.append(f"time        {times}")
-    return facts
+    return [*facts, f"time        {times}"]
 
 
 def _places(summary: RunSummary, folder: RunFolder) -> str:
-    places = [
-        (folder.model_path, "the network" if summary.kind == "dense" else "the compressed network"),
-        (folder.summary_text_path, "this text; summary.json for programs"),
-        (folder.metrics_path, "every epoch"),
-        (folder.tensorboard, "the same for TensorBoard"),
-    ]
+    places = {folder.model_path: "the network" if summary.kind == "dense" else "the compressed network"}
     if summary.kind == "strucspars":
-        places.insert(1, (folder.plan_path, "groups and channel orders of every layer"))
-    width = max(len(str(path)) for path, _ in places)
-    return "\n".join(f"{path!s:<{width}}  {meaning}" for path, meaning in places)
+        places[folder.plan_path] = "groups and channel orders of every layer"
+    places[folder.summary_text_path] = "this text; summary.json for programs"
+    places |= {folder.metrics_path: "every epoch", folder.tensorboard: "the same for TensorBoard"}
+    width = max(len(str(path)) for path in places)
+    return "\n".join(f"{path!s:<{width}}  {meaning}" for path, meaning in places.items())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,6 @@ def run_pipeline(
 
     `should_stop` is asked after every step; once it is true, the state is saved and `RunInterrupted` raised. The worker
     processes of `executor` learn the channel orders.
-
-    Raises:
-        ValueError: recipe, data and folder do not fit together; the message says how.
-        RunFolderBusy: another process works in the folder.
-        RunInterrupted: asked to stop.
-        TrainingDiverged: the loss is not finite.
-        ChildProcessError, ConnectionError: another process of the run has died.
     """
     folder = RunFolder(path)
     for observer in observers:
@@ -136,7 +129,7 @@ def _open(run: Run, stack: ExitStack, was_locked: bool) -> RunSummary | None:
 
 
 def _load_checkpoint(run: Run) -> dict[str, Any] | None:
-    """The last checkpoint, if it fits to the data; None where there is none."""
+    """The last checkpoint, if it fits the data; None where there is none."""
     checkpoint = run.folder.load_checkpoint()
     version = CHECKPOINT_VERSION if checkpoint is None else checkpoint.get("version")
     if version != CHECKPOINT_VERSION:
@@ -216,18 +209,9 @@ def _compress(run: Run, procedure: Procedure, model: nn.Module) -> nn.Module:
     before = _accuracy(run, model)
     cut = procedure.cut_(copied(model))
     after = _accuracy(run, cut)
-    row = {
-        "stage": COMPRESS,
-        "epoch": 0,
-        "before_top1": before.top1,
-        "before_top5": before.top5,
-        "test_top1": after.top1,
-        "test_top5": after.top5,
-        "test_loss": after.loss,
-        **decided,
-    }
-    recalibrates = run.recipe.finetune.recalibrate_bn
-    if recalibrates:
+    row = {"stage": COMPRESS, "epoch": 0, "before_top1": before.top1, "before_top5": before.top5}
+    row |= {f"test_{key}": value for key, value in asdict(after).items()} | decided
+    if run.recipe.finetune.recalibrate_bn:
         with run.engine.fabric.autocast():
             recalibrate_(cut, (batch.images for batch in run.train.epoch(1)))
         row["recalibrated_top1"] = _accuracy(run, cut).top1
@@ -274,7 +258,7 @@ def _sum_up(run: Run, procedure: Procedure) -> RunSummary:
 
 
 def _check_deployed(path: Path, loss: float, trained_loss: float) -> None:
-    """The saved network must be the trained one."""
+    """Raise a `RuntimeError` unless the saved network is the trained one."""
     if not abs(loss - trained_loss) <= ROUNDING_OF_LOSS * max(trained_loss, 0.1):
         raise RuntimeError(
             f"{path} is not the network that was trained: its loss is {loss:.4f}, that of the last epoch "

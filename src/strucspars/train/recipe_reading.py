@@ -42,16 +42,12 @@ class _Given(NamedTuple):
 def read_recipe(source: str | Path, overrides: Sequence[str] = (), *, is_resolved: bool = False) -> Recipe:
     """The recipe of a YAML file, or one that comes with the package, with `key=value` overrides.
 
-    A base passes on all its keys but its name.
+    A base passes on all its keys but its name. A name of the package goes before a file of that name.
 
     Args:
-        source: path of the file, or a name out of `recipe_names`. A name goes before a file of that name.
         overrides: such as `stage1.epochs=3`; values are YAML; the last one of a key wins.
         is_resolved: refuse a base. A run folder holds a whole recipe; a base would include a file from elsewhere, whose
             text the folder's reader may publish.
-
-    Raises:
-        ValueError: there is no such recipe, or something in it is wrong; names the file or override and the key.
 
     >>> recipe = read_recipe("cifar10-resnet56-60", ["stage1.epochs=5", "data.root=~/cifar"])
     >>> recipe.model.name, recipe.sparsify.target, recipe.stage1.epochs, recipe.data.root
@@ -116,7 +112,7 @@ def flat_options(section: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _documents(source: str | Path, *, is_resolved: bool) -> list[tuple[str, dict[Any, Any]]]:
-    """What errors call a recipe's files, and their contents: the innermost base first, the recipe itself last."""
+    """Labels for errors and contents of a recipe's files: the innermost base first, the recipe itself last."""
     documents: list[tuple[str, dict[Any, Any]]] = []
     paths: list[Path] = []
     wanted: str | Path | None = source
@@ -143,7 +139,7 @@ def _documents(source: str | Path, *, is_resolved: bool) -> list[tuple[str, dict
 
 
 def _find(source: str | Path, folder: Path) -> tuple[str, Path, str]:
-    """What errors call a recipe, its path and its text."""
+    """A recipe's label for errors, its path and its text."""
     packaged = PACKAGED / f"{source}.yaml"
     if isinstance(source, str) and "/" not in source and packaged.is_file():
         return f"recipe {source!r}", packaged, read_text(packaged)
@@ -203,16 +199,15 @@ def _remedy(key: object, prefix: str, hints: Mapping[str, Any]) -> str:
     if path in known:
         return f"keys are nested, not dotted: {path.replace('.', ': {')}: ...}}"
     # The names in this section, else the last parts of all keys: of several sections that have it, the first.
-    candidates = {name.rpartition(".")[2]: name for name in reversed(known)} | {
-        name: f"{prefix}{name}" for name in hints
-    }
-    near = [candidates[name] for name in difflib.get_close_matches(str(key), candidates, n=1)]
-    suggestion = f"did you mean {near[0]!r}? " if near else ""
+    candidates = {name.rpartition(".")[2]: name for name in reversed(known)}
+    candidates |= {name: f"{prefix}{name}" for name in hints}
+    near = difflib.get_close_matches(str(key), candidates, n=1)
+    suggestion = f"did you mean {candidates[near[0]]!r}? " if near else ""
     return f"{suggestion}Known here: {', '.join(hints)}"
 
 
 def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -> Any:
-    """A section of what is given over the defaults; an error of it gets the full key, and the file or override."""
+    """Build a section from the given values and the defaults; errors name the full key and the file or override."""
     default = flat_options(Recipe(name="any"))
     options = {}
     for name, hint in get_type_hints(section).items():
@@ -232,14 +227,7 @@ def _built(section: Any, given: Mapping[str, _Given], prefix: str, label: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option, in every section that has it.
-
-    Attributes:
-        keys: dotted, as overrides have them; `stage1.lr` and `stage2.lr` are the same option.
-        allowed: what its value may be, in words.
-        defaults: one per key, as an override would write it; empty where there is none.
-        meaning: what the docstring says.
-    """
+    """One option, in every section that has it: `stage1.lr` and `stage2.lr` are the same option, with two defaults."""
 
     keys: tuple[str, ...]
     allowed: str
@@ -249,13 +237,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionGroup:
-    """Options that belong together.
-
-    Attributes:
-        names: the keys of a recipe that hold these options, several where they have the same ones; none at the top.
-        summary: what the options decide.
-        options: in the order of the code.
-    """
+    """Options that belong together; the names are the keys of a recipe that hold them, none at the top."""
 
     names: tuple[str, ...]
     summary: str
@@ -281,24 +263,17 @@ def _group(options: type, names: Sequence[str]) -> OptionGroup:
     if len(names) > 1:
         # The sections share a class, which cannot say what only one of them is for.
         summary = " ".join((summary, *(f"`{name}` is {meaning_of(Recipe, name)}" for name in names)))
-    prefixes = [f"{name}." for name in names] or [""]
     # `name` has no default: in Python it must be given, in YAML it is the name of the file.
     values = flat_options(Recipe(name="any")) | {"name": ""}
-    defaults = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-    return OptionGroup(
-        names=tuple(names),
-        summary=summary,
-        options=tuple(
-            Option(
-                keys=(keys := tuple(f"{prefix}{name}" for prefix in prefixes)),
-                allowed=describe(hint),
-                defaults=tuple(defaults[key] for key in keys),
-                meaning=meaning_of(options, name),
-            )
-            for name, hint in get_type_hints(options).items()
-            if not is_dataclass(hint)
-        ),
-    )
+    found = []
+    for name, hint in get_type_hints(options).items():
+        if not is_dataclass(hint):
+            keys = tuple(f"{prefix}.{name}" for prefix in names) or (name,)
+            defaults = (values[key] for key in keys)
+            shown = tuple(value if isinstance(value, str) else json.dumps(value) for value in defaults)
+            meaning = meaning_of(options, name)
+            found.append(Option(keys=keys, allowed=describe(hint), defaults=shown, meaning=meaning))
+    return OptionGroup(names=tuple(names), summary=summary, options=tuple(found))
 
 
 def meaning_of(options: type, name: str) -> str:

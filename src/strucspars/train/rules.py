@@ -57,10 +57,7 @@ class TrainingRule:
 
 @final
 class SparsifyRule(TrainingRule):
-    """The structured penalty, and the decisions of Algorithm 1 after every epoch.
-
-    `on_decision` is called with the plan once a progressive schedule has decided.
-    """
+    """The structured penalty, and the decisions of Algorithm 1 after every epoch; a plan is passed to `on_decision`."""
 
     def __init__(self, sparsifier: Sparsifier, on_decision: Callable[[GroupingPlan], None] = lambda plan: None) -> None:
         self._sparsifier, self._on_decision = sparsifier, on_decision
@@ -141,8 +138,7 @@ class SparsifyRule(TrainingRule):
 class HeldZerosRule(TrainingRule):
     """Zeroes the pruned weights of dense convolutions, then their gradients: the masked form of a compressed network.
 
-    Equal to `mask_` with a fresh optimizer, without a product per layer in the forward pass: a weight that starts at
-    zero without gradient and momentum stays there, weight decay included.
+    Equal to `mask_` with a fresh optimizer, but without a product per layer in the forward pass.
     """
 
     def __init__(self, model: nn.Module, plan: GroupingPlan) -> None:
@@ -173,7 +169,7 @@ class HeldZerosRule(TrainingRule):
 
 @contextmanager
 def cut(model: nn.Module, plan: GroupingPlan, *, for_good: bool) -> Iterator[None]:
-    """Zero what the plan removes in place; at the end of the block, unless for good, the weights are as they were."""
+    """Zero what the plan removes, in place; restore the weights at the end of the block unless `for_good`."""
     weights: list[torch.Tensor] = [model.get_submodule(name).get_parameter("weight") for name in plan.layers]
     before = [weight.detach().clone() for weight in weights]
     HeldZerosRule(model, plan)

@@ -59,12 +59,7 @@ def derived_seed(seed: int, purpose: str, number: int = 0) -> int:
 
 @final
 class Run:
-    """One run; its arguments are those of `run_pipeline`. Data are loaded when first used.
-
-    Attributes:
-        name: what observers know the run by.
-        checkpoint: where the run resumes; None at its beginning.
-    """
+    """One run; its arguments are those of `run_pipeline`. Data are loaded when first used."""
 
     def __init__(
         self,
@@ -87,7 +82,7 @@ class Run:
         return self.checkpoint is not None and self.checkpoint["stage"] == stage
 
     def stop_question(self) -> Callable[[], bool]:
-        """What to ask after every step whether to stop; all processes get the same answer."""
+        """The function that says after every step whether to stop; all processes get the same answer."""
         if self.engine.world_size == 1:
             return self.should_stop
         asked = itertools.count(1)
@@ -97,9 +92,8 @@ class Run:
     def _data(self) -> ResidentData | FolderData:
         options = self.recipe.data
         if options.batch_size % self.engine.world_size:
-            raise ValueError(
-                f"data.batch_size {options.batch_size} cannot be shared by {self.engine.world_size} processes"
-            )
+            processes = self.engine.world_size
+            raise ValueError(f"data.batch_size {options.batch_size} cannot be shared by {processes} processes")
         root, val = (None if each is None else Path(each).expanduser() for each in (options.root, options.val))
         data = load_data(
             options.name,
@@ -124,10 +118,8 @@ class Run:
         """Batches to learn from."""
         batch_size, count = self.recipe.data.batch_size, len(self._data.train)
         if batch_size > count:
-            raise ValueError(
-                f"data.batch_size {batch_size} is more than the {count} images to learn from; give at most {count}, or "
-                "more images"
-            )
+            remedy = f"give at most {count}, or more images"
+            raise ValueError(f"data.batch_size {batch_size} is more than the {count} images to learn from; {remedy}")
         return self._batches(training=True)
 
     @cached_property
@@ -154,9 +146,7 @@ class Run:
     def calibration_images(self, count: int) -> list[torch.Tensor]:
         """Images of the first epoch to learn from, in batches."""
         if self.engine.world_size > 1:
-            raise ValueError(
-                "sparsify.calibration in place of a first stage is for one process; start the run without torchrun"
-            )
+            raise ValueError("sparsify.calibration without a first stage is for one process; start without torchrun")
         return [images for images, _ in self.calibration_batches(count)]
 
     def calibration_batches(self, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -186,11 +176,11 @@ class Run:
 
     def check_images_of(self, checkpoint: Mapping[str, Any]) -> None:
         """Refuse to resume with other images: order, crops and steps of the epochs would differ."""
-        counts = [
-            each and f"{each['train_images']} to learn from and {each['test_images']} to test on"
-            for each in (checkpoint["images"], self.images)
-        ]
         if checkpoint["images"] != self.images:
+            counts = [
+                each and f"{each['train_images']} to learn from and {each['test_images']} to test on"
+                for each in (checkpoint["images"], self.images)
+            ]
             change = f"now {counts[1]}" if counts[0] != counts[1] else "of other names or classes"
             raise ValueError(
                 f"data.root {self.recipe.data.root} holds other images than when the run began: there were {counts[0]},"
@@ -227,22 +217,35 @@ class Run:
 
     def last_loss(self) -> StageLoss:
         """The loss of the last stage, with the recipe's teacher if it names one."""
-        options = self.recipe.finetune
-        if options.teacher is None:
-            return StageLoss(label_smoothing=self.recipe.stage2.label_smoothing)
-        if options.teacher == WEIGHTS:
-            return self._taught_by(self._dense_model())
-        folder = RunFolder(Path(options.teacher).expanduser())
+        options, teacher = self.recipe.finetune, None
+        if options.teacher is not None:
+            network = self._dense_model() if options.teacher == WEIGHTS else self._trained_teacher(options.teacher)
+            teacher = network.eval().requires_grad_(False)
+        return StageLoss(
+            label_smoothing=self.recipe.stage2.label_smoothing,
+            teacher=teacher,
+            shown=None if teacher is None else self._shown_outputs(),
+            weight=options.distill_weight,
+            temperature=options.distill_temperature,
+        )
+
+    def _trained_teacher(self, named: str) -> nn.Module:
+        """The network of a finished run."""
+        folder = RunFolder(Path(named).expanduser())
         if not folder.is_finished:
             raise ValueError(
                 f"finetune.teacher: {folder.path} is not the folder of a finished run; train the teacher first, "
                 "or name the folder of one"
             )
         teacher, own = folder.load_recipe(), self.recipe
+        # Image folders under any name have the classes that they store; other data sets have labels of their own.
+        label_sets = {
+            "classes" if each in ("imagenet", "folder") else each for each in (teacher.data.name, own.data.name)
+        }
         problem = ""
         if teacher.kind == "slimming":
             problem = "is a run of kind slimming; name a dense one"
-        elif _label_set(teacher.data.name) != _label_set(own.data.name):
+        elif len(label_sets) > 1:
             problem = (
                 f"was trained on {teacher.data.name}, this run learns from {own.data.name}: its outputs mean something "
                 "else; name a teacher of the same data"
@@ -255,17 +258,7 @@ class Run:
         if problem:
             raise ValueError(f"finetune.teacher: {folder.path} {problem}")
         self.check_classes_of(folder)
-        return self._taught_by(load(folder.model_path, self.fresh_model(name=teacher.model.name)))
-
-    def _taught_by(self, teacher: nn.Module) -> StageLoss:
-        options = self.recipe.finetune
-        return StageLoss(
-            label_smoothing=self.recipe.stage2.label_smoothing,
-            teacher=teacher.eval().requires_grad_(False),
-            shown=self._shown_outputs(),
-            weight=options.distill_weight,
-            temperature=options.distill_temperature,
-        )
+        return load(folder.model_path, self.fresh_model(name=teacher.model.name))
 
     def _shown_outputs(self) -> torch.Tensor | None:
         """The outputs whose classes the images to learn from show; None for all, or where only reading would tell."""
@@ -292,7 +285,7 @@ class Run:
 
 
 def wanted_preprocessing(recipe: Recipe) -> Preprocessing:
-    """Of an image folder: as the recipe says, and where it does not, as the network's metadata say."""
+    """The preprocessing of an image folder: from the recipe, else from the network's metadata."""
     options = recipe.data
     known = preprocessing_of(recipe.model.name, recipe.model.weights)
     shortest = usual_resize(known.size) if known.resize is None else known.resize
@@ -303,11 +296,6 @@ def wanted_preprocessing(recipe: Recipe) -> Preprocessing:
         resize=round(options.image_size * shortest / known.size) if options.resize is None else options.resize,
         interpolation=known.interpolation,
     )
-
-
-def _label_set(data: str) -> str:
-    """Image folders under any name have the classes that they store; other data sets have labels of their own."""
-    return "classes" if data in ("imagenet", "folder") else data
 
 
 def default_readers() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, cast, final
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from strucspars.io.arrays import save_arrays
 from strucspars.io.files import (
     UNFINISHED,
     disk_error,
+    named_errors,
     read_bytes,
     read_text,
     reworded,
@@ -37,6 +38,8 @@ ONE_SHOT = "one_shot"
 DATA_OF_FUNCTION = "data_of_function"
 ONE_SHOT_STATE = "one-shot: never trained here"
 
+Value = TypeVar("Value")
+
 # Descriptors of the lock files that this process holds.
 _held: set[int] = set()
 
@@ -49,8 +52,7 @@ class RunFolderBusy(RunFailed):
 class RunFolder:
     """The folder of a run. Its files stay complete whenever the process is killed. A folder with links is refused.
 
-    A run calls `create()`, then works inside `locked()`, where it calls `write_recipe` first. `check_usable()` and the
-    methods that read write nothing.
+    A run calls `create()`, then works inside `locked()`, where it calls `write_recipe` first.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -77,23 +79,19 @@ class RunFolder:
 
     def check_usable(self) -> None:
         """Refuse a path where no folder can be made or that holds something other than a run; writes nothing."""
-        try:
+        with named_errors(self.path, "make the run folder"):
             self._check_own()
             nearest = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
             if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
                 number = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
                 raise OSError(number, os.strerror(number))
-        except OSError as error:
-            raise disk_error("make the run folder", self.path, error) from error
 
     def create(self) -> None:
         """Make the folder and its subfolders; refuse what `check_usable` refuses."""
         self.check_usable()
         for folder in (self.path, *self._subfolders):
-            try:
+            with named_errors(folder, "make the run folder"):
                 folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise disk_error("make the run folder", folder, error) from error
 
     @property
     def was_locked(self) -> bool:
@@ -192,14 +190,16 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the metrics, one JSON object per line, and wait until it is on the disk.
+    def read_record(self, path: Path, kind: type[Value], missing: Value) -> Value:
+        """The value of a JSON file as this type; `missing` where there is no such file."""
+        value = self.read_json(path)
+        return missing if value is None else cast(Value, convert(kind, value, str(path)))
 
-        An incomplete last line, of a killed process, is removed first. A row that cannot be written whole is removed.
-        """
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add a row, one JSON object per line, and wait for the disk; incomplete lines are removed."""
         line = json.dumps(plain(row, "row"), allow_nan=False, separators=(",", ":")).encode() + b"\n"
         is_new = not self.metrics_path.exists()
-        try:
+        with named_errors(self.metrics_path):
             # Links are not followed: in a hostile folder they lead to files of the user.
             descriptor = os.open(self.metrics_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             with open(descriptor, "r+b", buffering=0) as file:
@@ -213,8 +213,6 @@ class RunFolder:
                 except BaseException:
                     os.ftruncate(descriptor, end)
                     raise
-        except OSError as error:
-            raise disk_error("write", self.metrics_path, error, "what was there is kept; ") from error
         if is_new:
             sync_folder(self.path)
 
@@ -282,9 +280,7 @@ class RunFolder:
         return self._decisions().get(key)
 
     def _decisions(self) -> dict[str, Any]:
-        stored = self.read_json(self.decisions_path)
-        decisions: dict[str, Any] = {} if stored is None else convert(dict[str, Any], stored, str(self.decisions_path))
-        return decisions
+        return self.read_record(self.decisions_path, dict[str, Any], {})
 
     def _check_own(self) -> None:
         """Refuse a folder with other contents. A run that was killed before it wrote its recipe may start again."""
@@ -314,7 +310,7 @@ def _kept(path: Path) -> Path:
 
 
 def _close_in_child() -> None:
-    """A lock lives as long as any copy of its descriptor: a forked worker must not keep it after its parent."""
+    """Close the locks in a forked worker: they live as long as any copy of their descriptors."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -324,7 +320,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _check_no_links(path: Path) -> None:
-    """Refuse links: writing would change, and reading would show, a file elsewhere."""
+    """Refuse links, which would let a run change or show a file elsewhere."""
     with suppress(FileNotFoundError, NotADirectoryError):
         links = sorted(entry.name for entry in os.scandir(path) if entry.is_symlink())
         if links:

@@ -1,7 +1,6 @@
 """Several runs at once in one process: on a GPU small networks leave room for each other.
 
-Every run has its own thread and stream. Its random numbers, except those of dropout, come from its own generators, so
-its outcome does not depend on its neighbours.
+Every run has its own thread, stream and, but for dropout, random generators: its neighbours do not change its outcome.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +14,10 @@ from strucspars.train.engine import is_one_of_several_processes, lost_processes_
 from strucspars.train.observer import RunFailed, RunObserver
 from strucspars.train.outcome import RunSummary
 from strucspars.train.pipeline import run_pipeline
-from strucspars.train.recipe import Recipe
+from strucspars.train.recipe import EngineRecipe, Recipe
 from strucspars.train.run import SPARSIFIED, RunInterrupted, TrainingDiverged
 from strucspars.train.run_folder import RunFolder
+from strucspars.train.solver_pool import default_workers
 
 SECONDS_BETWEEN_CHECKS = 0.5
 
@@ -50,16 +50,10 @@ def run_side_by_side(
     should_stop: Callable[[], bool] = lambda: False,
     executor: Executor | None = None,
 ) -> dict[Path, RunSummary | Exception]:
-    """Run recipes in their folders, at most `jobs` at a time. One that fails does not stop the others.
+    """Run recipes in their folders, at most `jobs` at a time; returns the summary or the error of each.
 
-    Under torchrun an error is raised and stops them, unless it is a diverged training.
-
-    Runs begin in the order of `recipes`. One that builds on earlier ones waits, and lets others go first, until the
-    needed parts of those are finished.
-
-    Returns:
-        For every folder its summary or its error: `RunInterrupted` also where the stop came before the run began,
-        `BaseRunFailed` where the run could not begin because of another one.
+    A run that fails does not stop the others, unless under torchrun: then any error but a diverged training is raised.
+    Runs begin in order. One that builds on earlier ones waits, and lets others go first, until what it needs is there.
     """
     bases = _earlier_bases(recipes)
     outcomes: dict[Path, RunSummary | Exception] = {}
@@ -100,8 +94,15 @@ def run_side_by_side(
     return {path: outcomes[path] for path in recipes}
 
 
+def wanted_workers(engine: EngineRecipe) -> int:
+    """How many processes learn the channel orders of a run."""
+    if engine.solver_workers is not None:
+        return engine.solver_workers
+    return default_workers(on_gpu=engine.device != "cpu" and torch.cuda.is_available())
+
+
 def _earlier_bases(recipes: Mapping[Path, Recipe]) -> dict[Path, list[_BaseRun]]:
-    """For every run the earlier ones that it builds on, so that one can always start."""
+    """The runs that each run builds on; only earlier ones, so that one can always start."""
     bases: dict[Path, list[_BaseRun]] = {}
     # Recipes may name a folder by another path than it has here.
     earlier: dict[Path, Path] = {}

@@ -45,7 +45,7 @@ def _prepare_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """End this worker when the main process ends: otherwise it waits for work forever."""
+    """End this worker with the main process: otherwise it would wait for work forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, final
 
 import torch
@@ -20,10 +21,7 @@ EPOCHS_BETWEEN_PICTURES = 5
 
 @final
 class Stage:
-    """Trains one model under one rule, from the last checkpoint of this stage if there is one.
-
-    `digests` of the other files that the stage builds on are kept in its checkpoints.
-    """
+    """Trains one model under one rule, from its last checkpoint, which also has the `digests` of other files."""
 
     def __init__(
         self,
@@ -62,12 +60,7 @@ class Stage:
         return self._model if self._step.average is None else self._step.average.model
 
     def train(self) -> nn.Module:
-        """Train to the last epoch; returns the trained model.
-
-        Raises:
-            RunInterrupted: asked to stop; a checkpoint holds the state, also in the middle of an epoch.
-            TrainingDiverged: the loss is not finite.
-        """
+        """Train to the last epoch, or until asked to stop, which is a `RunInterrupted`; returns the trained model."""
         run, epochs = self._run, self._options.epochs
         progress = {"epochs": epochs, "steps": run.train.steps, "done_epochs": self._done_epochs}
         for observer in run.observers:
@@ -139,9 +132,7 @@ class Stage:
             "lr": rate,
             "train_loss": loss_sum / batches,
             "train_top1": right / (batches * run.train.batch_size),
-            "test_loss": accuracy.loss,
-            "test_top1": accuracy.top1,
-            "test_top5": accuracy.top5,
+            **{f"test_{key}": value for key, value in asdict(accuracy).items()},
             **decided,
             "train_seconds": trained - begin,
             "seconds": time.perf_counter() - begin,
@@ -166,7 +157,7 @@ class Stage:
             )
 
     def _check_weights(self, epoch: int, rate: float) -> None:
-        """Before a checkpoint in the middle of an epoch, whose loss is not known yet."""
+        """Check weights and loss before a checkpoint in the middle of an epoch."""
         largest = [parameter.detach().abs().max() for parameter in self._model.parameters() if parameter.numel()]
         # Summed over all processes, so that they decide together.
         loss_sum = self._run.engine.summed(self._step.sums.clone())[0]

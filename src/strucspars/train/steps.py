@@ -24,13 +24,8 @@ DECAY_FACTOR = 0.1
 class StageLoss:
     """Cross-entropy, mixed with the distance from a teacher if there is one (Hinton et al., 2015).
 
-    Attributes:
-        label_smoothing: share of the label's weight that all classes share.
-        teacher: in evaluation mode; None for none.
-        shown: the outputs whose classes the images show, in order; the distance from the teacher leaves out the
-            others, about which it would mostly say that they are absent. None if they show all.
-        weight: share of the teacher in the loss.
-        temperature: the higher, the softer are both predictions.
+    `shown` are the outputs whose classes the images show, None for all. The distance leaves out the others, about which
+    a teacher would mostly say that they are absent.
     """
 
     label_smoothing: float = 0.0
@@ -93,8 +88,7 @@ class CastAtOnce(nn.Module):
     """A model whose convolutions and linear layers compute with half-precision copies of their parameters.
 
     Everything else stays as in autocast; batch norms are in full precision. One kernel refreshes all copies before a
-    forward pass, where autocast casts every weight on its own; `collect_gradients_` brings the gradients of the copies
-    to the parameters after the backward pass.
+    forward pass; `collect_gradients_` brings their gradients to the parameters after the backward pass.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -138,11 +132,7 @@ class CastAtOnce(nn.Module):
 
 @final
 class TrainingStep:
-    """Forward, backward, rule, optimizer and average.
-
-    Attributes:
-        sums: float64 `(2,)` on the device: sum of the batches' mean losses, and of their right answers.
-    """
+    """Forward, backward, rule, optimizer and average; `sums` are those of the batches' losses and right answers."""
 
     def __init__(
         self, engine: Engine, model: nn.Module, options: StageRecipe, loss: StageLoss, rule: TrainingRule
@@ -200,10 +190,9 @@ def _optimizer(
     lr = torch.tensor(options.lr, device=device) if on_device else options.lr
     fused = True if on_device else None
     decay = options.weight_decay
+    optimizer: torch.optim.Optimizer
     if options.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            parameters, lr=lr, weight_decay=decay, fused=fused, capturable=on_device
-        )
+        optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay, fused=fused, capturable=on_device)
         for parameter in parameters:
             # Steps are counted on the host, unless a graph counts them.
             counter = torch.zeros((), dtype=torch.float32, device=device if on_device else "cpu")
