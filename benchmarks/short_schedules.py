@@ -242,7 +242,7 @@ def main() -> None:
         cell = Cell(schedule, optimizer, RATES[optimizer][rate], target)
         if any(asdict(cell).items() <= row.items() for row in found["cells"]):
             continue
-        row = measured(cell, place)
+        row = measured(cell, place) | {"commit": environment["commit"]}
         found["cells"].append(row)
         found |= {"environment": environment, "dense_accuracy": place.accuracy(place.network())}
         options.out.write_text(json.dumps(found, indent=1) + "\n")
