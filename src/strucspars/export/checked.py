@@ -93,7 +93,7 @@ class ExportReport:
 
     def __str__(self) -> str:
         found = self.agreement
-        sizes = f"batch size{'s'[: len(found.batch_sizes) > 1]} {' and '.join(map(str, found.batch_sizes))}"
+        sizes = f"batch size{'' if len(found.batch_sizes) == 1 else 's'} {' and '.join(map(str, found.batch_sizes))}"
         rows = {
             self.path.name: f"{self.nbytes:,} bytes",
             "gathers": f"{self.num_gathers}, {self.gathered_bytes:,} bytes" if self.num_gathers else "none",
