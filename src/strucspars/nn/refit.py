@@ -17,6 +17,8 @@ from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES, channel_orders, channe
 RIDGES = (1e-2, 0.1, 1.0)
 # Of the measured coherence, how much a fit may follow.
 COHERENCE_SHARES = (0.0, 0.1)
+# Of a group's inputs, relative to the mean over all groups.
+SMALLEST_SQUARE = 1e-5
 # Per layer. More neighbouring positions of the same images tell little new.
 MAX_SAMPLES = 32_768
 
@@ -276,8 +278,10 @@ def ridge_solution(
     >>> ridge_solution(inputs, weight @ inputs, torch.zeros(1, 3).double(), ridge=1.0)
     tensor([[0.5000, 1.0000, 1.5000]], dtype=torch.float64)
     """
-    strength = ridge * covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float32).tiny)
-    strength = strength[..., None, None]
+    mean_square = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
+    # The inputs of a group may be constant: what rounding leaves of their variance is no scale.
+    floor = (SMALLEST_SQUARE * mean_square.mean()).clamp_min(torch.finfo(torch.float32).tiny)
+    strength = ridge * mean_square.clamp_min(floor)[..., None, None]
     pulled = covariance + strength * torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     factor = torch.linalg.cholesky(pulled)
     return torch.cholesky_solve((cross + strength * weight).mT, factor).mT
