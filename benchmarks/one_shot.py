@@ -27,7 +27,7 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.core.registry import import_named
-from strucspars.sparsify.calibration import Calibration, ignore_progress
+from strucspars.sparsify.calibration import Calibration, device_of, ignore_progress
 from strucspars.sparsify.one_shot import MeasuredLayers, measured_layers, plan_by_loss
 from strucspars.sparsify.planning import network_size
 
@@ -71,9 +71,7 @@ def compressed(
     model, start = copy.deepcopy(dense), time.perf_counter()
     size = network_size(model, calibration.images[0][:1])
     plan = plan_by_loss(ss.select_layers(model, config), measured, size, config)
-    ss.convert_(model, plan)
-    ss.reconstruct_(model, dense, calibration)
-    ss.recalibrate_(model, calibration.images)
+    ss.compress(model, plan, calibration=calibration)
     row = {
         "minutes": round((time.perf_counter() - start) / 60, 1),
         "removed_params": plan.removed_param_fraction,
@@ -117,7 +115,7 @@ def main() -> None:
     dense = import_named("--model", options.model)()
     photos = sorted(options.calibration.iterdir())
     photos = [photos[place] for place in np.random.default_rng(0).permutation(len(photos))[: options.images]]
-    calibration = Calibration.of(batches(photos))
+    calibration = Calibration.of(batches(photos)).on(device_of(dense))
     held = sorted((int(path.parent.name), path) for path in options.validation.glob("*/*"))
     held = held[:: options.every]
     labels, paths = [label for label, _ in held], [path for _, path in held]

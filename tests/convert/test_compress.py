@@ -24,6 +24,15 @@ def test_compress_plans_converts_reconstructs_and_recalibrates() -> None:
     torch.testing.assert_close(compressed.state_dict(), by_hand.state_dict(), rtol=0, atol=0)
 
 
+def test_a_plan_made_before_is_carried_out() -> None:
+    at_once, in_steps = network(), network()
+    images = torch.randn(2, 8, 4, 9, 9)
+    plan = ss.one_shot_plan(in_steps, 0.4, calibration=images)
+    assert ss.compress(in_steps, plan, calibration=images) is plan
+    ss.compress(at_once, 0.4, calibration=images)
+    torch.testing.assert_close(in_steps.state_dict(), at_once.state_dict(), rtol=0, atol=0)
+
+
 def test_only_the_first_1024_images_are_read() -> None:
     read = 0
 

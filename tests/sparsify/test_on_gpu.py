@@ -1,5 +1,7 @@
 """What only a GPU can show. Skipped, visibly, where there is none."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -78,3 +80,14 @@ def test_the_converted_network_equals_the_masked_one() -> None:
     ss.mask_(masked, plan)
     features = torch.randn(2, 16, 8, 8, device="cuda")
     torch.testing.assert_close(converted(features), masked(features), rtol=1e-4, atol=1e-5)
+
+
+def test_compression_with_images_computes_on_the_gpu() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(4, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1)
+    dense = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 5)).eval()
+    images = torch.randn(4, 16, 4, 9, 9)
+    on_cpu, on_gpu = copy.deepcopy(dense), copy.deepcopy(dense).cuda()
+    plans = [ss.compress(model, 0.3, calibration=images) for model in (on_cpu, on_gpu)]
+    assert {parameter.device.type for parameter in on_gpu.parameters()} == {"cuda"}
+    assert plans[1].predicted_divergence == pytest.approx(plans[0].predicted_divergence, rel=0.05)

@@ -12,12 +12,13 @@ from strucspars.train import deploy
 from strucspars.train.deploy import (
     TrainedNetwork,
     calibration_batches,
+    device_for,
     finetuning_recipe,
     labelled_batches,
     num_outputs,
     trained_network,
 )
-from strucspars.train.recipe import Recipe, SparsifyRecipe
+from strucspars.train.recipe import Device, Recipe, SparsifyRecipe
 
 SMALL = Preprocessing(size=16, resize=18)
 CODE = """
@@ -58,6 +59,11 @@ def network(num_classes: int = 3) -> TrainedNetwork:
     )
 
 
+def recipe_on(device: Device) -> Recipe:
+    write_image_folder(Path("images"), num_classes=3, train_images=2)
+    return finetuning_recipe("mine", network(), "images", None, epochs=1, sparsify=SparsifyRecipe(), device=device)
+
+
 def recipe(data: str, *, epochs: int = 1, classes: int = 3, val: str | None = None) -> Recipe:
     return finetuning_recipe("mine", network(classes), data, val, epochs=epochs, sparsify=SparsifyRecipe())
 
@@ -69,6 +75,16 @@ def test_any_folder_of_images_and_any_function_gives_images_to_compress_with() -
         assert sum(map(len, batches)) == count
         assert {batch.shape[1:] for batch in batches} == {(3, 16, 16)}
     assert sum(map(len, calibration_batches("own_images_of_a_test:images", network(), count=33))) >= 33
+
+
+def test_the_gpu_is_used_where_there_is_one_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [device_for(asked).type for asked in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [device_for(asked).type for asked in ("auto", "cpu")] == ["cpu", "cpu"]
+    with pytest.raises(ValueError, match="--device cuda: PyTorch sees no GPU"):
+        device_for("cuda")
+    assert recipe_on("cpu").engine.device == "cpu"
 
 
 def test_labelled_images_must_be_those_of_the_network() -> None:

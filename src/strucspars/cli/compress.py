@@ -7,8 +7,9 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from strucspars.data.batches import Batches
     from strucspars.train.deploy import OneShot, TrainedNetwork
     from strucspars.train.recipe import Recipe, SparsifyRecipe
+
+
+class Device(StrEnum):
+    """Where to compute."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
 
 SUFFIX = ".safetensors"
 HEADING = "# One-shot: the weights were grouped without training. None of the stages below has run.\n"
@@ -113,6 +123,9 @@ def compress(
     ] = None,
     classes: console.Classes = None,
     image_shape: console.ImageShapeOption = None,
+    device: Annotated[
+        Device, typer.Option(help="Where to compress: auto is the GPU where there is one.")
+    ] = Device.AUTO,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -169,6 +182,7 @@ def compress(
         sparsify=SparsifyRecipe(**asked),
         data=data,
         val=val,
+        device=device.value,
         output=console.Output(as_json=as_json, quiet=quiet),
     )
     if epochs:
@@ -194,6 +208,7 @@ class _Job:
     sparsify: SparsifyRecipe
     data: str | None
     val: str | None
+    device: Literal["auto", "cpu", "cuda"]
     output: console.Output
 
     def one_shot(self, images: int, out: Path, run: Path | None, asked: Mapping[str, Any], *, again: str) -> None:
@@ -229,7 +244,7 @@ class _Job:
 
     def _compressed_once(self, batches: list[torch.Tensor] | None) -> OneShot:
         """With a bar, and what to expect before anything is converted."""
-        from strucspars.train.deploy import compressed_once
+        from strucspars.train.deploy import compressed_once, device_for
 
         def predict(plan: GroupingPlan) -> None:
             if plan.predicted_divergence is not None:
@@ -240,6 +255,7 @@ class _Job:
                 self.network,
                 self.sparsify,
                 batches,
+                device=device_for(self.device),
                 on_plan=predict,
                 on_progress=lambda what, done, total: show(what, done / max(total, 1)),
             )
@@ -253,7 +269,9 @@ class _Job:
         assert self.data is not None, "asked for above"
         source, name = self.network, path.absolute().name
         source.model()  # weights that cannot be used are refused here
-        recipe = finetuning_recipe(name, source, self.data, self.val, epochs=epochs, sparsify=self.sparsify)
+        recipe = finetuning_recipe(
+            name, source, self.data, self.val, epochs=epochs, sparsify=self.sparsify, device=self.device
+        )
         is_taught = recipe.finetune.teacher is not None
         if is_taught:
             self._warn_of_some_classes(self.val or self.data)

@@ -20,9 +20,9 @@ from strucspars.sparsify.one_shot import one_shot_plan
 
 def compress(
     model: nn.Module,
-    target: float | SparsifyConfig,
+    target: float | SparsifyConfig | GroupingPlan,
     *,
-    calibration: Iterable[CalibrationBatch] | None = None,
+    calibration: Iterable[CalibrationBatch] | Calibration | None = None,
     filter_fn: FilterFn | None = None,
     example_inputs: ExampleInputs | None = None,
     on_progress: OnProgress | None = None,
@@ -35,7 +35,8 @@ def compress(
 
     Args:
         model: any module; its layers are replaced by grouped ones.
-        target: fraction of all parameters to remove, or all options; those of the training are not used.
+        target: fraction of all parameters to remove, or all options, of which those of the training are not used; or a
+            plan that `one_shot_plan` has made for this network.
         calibration: 256 to 1,024 training images: tensors, or pairs of images and labels, such as a `DataLoader`; at
             most the first 1,024 images are used.
         filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
@@ -51,14 +52,16 @@ def compress(
     >>> type(model[0]).__name__
     'ShuffledGroupConv2d'
     """
-    if calibration is None:
-        plan = one_shot_plan(model, target, filter_fn=filter_fn, example_inputs=example_inputs)
+    data = None if calibration is None else Calibration.of(calibration)
+    if isinstance(target, GroupingPlan):
+        plan = target
+    else:
+        plan = one_shot_plan(
+            model, target, calibration=data, filter_fn=filter_fn, example_inputs=example_inputs, on_progress=on_progress
+        )
+    if data is None:
         convert_(model, plan)
         return plan
-    data = Calibration.of(calibration)
-    plan = one_shot_plan(
-        model, target, calibration=data, filter_fn=filter_fn, example_inputs=example_inputs, on_progress=on_progress
-    )
     dense = copied(unwrapped(model))
     convert_(model, plan)
     reconstruct_(model, dense, data, on_progress=on_progress)

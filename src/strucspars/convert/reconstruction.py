@@ -21,7 +21,6 @@ from strucspars.sparsify.calibration import (
     Calibration,
     CalibrationBatch,
     OnProgress,
-    coherences,
     device_of,
     hooked,
     ignore_progress,
@@ -30,16 +29,14 @@ from strucspars.sparsify.calibration import (
 logger = logging.getLogger(__name__)
 
 ADDITIONS = {operator.add, operator.iadd, torch.add, "add", "add_"}
-# Enough for a number per layer.
-IMAGES_FOR_COHERENCE = 64
 # A graph keeps its activations in half precision.
 GRAPH_TOLERANCE = 0.02
 
 
 # `samples()` yields for every batch what a layer reads, in the network as compressed so far, and the wanted outputs.
 Samples = Callable[[], Iterator[tuple[torch.Tensor, torch.Tensor]]]
-# `refit(name, layer, samples, scale)` fits the layer, whose weight counts times `scale`, and gives the mean target.
-Refit = Callable[[str, nn.Module, Samples, torch.Tensor | None], torch.Tensor]
+# `refit(layer, samples, scale)` fits the layer, whose weight counts times `scale`, and gives the mean target.
+Refit = Callable[[nn.Module, Samples, torch.Tensor | None], torch.Tensor]
 
 
 def reconstruct_(
@@ -79,15 +76,14 @@ def reconstruct_(
     True
     """
     model, dense, progress = unwrapped(model), unwrapped(dense), on_progress or ignore_progress
-    data = Calibration.of(batches, name="batches")
-    layers = {name: module for name, module in bare_modules(dense) if can_be_refitted(module)}
+    data = Calibration.of(batches, name="batches").on(device_of(model))
+    names = {name for name, module in bare_modules(dense) if can_be_refitted(module)}
     for name, module in bare_modules(model):
-        if can_be_refitted(module) and name not in layers:
+        if can_be_refitted(module) and name not in names:
             raise ValueError(f"layer {name!r} is not in the dense network; give the network that was compressed")
-    coherence = coherences(dense, layers, data.first(IMAGES_FOR_COHERENCE))
 
-    def refit(name: str, layer: nn.Module, samples: Samples, scale: torch.Tensor | None) -> torch.Tensor:
-        moments = PatchMoments(layer, coherence=coherence.get(name, 0.0), max_positions=-(-MAX_SAMPLES // len(data)))
+    def refit(layer: nn.Module, samples: Samples, scale: torch.Tensor | None) -> torch.Tensor:
+        moments = PatchMoments(layer, max_positions=-(-MAX_SAMPLES // len(data)))
         for place, (inputs, wanted) in enumerate(samples()):
             moments.add(inputs, wanted, held_out=data.is_held_out(place))
         _fit_(layer, moments, ridge, scale)
@@ -276,7 +272,7 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
                     yield ours.value(source, batch), wanted
 
             changed.add(node)
-            wanted_mean = refit(str(node.target), layer, samples, _scale(norms[0]) if norms else None)
+            wanted_mean = refit(layer, samples, _scale(norms[0]) if norms else None)
             ours.compute(node)
             if norms:
                 _renormalise_(norms[0], (ours.value(node, batch) for batch in batches), wanted_mean)
@@ -354,7 +350,7 @@ def _refit_by_hooks_(model: nn.Module, dense: nn.Module, data: Calibration, refi
                 inputs, _ = _call_of(model, module, images.to(device_of(model)))
                 yield inputs, _call_of(dense, theirs[names[module]], images.to(device_of(dense)))[1]
 
-        refit(names[module], module, samples, None)
+        refit(module, samples, None)
         progress("reconstruction", done + 1, len(once))
 
 

@@ -1,10 +1,8 @@
 """Fitting the weight of a layer to wanted outputs: input patches, their second moments, the ridge solution."""
 
-import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from operator import itemgetter
 from typing import cast
 
 import torch
@@ -15,10 +13,10 @@ from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES, channel_orders, channe
 
 # Of the mean square of the inputs. Smaller values fit a few hundred images better than the images that come later.
 RIDGES = (1e-2, 0.1, 1.0)
-# Of the measured coherence, how much a fit may follow.
-COHERENCE_SHARES = (0.0, 0.1)
-# Per layer. More neighbouring positions of the same images tell little new.
-MAX_SAMPLES = 32_768
+# Of a group's inputs, relative to the mean over all groups.
+SMALLEST_SQUARE = 1e-5
+# Per layer, to fit to.
+MAX_SAMPLES = 65_536
 
 
 def can_be_refitted(module: nn.Module) -> bool:
@@ -85,22 +83,19 @@ def by_position(module: nn.Module, outputs: torch.Tensor) -> torch.Tensor:
 
 
 class PatchMoments:
-    """Second moments of a layer's input patches, and of the patches with wanted outputs, over batches.
+    """Second moments of a layer's input patches, and of the patches with wanted outputs, over batches."""
 
-    What the layer is to reproduce is weighed as the network reads it. `coherence` is the correlation that the
-    gradients of the network's loss have between two positions of an image: where all positions pull alike, as before
-    a global pooling, only the error of their mean counts, and with 0 every position counts for itself.
-    """
-
-    def __init__(self, module: nn.Module, *, coherence: float = 0.0, max_positions: int | None = None) -> None:
+    def __init__(self, module: nn.Module, *, max_positions: int | None = None) -> None:
         """Start with no data; at most `max_positions` positions of every image are looked at."""
         self.blocks = Blocks.of(module)
-        self._module, self._coherence, self._max_positions = module, coherence, max_positions
+        self._module, self._max_positions = module, max_positions
         self._generator = torch.Generator().manual_seed(0)
+        # Of the first batch. Single precision would lose a small variance beside a large mean.
         self._center: Sample | None = None
-        # By whether they are held out. A mean has a sample per image, which are few; positions are many.
-        self._positions: dict[bool, _Sums] = {}
-        self._means: dict[bool, list[Sample]] = {False: [], True: []}
+        # By whether they are held out.
+        self._sums: dict[bool, _Sums] = {}
+        # Sums of the images' means over all positions: inputs `(G, width)`, targets `(G, rows)`.
+        self._count, self._means = 0, (torch.zeros(()), torch.zeros(()))
 
     @torch.no_grad()
     def add(self, inputs: torch.Tensor, targets: torch.Tensor | None = None, *, held_out: bool = False) -> None:
@@ -109,10 +104,10 @@ class PatchMoments:
         The batches that are held out decide how the others are fitted.
         """
         seen, shape = windows(self._module, inputs)
-        self._num_positions = math.prod(shape)
-        chosen = torch.arange(self._num_positions)
-        if self._max_positions is not None and self._max_positions < self._num_positions:
-            chosen = torch.randperm(self._num_positions, generator=self._generator)[: self._max_positions]
+        positions = math.prod(shape)
+        chosen = torch.arange(positions)
+        if self._max_positions is not None and self._max_positions < positions:
+            chosen = torch.randperm(positions, generator=self._generator)[: self._max_positions]
         chosen = chosen.to(seen.device)
         places: tuple[slice | torch.Tensor, ...] = (slice(None), *torch.unravel_index(chosen, shape))
         means = self._patches(seen.mean(tuple(range(1, 1 + len(shape))))[:, None])
@@ -123,11 +118,14 @@ class PatchMoments:
             wanted_means, wanted = self._outputs(outputs.mean(1, keepdim=True)), self._outputs(outputs[:, chosen])
         if self._center is None:
             self._center = means.mean(1, keepdim=True), wanted_means.mean(1, keepdim=True)
-        # Single precision would lose a small variance beside a large mean.
         center, target_center = self._center
-        self._means[held_out].append((means - center, wanted_means - target_center))
-        sample = patches - center, wanted - target_center
-        self._positions[held_out] = _Sums.of(sample, self._positions.get(held_out))
+        self._count += means.shape[1]
+        inputs_mean, targets_mean = self._means
+        self._means = (
+            inputs_mean + in_double((means - center).sum(1)),
+            targets_mean + in_double((wanted_means - target_center).sum(1)),
+        )
+        self._sums[held_out] = _Sums.of((patches - center, wanted - target_center), self._sums.get(held_out))
 
     def _patches(self, seen: torch.Tensor) -> torch.Tensor:
         """`(batch, positions, C_in, *kernel)` to `(G, samples, width of a group)`."""
@@ -141,8 +139,7 @@ class PatchMoments:
     def _mean(self, place: int) -> torch.Tensor:
         """Mean of the inputs (0) or targets (1) over all images and positions, in double precision."""
         assert self._center is not None, "read before anything was added"
-        samples = torch.cat([each[place] for part in self._means.values() for each in part], 1)
-        return in_double(self._center[place][:, 0]) + in_double(samples).mean(1)
+        return in_double(self._center[place][:, 0]) + self._means[place] / self._count
 
     @property
     def mean_input(self) -> torch.Tensor:
@@ -162,50 +159,38 @@ class PatchMoments:
     def _by_row(self, values: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(values.flatten()).index_copy_(0, self.blocks.rows.flatten(), values.flatten())
 
-    def moments(self, coherence: float, *parts: bool, has_bias: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-        """The second moments of the inputs `(G, width, width)`, and of targets and inputs, for this coherence.
+    def moments(self, *parts: bool, has_bias: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """The second moments of the inputs `(G, width, width)`, and of targets and inputs.
 
         Of the parts of the data that are held out, or not; without a bias about zero, instead of about the mean.
         """
-        covariance, cross = _Sums.total(self._positions[part] for part in parts if part in self._positions).central()
-        if coherence > 0:
-            samples = [each for part in parts for each in self._means[part]]
-            of_means = _Sums.of(
-                (torch.cat([x for x, _ in samples], 1), torch.cat([t for _, t in samples], 1))
-            ).central()
-            weights = 1 - coherence, coherence * self._num_positions
-            covariance = weights[0] * covariance + weights[1] * of_means[0]
-            cross = weights[0] * cross + weights[1] * of_means[1]
+        covariance, cross = _Sums.total(self._sums[part] for part in parts if part in self._sums).central()
         if not has_bias:
-            weight, mean = 1 - coherence + coherence * self._num_positions, self._mean(0)[:, None]
-            covariance = covariance + weight * mean.mT @ mean
-            cross = cross + weight * self._mean(1)[:, :, None] @ mean
+            mean = self._mean(0)[:, None]
+            covariance = covariance + mean.mT @ mean
+            cross = cross + self._mean(1)[:, :, None] @ mean
         return covariance, cross
 
     def fitted(self, weight: torch.Tensor, *, ridge: float | None = None, has_bias: bool = True) -> torch.Tensor:
         """The weight that reproduces the wanted outputs best, near the given weight where the data are silent.
 
-        With a bias, that is up to constants. What is held out decides, as far as it is open, how strong the ridge is,
-        and how far the fit follows the coherence: few images have few means.
+        With a bias, that is up to constants. What is held out decides how strong the ridge is, unless it is given.
         """
         start = self.blocks.of_weight(weight).to(self._mean(0))
-        ridges = RIDGES if ridge is None else (ridge,)
-        choices = [(share * self._coherence, each) for share in COHERENCE_SHARES for each in ridges]
-        chosen = choices[0] if len(self._positions) < 2 else self._best(choices, start, has_bias)
-        self.chosen = chosen
-        moments = self.moments(chosen[0], False, True, has_bias=has_bias)
-        return self.blocks.as_weight(ridge_solution(*moments, start, ridge=chosen[1]), weight.shape)
+        if ridge is None:
+            ridge = RIDGES[0] if len(self._sums) < 2 else self._best_ridge(start, has_bias)
+        moments = self.moments(False, True, has_bias=has_bias)
+        return self.blocks.as_weight(ridge_solution(*moments, start, ridge=ridge), weight.shape)
 
-    def _best(self, choices: Iterable[tuple[float, float]], start: torch.Tensor, has_bias: bool) -> tuple[float, float]:
-        """The coherence and ridge whose fit to the other images does best on those that are held out."""
-        covariance, cross = self.moments(self._coherence, True, has_bias=has_bias)
-        errors = {}
-        for coherence, ridges in itertools.groupby(choices, key=itemgetter(0)):
-            seen = self.moments(coherence, False, has_bias=has_bias)
-            for _, ridge in ridges:
-                blocks = ridge_solution(*seen, start, ridge=ridge)
-                errors[coherence, ridge] = float(((blocks @ covariance - 2 * cross) * blocks).sum())
-        return min(errors, key=errors.__getitem__)
+    def _best_ridge(self, start: torch.Tensor, has_bias: bool) -> float:
+        """The one whose fit to the other images does best on those that are held out."""
+        seen, (covariance, cross) = (self.moments(part, has_bias=has_bias) for part in (False, True))
+
+        def error(ridge: float) -> float:
+            blocks = ridge_solution(*seen, start, ridge=ridge)
+            return float(((blocks @ covariance - 2 * cross) * blocks).sum())
+
+        return min(RIDGES, key=error)
 
 
 # Inputs `(G, samples, width)` and targets `(G, samples, rows)`.
@@ -276,8 +261,10 @@ def ridge_solution(
     >>> ridge_solution(inputs, weight @ inputs, torch.zeros(1, 3).double(), ridge=1.0)
     tensor([[0.5000, 1.0000, 1.5000]], dtype=torch.float64)
     """
-    strength = ridge * covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float32).tiny)
-    strength = strength[..., None, None]
+    mean_square = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
+    # The inputs of a group may be constant: what rounding leaves of their variance is no scale.
+    floor = (SMALLEST_SQUARE * mean_square.mean()).clamp_min(torch.finfo(torch.float32).tiny)
+    strength = ridge * mean_square.clamp_min(floor)[..., None, None]
     pulled = covariance + strength * torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     factor = torch.linalg.cholesky(pulled)
     return torch.cholesky_solve((cross + strength * weight).mT, factor).mT

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from strucspars.cost.counting import uncompiled, undisturbed
 from strucspars.nn.names import unwrapped
-from strucspars.nn.refit import by_position
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +57,12 @@ class Calibration:
             raise ValueError(f"{name} holds no batch; give at least one of images")
         logger.info("%d calibration images are used", count)
         return Calibration(tuple(images), tuple(labels) if len(labels) == len(images) else None)
+
+    def on(self, device: torch.device) -> "Calibration":
+        """The images where a network computes, in the memory layout that is faster there."""
+        layout = torch.channels_last if device.type == "cpu" else torch.contiguous_format
+        images = (each.contiguous(memory_format=layout) if each.dim() == 4 else each for each in self.images)
+        return Calibration(tuple(each.to(device) for each in images), self.labels)
 
     def first(self, count: int) -> "Calibration":
         """The first images, whole batches."""
@@ -191,36 +196,3 @@ def _frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in asked:
             parameter.requires_grad_(True)
-
-
-class Coherence:
-    """How much the gradients of a layer's outputs agree between the positions of an image: 0 not at all, 1 fully."""
-
-    def __init__(self) -> None:
-        """Start with no data."""
-        self._sums: dict[nn.Module, tuple[float, float, int]] = {}
-
-    def visit(self, module: nn.Module, gradients: torch.Tensor) -> None:
-        """Take in gradients `(batch, positions, C_out)`."""
-        together, apart, _ = self._sums.get(module, (0.0, 0.0, 0))
-        together += float(gradients.sum(1).square().sum())
-        self._sums[module] = together, apart + float(gradients.square().sum()), gradients.shape[1]
-
-    def of(self, module: nn.Module) -> float:
-        """Mean correlation between two positions."""
-        together, apart, positions = self._sums.get(module, (0.0, 0.0, 1))
-        if positions < 2 or apart <= 0:
-            return 0.0
-        return min(max((together / apart - 1) / (positions - 1), 0.0), 1.0)
-
-
-def coherences(model: nn.Module, layers: Mapping[str, nn.Module], calibration: Calibration) -> dict[str, float]:
-    """The coherence of every layer, by name, over some images."""
-    found = Coherence()
-    visit_gradients(
-        model,
-        layers.values(),
-        calibration,
-        lambda module, _, gradients: found.visit(module, by_position(module, gradients)),
-    )
-    return {name: found.of(module) for name, module in layers.items()}

@@ -222,7 +222,8 @@ def _free(layers: Sequence[LayerToOrder], solve: Solve) -> Sequence[Orders]:
     return solve(layers)
 
 
-ORDERS: Registry[OrderPolicy] = Registry("orders", {"free": _free})
+DEFAULT_ORDERS = "free"
+ORDERS: Registry[OrderPolicy] = Registry("orders", {DEFAULT_ORDERS: _free})
 
 
 def register_orders(name: str, policy: OrderPolicy) -> None:

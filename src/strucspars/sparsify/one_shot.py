@@ -8,6 +8,7 @@ from torch import nn
 
 from strucspars.core.budget import levels_by_loss
 from strucspars.core.checks import FloatArray
+from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
@@ -15,8 +16,10 @@ from strucspars.sparsify.calibration import Calibration, CalibrationBatch, OnPro
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
     DEFAULT_IMPORTANCE,
+    DEFAULT_ORDERS,
     LayerToOrder,
     Orders,
+    Solve,
     WholeNetwork,
     find_importance,
     importance_of,
@@ -35,6 +38,7 @@ from strucspars.sparsify.planning import (
     reachable_budgets,
     refined_orders,
 )
+from strucspars.sparsify.refit_orders import Regression, refit_orders
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +82,13 @@ def one_shot_plan(
     2
     """
     config = target if isinstance(target, SparsifyConfig) else SparsifyConfig(target=target)
-    data = None if calibration is None else Calibration.of(calibration)
+    data = None if calibration is None else Calibration.of(calibration).on(device_of(model))
     selection = select_layers(model, config, filter_fn=filter_fn)
     if config.target > 0:
         selection.check_not_empty()
     check_values(selection.layers)
     if data is not None and example_inputs is None:
-        example_inputs = data.images[0][:1].to(device_of(model))
+        example_inputs = data.images[0][:1]
     size = network_size(model, example_inputs)
 
     def decide() -> GroupingPlan:
@@ -132,11 +136,13 @@ class MeasuredLayers:
         importances: what the channel orders are learned from.
         states: the orders before they are refined for a level.
         losses: by layer, the divergence of the predictions that each group level alone is expected to cause.
+        solve: refines orders for the levels that are chosen.
     """
 
     importances: Sequence[FloatArray]
     states: Sequence[LayerState]
     losses: Mapping[str, Sequence[float]]
+    solve: Solve
 
 
 def measured_layers(
@@ -145,12 +151,27 @@ def measured_layers(
     """Measure what every group level of every layer costs the predictions; the target of the options is not used."""
     fit, held = data.split()
     found = layer_data(model, layers, fit, progress)
-    if config.importance == DEFAULT_IMPORTANCE:
+    reads_error = config.importance == DEFAULT_IMPORTANCE
+    if reads_error:
         importances = [error_importance(layer, known) for layer, known in zip(layers, found, strict=True)]
     else:
         needs = find_importance(config.importance).needs
         importances = [importance_of(layer, config.importance) for layer in with_statistics(model, layers, needs, fit)]
     states = learned_states(layers, config, None, importances=importances)
+    by_name = {layer.name: (layer, known) for layer, known in zip(layers, found, strict=True)}
+
+    def least_error(problems: Sequence[LayerToOrder]) -> list[Orders]:
+        """Orders for the refitted layers."""
+        orders = []
+        for problem, start in zip(problems, refined_orders(problems), strict=True):
+            layer, known = by_name[problem.name]
+            regression = Regression.of(layer.weight.detach().float(), known.covariance, known.sensitivity)
+            orders.append(start if problem.level == 1 else refit_orders(regression, start, num_groups(problem.level)))
+            progress("channel orders", len(orders), len(problems))
+        return orders
+
+    # Other importances and policies decide the orders alone.
+    solve = least_error if reads_error and config.orders == DEFAULT_ORDERS else refined_orders
 
     def orders_at(level: int) -> list[Orders]:
         problems = [
@@ -159,7 +180,8 @@ def measured_layers(
         ]
         return orders_of(problems, config, refined_orders)
 
-    return MeasuredLayers(importances, states, losses_by_level(model, layers, found, orders_at, held, progress))
+    losses = losses_by_level(model, layers, found, orders_at, held, progress)
+    return MeasuredLayers(importances, states, losses, solve)
 
 
 def plan_by_loss(
@@ -168,6 +190,8 @@ def plan_by_loss(
     """The plan whose levels remove the target at the least measured loss."""
     budgets = reachable_budgets(selection, measured.states, size, config)
     levels = levels_by_loss(budgets, measured.losses, config.target)
-    plan = plan_at_levels(selection, measured.states, size, config, levels, importances=measured.importances)
+    plan = plan_at_levels(
+        selection, measured.states, size, config, levels, importances=measured.importances, solve=measured.solve
+    )
     loss = sum(measured.losses[name][level - 1] for name, level in levels.items())
     return replace(plan, predicted_divergence=loss)

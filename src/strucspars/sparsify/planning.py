@@ -365,8 +365,9 @@ def plan_at_levels(
     levels: Mapping[str, int],
     *,
     importances: Sequence[FloatArray] | None = None,
+    solve: Solve = refined_orders,
 ) -> GroupingPlan:
-    """The plan with these group levels, and orders refined for them.
+    """The plan with these group levels, and orders that `solve` refines for them.
 
     Logs a warning where they remove much more than the target: few or wide layers allow coarse steps only.
     """
@@ -392,7 +393,7 @@ def plan_at_levels(
             group_level=problem.level, out_perm=out_perm, in_perm=in_perm, weight_shape=layer.weight_shape
         )
         for layer, problem, (out_perm, in_perm) in zip(
-            selection.layers, problems, orders_of(problems, config, refined_orders), strict=True
+            selection.layers, problems, orders_of(problems, config, solve), strict=True
         )
     }
     return GroupingPlan(

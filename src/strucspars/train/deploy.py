@@ -9,9 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from strucspars.convert.compress import recalibrate_
-from strucspars.convert.conversion import convert_
-from strucspars.convert.reconstruction import reconstruct_
+from strucspars.convert.compress import compress
 from strucspars.core.checks import FloatArray
 from strucspars.core.plan import GroupingPlan, Preprocessing
 from strucspars.cost.counting import undisturbed
@@ -32,6 +30,8 @@ from strucspars.sparsify.planning import kept_fraction
 from strucspars.train.recipe import (
     WEIGHTS,
     DataRecipe,
+    Device,
+    EngineRecipe,
     FinetuneRecipe,
     ModelRecipe,
     Recipe,
@@ -51,6 +51,14 @@ MANY_BATCHES = 500
 CALIBRATION_IMAGES = 256
 
 CPU = torch.device("cpu")
+
+
+def device_for(asked: Device) -> torch.device:
+    """Where to compute; `auto` is the GPU where there is one."""
+    has_gpu = torch.cuda.is_available()
+    if asked == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: PyTorch sees no GPU here; use auto or cpu")
+    return torch.device("cuda") if has_gpu and asked != "cpu" else CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +178,16 @@ def compressed_once(
     sparsify: SparsifyRecipe,
     batches: Sequence[torch.Tensor] | None,
     *,
+    device: torch.device = CPU,
     on_plan: Callable[[GroupingPlan], None],
     on_progress: OnProgress,
 ) -> OneShot:
     """Plan, convert and refit a network with calibration images, or group it by its norms without.
 
-    `on_plan` is called with the plan before anything is converted.
+    `on_plan` is called with the plan before anything is converted. The networks come back on the CPU.
     """
-    dense = network.model()
-    small, example = copied(dense), torch.zeros(1, *network.image_shape)
+    dense = network.model().to(device)
+    small, example = copied(dense), torch.zeros(1, *network.image_shape, device=device)
     layers = select_layers(dense, sparsify).layers
     plan = one_shot_plan(small, sparsify.config(), calibration=batches, example_inputs=example, on_progress=on_progress)
     if batches is not None:
@@ -186,13 +195,10 @@ def compressed_once(
     on_plan(plan)
     # Before the conversion: the summary shows the kept norm of each layer.
     sizes = summary(dense, example, plan=plan, rules=sparsify)
-    convert_(small, plan)
-    if batches is not None:
-        reconstruct_(small, dense, batches, on_progress=on_progress)
-        recalibrate_(small, batches)
+    compress(small, plan, calibration=batches, on_progress=on_progress)
     return OneShot(
-        dense=dense,
-        small=small,
+        dense=dense.cpu(),
+        small=small.cpu(),
         plan=plan,
         lost_norm=1 - kept_fraction(layers, plan),
         sizes=sizes,
@@ -214,7 +220,14 @@ def has_test_images(data: str) -> bool:
 
 
 def finetuning_recipe(
-    name: str, network: TrainedNetwork, data: str, val: str | None, *, epochs: int, sparsify: SparsifyRecipe
+    name: str,
+    network: TrainedNetwork,
+    data: str,
+    val: str | None,
+    *,
+    epochs: int,
+    sparsify: SparsifyRecipe,
+    device: Device = "auto",
 ) -> Recipe:
     """A run that compresses trained weights with 256 of the images, and finetunes what is left.
 
@@ -245,6 +258,7 @@ def finetuning_recipe(
         ),
         model=ModelRecipe(name=network.name, weights=network.weights),
         sparsify=replace(sparsify, calibration=min(CALIBRATION_IMAGES, count)),
+        engine=EngineRecipe(device=device),
         stage1=StageRecipe(epochs=0),
         finetune=FinetuneRecipe(teacher=WEIGHTS if num_classes == network.num_classes else None),
         stage2=StageRecipe(epochs=epochs, lr=float(f"{rate:.2g}"), weight_decay=1e-4, schedule="cosine", lr_warmup=0.1),
