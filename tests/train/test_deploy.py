@@ -18,7 +18,7 @@ from strucspars.train.deploy import (
     num_outputs,
     trained_network,
 )
-from strucspars.train.recipe import Device, Recipe, SparsifyRecipe
+from strucspars.train.recipe import Device, EngineRecipe, Recipe, SparsifyRecipe
 
 SMALL = Preprocessing(size=16, resize=18)
 CODE = """
@@ -85,6 +85,16 @@ def test_the_gpu_is_used_where_there_is_one_unless_the_cpu_is_asked_for(monkeypa
     with pytest.raises(ValueError, match="--device cuda: PyTorch sees no GPU"):
         device_for("cuda")
     assert recipe_on("cpu").engine.device == "cpu"
+
+
+def test_a_gpu_finetunes_in_bfloat16_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image_folder(Path("images"), num_classes=3, train_images=2)
+    assert recipe("images").engine == EngineRecipe()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert recipe("images").engine == EngineRecipe(precision="bf16", channels_last=True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert recipe("images").engine == EngineRecipe(channels_last=True)
 
 
 def test_labelled_images_must_be_those_of_the_network() -> None:

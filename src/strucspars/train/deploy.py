@@ -234,7 +234,7 @@ def finetuning_recipe(
     The dense network is the teacher where its outputs are the classes of the images; otherwise the classifier is new,
     and there is none. A batch has 32 images; fewer where they would be less than 16 batches, and up to 128 where they
     are still at least 500. The rate is 0.005 in proportion to the batch; with fewer than 500 steps it is lower by the
-    square root of their share, because less time is left to settle.
+    square root of their share, because less time is left to settle. A GPU computes in bfloat16 where it can.
 
     Raises:
         FileNotFoundError: the folder has no images to learn from, or they have no classes.
@@ -251,6 +251,8 @@ def finetuning_recipe(
     batch_size = _batch_size(count)
     steps = epochs * math.ceil(count / batch_size)
     rate = RATE * batch_size / BATCH_SIZE * min(1.0, math.sqrt(steps / FULL_RATE_STEPS))
+    on_gpu = device_for(device).type == "cuda"
+    in_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     return Recipe(
         name=name,
         data=replace(
@@ -258,7 +260,7 @@ def finetuning_recipe(
         ),
         model=ModelRecipe(name=network.name, weights=network.weights),
         sparsify=replace(sparsify, calibration=min(CALIBRATION_IMAGES, count)),
-        engine=EngineRecipe(device=device),
+        engine=EngineRecipe(device=device, precision="bf16" if in_bf16 else "32", channels_last=on_gpu),
         stage1=StageRecipe(epochs=0),
         finetune=FinetuneRecipe(teacher=WEIGHTS if num_classes == network.num_classes else None),
         stage2=StageRecipe(epochs=epochs, lr=float(f"{rate:.2g}"), weight_decay=1e-4, schedule="cosine", lr_warmup=0.1),
