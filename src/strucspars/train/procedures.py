@@ -11,9 +11,8 @@ from torch import nn
 from typing_extensions import override
 
 from strucspars.convert.ablation import reordered_plan, rescale_fresh_weights_
-from strucspars.convert.compress import recalibrate_
+from strucspars.convert.compress import compress
 from strucspars.convert.conversion import check_fits, convert_, model_plan
-from strucspars.convert.reconstruction import reconstruct_
 from strucspars.core.plan import GroupingPlan
 from strucspars.export.storage import load, save
 from strucspars.io.arrays import save_arrays
@@ -165,10 +164,9 @@ class StructuredSparsification(Procedure):
     @override
     def cut_(self, model: nn.Module) -> nn.Module:
         if self._images:
+            small = copied(model)
             with CAPTURE_LOCK:
-                small = convert_(copied(model), self._plan)
-                reconstruct_(small, copied(model), self._images)
-                recalibrate_(small, self._images)
+                compress(small, self._plan, calibration=self._images)
             model.load_state_dict(dense_state(small.state_dict(), self._plan, "the refitted network"))
             self._images = []
         HeldZerosRule(model, self._plan)
