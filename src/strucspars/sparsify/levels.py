@@ -3,7 +3,7 @@
 With the weights of a layer refitted to its inputs, grouping leaves the error `r_j` in output channel j. The divergence
 of the predictions is estimated as `k sum_j F_j r_j / 2`, F_j the mean square of the gradient at that channel. The
 factor k stands for all that the sum leaves out, such as errors that add up over positions. It is measured: the network
-is run with that one layer grouped, at a few levels.
+is run with that one layer grouped.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,11 +25,9 @@ from strucspars.sparsify.extensions import Need, Orders
 
 # Per layer, to plan with. More neighbouring positions of the same images tell little new.
 MAX_SAMPLES = 32_768
-# For a number per output channel, and for one per layer and measured level.
+# For a number per output channel, and for one per layer.
 IMAGES_FOR_SENSITIVITY = 64
-IMAGES_FOR_DIVERGENCE = 32
-# The factor is measured at these levels; in between it is interpolated, beyond them it stays.
-MEASURED_LEVELS = (2, 4)
+IMAGES_FOR_DIVERGENCE = 64
 # Of the inputs' mean square.
 RIDGE = 1e-2
 # In nats. Where next to nothing is lost, no factor can be told.
@@ -124,16 +122,13 @@ def losses_by_level(
     orders = {level: orders_at(level) for level in range(2, max(layer.largest_level for layer in layers) + 1)}
     losses: dict[str, list[float]] = {}
     for place, (layer, known) in enumerate(zip(layers, found, strict=True)):
-        levels = range(2, layer.largest_level + 1)
-        expected, factors = [], {}
-        for level in levels:
+        expected, scale = [0.0], 1.0
+        for level in range(2, layer.largest_level + 1):
             change = refit_change(layer, known, orders[level][place], level)
             expected.append(max(expected_loss(known, change), TINY_LOSS))
-            if level in MEASURED_LEVELS:
-                measured = meter.after(layer.module, change, known.mean_input)
-                factors[level] = np.log(max(measured, TINY_LOSS) / expected[-1])
-        scale = np.exp(np.interp(levels, [*factors], [*factors.values()])) if factors else np.ones(len(levels))
-        losses[layer.name] = [0.0, *np.maximum.accumulate(scale * expected).tolist()]
+            if level == 2:
+                scale = max(meter.after(layer.module, change, known.mean_input), TINY_LOSS) / expected[-1]
+        losses[layer.name] = np.maximum.accumulate(scale * np.array(expected)).tolist()
         on_progress("group levels", place + 1, len(layers))
     return losses
 
