@@ -5,7 +5,13 @@ from hypothesis import strategies as st
 
 from strucspars.channels.orders import GroupedLayer, OrderClasses, group_sequence, placement
 from strucspars.core.checks import IntArray
+from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import contiguous_runs
+
+
+def places(groups: IntArray) -> IntArray:
+    """The place of every channel where each group has its channels in natural order."""
+    return inverse(np.argsort(groups, kind="stable"))
 
 
 def grouped_layer(in_groups: IntArray, out_groups: IntArray, *, gather_inputs_first: bool = False) -> GroupedLayer:
@@ -13,8 +19,9 @@ def grouped_layer(in_groups: IntArray, out_groups: IntArray, *, gather_inputs_fi
     inputs, outputs = classes.new(len(in_groups), 1), classes.new(len(out_groups), 1)
     in_bytes, out_bytes = (1, 2) if gather_inputs_first else (1, 1)
     return GroupedLayer(
-        in_groups=in_groups,
-        out_groups=out_groups,
+        num_groups=int(in_groups.max()) + 1,
+        in_places=places(in_groups),
+        out_places=places(out_groups),
         inputs=inputs,
         outputs=outputs,
         in_bytes=in_bytes,

@@ -15,17 +15,24 @@ from strucspars.channels.orders import (
     stored_order,
 )
 from strucspars.core.checks import IntArray
+from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import contiguous_runs
 
 CHANNELS = 8
+
+
+def places(groups: IntArray) -> IntArray:
+    """The place of every channel where each group has its channels in natural order."""
+    return inverse(np.argsort(groups, kind="stable"))
 
 
 def layer(
     inputs: Layout, outputs: Layout, in_groups: IntArray, out_groups: IntArray, *, in_bytes: int = 1, out_bytes: int = 1
 ) -> GroupedLayer:
     return GroupedLayer(
-        in_groups=in_groups,
-        out_groups=out_groups,
+        num_groups=int(in_groups.max()) + 1,
+        in_places=places(in_groups),
+        out_places=places(out_groups),
         inputs=inputs,
         outputs=outputs,
         in_bytes=in_bytes,

@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.channels.tracing import traced
-from strucspars.convert.fold import fold_batch_norms_, fold_into_layer_, other_norms_as_modules_
+from strucspars.channels.tracing import other_norms_as_modules_, traced
+from strucspars.convert.fold import fold_batch_norms_, fold_into_layer_
 from strucspars.nn.layers import ShuffledGroupConv2d, ShuffledGroupLinear
 
 IMAGES = torch.randn(3, 8, 6, 6, generator=torch.Generator().manual_seed(1))

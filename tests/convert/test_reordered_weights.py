@@ -72,8 +72,9 @@ def test_a_shuffled_layer_becomes_a_plain_one_between_the_placed_orders() -> Non
     expected = model(features)
     classes = OrderClasses()
     grouped = GroupedLayer(
-        in_groups=np.argsort(plan.in_perm) // 2,
-        out_groups=np.argsort(plan.out_perm) // 3,
+        num_groups=4,
+        in_places=np.argsort(plan.in_perm),
+        out_places=np.argsort(plan.out_perm),
         inputs=classes.new(8, 1),
         outputs=classes.new(12, 1),
         in_bytes=1,

@@ -1,7 +1,8 @@
 """The channel layout of every tensor in a graph, and the layers whose weights follow it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import fx, nn
 
@@ -97,6 +98,17 @@ def channel_graph(graph_module: fx.GraphModule) -> ChannelGraph:
         else:
             graph.layouts[node] = found
     return graph
+
+
+def with_joined_calls(graph: ChannelGraph, calls: Iterable[Sequence[fx.Node]]) -> ChannelGraph:
+    """The same graph where the calls of each of these modules see their channels in one order."""
+    joined = replace(graph, classes=copy.deepcopy(graph.classes))
+    for nodes in calls:
+        first, *others = [sides for node in nodes if (sides := graph.sides(node))] or [()]
+        for other in others:
+            for one_side, other_side in zip(first, other, strict=True):
+                joined.classes.join(one_side, other_side)
+    return joined
 
 
 def _rule(node: fx.Node, graph: ChannelGraph) -> Rule | None:

@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -133,19 +134,33 @@ def stored_order(layout: Layout, classes: OrderClasses, orders: dict[int, IntArr
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedLayer:
-    """A grouped layer between two tensors: the group of every channel, and the bytes that gathers would copy."""
+    """A grouped layer between two tensors: its own orders, and the bytes that gathers would copy.
 
-    in_groups: IntArray
-    out_groups: IntArray
+    `in_places` and `out_places` hold the place of every channel in the layer's own orders, group after group.
+    """
+
+    num_groups: int
+    in_places: IntArray
+    out_places: IntArray
     inputs: Layout
     outputs: Layout
     in_bytes: int
     out_bytes: int
 
+    @cached_property
+    def in_groups(self) -> IntArray:
+        """The group of every input channel."""
+        return self.in_places // (len(self.in_places) // self.num_groups)
+
+    @cached_property
+    def out_groups(self) -> IntArray:
+        """The group of every output channel."""
+        return self.out_places // (len(self.out_places) // self.num_groups)
+
     @property
     def natural_sequence(self) -> IntArray:
         """The groups, each once."""
-        return np.arange(self.in_groups.max() + 1)
+        return np.arange(self.num_groups)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,15 +220,23 @@ CANDIDATES_AT_ONCE = 64
 # The second pass lets a class follow neighbours that were decided after it; a third never lowered the cost.
 PASSES = 2
 
+# Pieces of one channel are no structure to keep.
+SHORTEST_PIECE = 2
+
 Cost = tuple[IntArray, IntArray, IntArray]
 
 
 def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
     """An order for every class: natural where it is pinned or where only dense layers meet it.
 
-    Classes with the largest copies come first. Each takes the cheapest order that one or two of its layers prefer.
+    Every class starts in an order that its layers share. Then classes with the largest copies come first; each takes
+    the cheapest order that one or two of its layers prefer.
     """
-    orders = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
+    starts = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
+    for root, own in _own_orders(layers, classes).items():
+        if not classes.is_pinned(root) and _move_in_pieces(own):
+            starts[root] = own[0]
+    orders = dict(starts)
     users: dict[int, list[GroupedLayer]] = defaultdict(list)
     for layer in layers:
         for root in dict.fromkeys(classes.roots(layer.inputs) + classes.roots(layer.outputs)):
@@ -222,12 +245,33 @@ def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict
     free.sort(key=lambda root: -sum(layer.in_bytes + layer.out_bytes for layer in users[root]))
     for _ in range(PASSES):
         for root in free:
-            orders[root] = _best_order(root, users[root], classes, orders)
+            orders[root] = _best_order(root, users[root], classes, orders, starts[root])
     return orders
 
 
+def _own_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, list[IntArray]]:
+    """For every class, its channels as each side of a layer orders them, among others or alone."""
+    own: dict[int, list[IntArray]] = defaultdict(list)
+    for layer in layers:
+        for layout, places in ((layer.inputs, layer.in_places), (layer.outputs, layer.out_places)):
+            # A channel that is a run of entries has several places.
+            if layout.repeat == 1:
+                parts = np.split(places, np.cumsum(classes.widths(layout)))
+                for root, part in zip(classes.roots(layout), parts, strict=False):
+                    own[root].append(np.argsort(part))
+    return own
+
+
+def _move_in_pieces(orders: Sequence[IntArray]) -> bool:
+    """Whether the orders of several sides are one, or move pieces of it: the first order is kept in long runs."""
+    if len(orders) < 2:
+        return False
+    runs = contiguous_runs(inverse(orders[0])[np.stack(orders[1:])])
+    return bool(runs.mean() * SHORTEST_PIECE <= len(orders[0]))
+
+
 def _best_order(
-    root: int, users: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]
+    root: int, users: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray], start: IntArray
 ) -> IntArray:
     def cheapest(candidates: Sequence[IntArray]) -> int:
         """Place of the first that costs least."""
@@ -235,20 +279,20 @@ def _best_order(
             return 0
         # Many at once: along a residual stream every layer has preferences, and a cost for each of them.
         costs = [
-            gather_cost(users, classes, {**orders, root: np.stack(candidates[start : start + CANDIDATES_AT_ONCE])})
-            for start in range(0, len(candidates), CANDIDATES_AT_ONCE)
+            gather_cost(users, classes, {**orders, root: np.stack(candidates[first : first + CANDIDATES_AT_ONCE])})
+            for first in range(0, len(candidates), CANDIDATES_AT_ONCE)
         ]
         copied, copied_after, runs = (np.concatenate(parts) for parts in zip(*costs, strict=True))
         return int(np.lexsort((runs, copied_after, copied))[0])
 
     preferences = list(_preferred(root, users, classes, orders))
-    candidates = [orders[root], np.arange(classes.width(root))]
+    candidates = [orders[root], start]
     if preferences:
-        first = preferences[cheapest([_sorted_by(preference) for preference in preferences])]
-        candidates.append(_sorted_by(first))
+        first = preferences[cheapest([_sorted_by(start, preference) for preference in preferences])]
+        candidates.append(_sorted_by(start, first))
         # Where one partition refines the other, an order suits both.
         for second in preferences:
-            candidates += [_sorted_by(first, second), _sorted_by(second, first)]
+            candidates += [_sorted_by(start, first, second), _sorted_by(start, second, first)]
     return candidates[cheapest(candidates)]
 
 
@@ -272,9 +316,9 @@ def _preferred(
             yield inverse(sequence)[by_channel[:, 0]]
 
 
-def _sorted_by(*keys: IntArray) -> IntArray:
-    """Channels by the first key, among equals by the next, then as they come."""
-    return np.lexsort(keys[::-1])
+def _sorted_by(start: IntArray, *keys: IntArray) -> IntArray:
+    """Channels by the first key, among equals by the next, then as they start."""
+    return start[np.lexsort([key[start] for key in keys[::-1]])]
 
 
 def gather_cost(layers: Sequence[GroupedLayer], classes: OrderClasses, orders: dict[int, IntArray]) -> Cost:

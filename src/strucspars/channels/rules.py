@@ -60,8 +60,9 @@ def _layer(node: fx.Node, graph: ChannelGraph) -> Layout:
     for step, positions in zip(steps, shape[len(shape) - len(steps) :], strict=True):
         in_bytes = in_bytes // positions * -(-positions // step)
     graph.grouped[node] = GroupedLayer(
-        in_groups=in_places // (in_channels // groups),
-        out_groups=out_places // (out_channels // groups),
+        num_groups=groups,
+        in_places=in_places,
+        out_places=out_places,
         inputs=inputs,
         outputs=outputs,
         in_bytes=in_bytes,

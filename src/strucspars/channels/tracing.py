@@ -3,10 +3,10 @@
 import copy
 import inspect
 import operator
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partialmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
@@ -15,6 +15,7 @@ from torch.fx.passes.shape_prop import TensorMetadata, _extract_tensor_metadata
 
 from strucspars.nn.batch_norms import modules_after_norm
 from strucspars.nn.layers import is_grouped
+from strucspars.nn.names import copied
 
 # In the meta of calls: the name of the module that the called one is a copy of.
 ORIGIN_KEY = "strucspars.origin"
@@ -50,6 +51,15 @@ def graph_of_one_call(model: nn.Module, num_inputs: int) -> FoldedGraph:
     inputs = tuple(graph.placeholder(f"input_{place}") for place in range(1, num_inputs + 1))
     graph.output(graph.call_module("model", inputs))
     return FoldedGraph(nn.ModuleDict({"model": model}), graph, type(model).__name__)
+
+
+def inference_copy(model: nn.Module) -> nn.Module:
+    """A copy in eval mode that shares no tensors."""
+    inference = copied(model)
+    for module in inference.modules():
+        module.training = False
+    # Autocast keeps casts of trainable weights, which folding changes in place.
+    return inference.requires_grad_(False)
 
 
 def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
@@ -166,6 +176,41 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
             node.meta[ORIGIN_KEY] = names.setdefault(id(module), node.target)
             node.target = free_name(graph_module, node.target)
             graph_module.add_submodule(node.target, copy.deepcopy(module))
+
+
+def calls_by_origin(graph_module: fx.GraphModule) -> dict[str, list[fx.Node]]:
+    """The calls of copies, by the name of the module that they are copies of."""
+    calls = defaultdict(list)
+    for node in graph_module.graph.nodes:
+        if ORIGIN_KEY in node.meta:
+            calls[node.meta[ORIGIN_KEY]].append(node)
+    return dict(calls)
+
+
+def other_norms_as_modules_(graph_module: fx.GraphModule) -> None:
+    """Let modules of PyTorch compute the batch norms of other libraries and what follows them there, in place."""
+    for node in list(graph_module.graph.nodes):
+        norm = graph_module.get_submodule(node.target) if node.op == "call_module" else nn.Identity()
+        after = modules_after_norm(norm)
+        # Some also take an image without a batch axis, and add one.
+        if after is None or not has_plain_forward(norm) or len(source_shape(node)) != 4 or norm.running_mean is None:
+            continue
+        last, mean = node.args[0], cast(torch.Tensor, norm.running_mean)
+        eps = cast(nn.BatchNorm2d, norm).eps
+        plain = nn.BatchNorm2d(len(mean), eps=eps, device=mean.device, dtype=mean.dtype).eval()
+        for name in ("running_mean", "running_var", "weight", "bias"):
+            tensor = getattr(norm, name)
+            # Without scales to copy, the plain norm starts with ones and zeros.
+            if tensor is not None:
+                getattr(plain, name).data = tensor.detach().clone()
+        with graph_module.graph.inserting_before(node):
+            for name, module in {"norm": plain, **after}.items():
+                free = free_name(graph_module, f"{node.target}_{name}")
+                graph_module.add_submodule(free, module)
+                last = graph_module.graph.call_module(free, (last,))
+                last.meta = dict(node.meta)
+        node.replace_all_uses_with(last)
+        graph_module.graph.erase_node(node)
 
 
 def argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any:

@@ -18,10 +18,10 @@ from strucspars.channels.rules import BATCH_NORMS
 from strucspars.channels.tracing import (
     FoldedGraph,
     asks_for_shape,
-    free_name,
     graph_of_one_call,
     has_plain_forward,
-    source_shape,
+    inference_copy,
+    other_norms_as_modules_,
     tensor_shape,
     traced,
 )
@@ -39,7 +39,7 @@ from strucspars.cost.gathers import (
     is_folded,
     shuffles_in_pass,
 )
-from strucspars.nn.batch_norms import is_batch_norm, modules_after_norm
+from strucspars.nn.batch_norms import is_batch_norm
 from strucspars.nn.groupable import is_plain
 from strucspars.nn.layers import (
     DENSE_AND_GROUPED_TYPES,
@@ -148,12 +148,9 @@ def _wrong_on_random_inputs(model: nn.Module, arguments: tuple[Any, ...], min_wi
 
 def _inference_copy(model: nn.Module) -> nn.Module:
     """A copy in eval mode that shares no tensors, with masked layers as dense ones."""
-    inference = copied(model)
+    inference = inference_copy(model)
     unmask_(inference)
-    for module in inference.modules():
-        module.training = False
-    # Autocast keeps casts of trainable weights, which folding changes in place.
-    return inference.requires_grad_(False)
+    return inference
 
 
 def _folded(model: nn.Module, arguments: tuple[Any, ...], min_width: int) -> tuple[fx.GraphModule, FoldReport]:
@@ -235,32 +232,6 @@ def fold_batch_norms_(graph_module: fx.GraphModule) -> None:
             fold_into_layer_(layer, cast(nn.BatchNorm2d, norm))
             node.replace_all_uses_with(source)
             graph_module.graph.erase_node(node)
-
-
-def other_norms_as_modules_(graph_module: fx.GraphModule) -> None:
-    """Let modules of PyTorch compute the batch norms of other libraries and what follows them there, in place."""
-    for node in list(graph_module.graph.nodes):
-        norm = graph_module.get_submodule(node.target) if node.op == "call_module" else nn.Identity()
-        after = modules_after_norm(norm)
-        # Some also take an image without a batch axis, and add one.
-        if after is None or not has_plain_forward(norm) or len(source_shape(node)) != 4 or norm.running_mean is None:
-            continue
-        last, mean = node.args[0], cast(torch.Tensor, norm.running_mean)
-        eps = cast(nn.BatchNorm2d, norm).eps
-        plain = nn.BatchNorm2d(len(mean), eps=eps, device=mean.device, dtype=mean.dtype).eval()
-        for name in ("running_mean", "running_var", "weight", "bias"):
-            tensor = getattr(norm, name)
-            # Without scales to copy, the plain norm starts with ones and zeros.
-            if tensor is not None:
-                getattr(plain, name).data = tensor.detach().clone()
-        with graph_module.graph.inserting_before(node):
-            for name, module in {"norm": plain, **after}.items():
-                free = free_name(graph_module, f"{node.target}_{name}")
-                graph_module.add_submodule(free, module)
-                last = graph_module.graph.call_module(free, (last,))
-                last.meta = dict(node.meta)
-        node.replace_all_uses_with(last)
-        graph_module.graph.erase_node(node)
 
 
 def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: int) -> int:

@@ -4,17 +4,15 @@ Tracing gives each call of a module that is called several times a separate copy
 where that costs nothing, and become one module again where they are still equal after folding.
 """
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from strucspars.channels.graph import ChannelGraph, channel_graph
+from strucspars.channels.graph import ChannelGraph, channel_graph, with_joined_calls
 from strucspars.channels.orders import (
     GroupedLayer,
     OrderClasses,
@@ -25,7 +23,7 @@ from strucspars.channels.orders import (
     stored_order,
 )
 from strucspars.channels.rules import skipped_positions
-from strucspars.channels.tracing import ORIGIN_KEY, free_name, tensor_bytes, tensor_shape
+from strucspars.channels.tracing import calls_by_origin, free_name, tensor_bytes, tensor_shape
 from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import RemainingGather, remaining_gather, shuffles_of_layer
@@ -156,23 +154,9 @@ def _subsample_first_(graph_module: fx.GraphModule, node: fx.Node) -> None:
     cast(nn.Conv2d, module).stride = (1,) * len(steps)
 
 
-def calls_by_origin(graph_module: fx.GraphModule) -> dict[str, list[fx.Node]]:
-    """The calls of copies, by the name of the module that they are copies of."""
-    calls = defaultdict(list)
-    for node in graph_module.graph.nodes:
-        if ORIGIN_KEY in node.meta:
-            calls[node.meta[ORIGIN_KEY]].append(node)
-    return dict(calls)
-
-
 def orders_for_shared(found: ChannelGraph, calls: Mapping[str, Sequence[fx.Node]]) -> tuple[ChannelGraph, ClassOrders]:
     """The channel graph and its orders, the same for all calls of a module where that copies no more bytes."""
-    joined = replace(found, classes=copy.deepcopy(found.classes))
-    for nodes in calls.values():
-        first, *others = [sides for node in nodes if (sides := found.sides(node))] or [()]
-        for other in others:
-            for one_side, other_side in zip(first, other, strict=True):
-                joined.classes.join(one_side, other_side)
+    joined = with_joined_calls(found, calls.values())
     layers = tuple(found.grouped.values())
     orders = chosen_orders(layers, found.classes)
     if joined.classes == found.classes:
