@@ -232,10 +232,7 @@ def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict
     Every class starts in an order that its layers share. Then classes with the largest copies come first; each takes
     the cheapest order that one or two of its layers prefer.
     """
-    starts = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
-    for root, own in _own_orders(layers, classes).items():
-        if not classes.is_pinned(root) and _move_in_pieces(own):
-            starts[root] = own[0]
+    starts = _starts(layers, classes)
     orders = dict(starts)
     users: dict[int, list[GroupedLayer]] = defaultdict(list)
     for layer in layers:
@@ -245,29 +242,36 @@ def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict
     free.sort(key=lambda root: -sum(layer.in_bytes + layer.out_bytes for layer in users[root]))
     for _ in range(PASSES):
         for root in free:
-            orders[root] = _best_order(root, users[root], classes, orders, starts[root])
+            _, _, runs = gather_cost(users[root], classes, orders)
+            if runs:
+                orders[root] = _best_order(root, users[root], classes, orders, starts[root])
     return orders
 
 
-def _own_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, list[IntArray]]:
-    """For every class, its channels as each side of a layer orders them, among others or alone."""
-    own: dict[int, list[IntArray]] = defaultdict(list)
+def _starts(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
+    """For every class, the order that its layers share, or of which they move whole pieces; else the natural one.
+
+    A class that only one layer sees, by itself, needs no start: it can follow the layer.
+    """
+    places: dict[int, list[IntArray]] = defaultdict(list)
+    parts: set[int] = set()
     for layer in layers:
-        for layout, places in ((layer.inputs, layer.in_places), (layer.outputs, layer.out_places)):
+        for layout, own_places in ((layer.inputs, layer.in_places), (layer.outputs, layer.out_places)):
             # A channel that is a run of entries has several places.
             if layout.repeat == 1:
-                parts = np.split(places, np.cumsum(classes.widths(layout)))
-                for root, part in zip(classes.roots(layout), parts, strict=False):
-                    own[root].append(np.argsort(part))
-    return own
-
-
-def _move_in_pieces(orders: Sequence[IntArray]) -> bool:
-    """Whether the orders of several sides are one, or move pieces of it: the first order is kept in long runs."""
-    if len(orders) < 2:
-        return False
-    runs = contiguous_runs(inverse(orders[0])[np.stack(orders[1:])])
-    return bool(runs.mean() * SHORTEST_PIECE <= len(orders[0]))
+                roots, ends = classes.roots(layout), np.cumsum(classes.widths(layout))
+                parts.update(roots if len(roots) > 1 else ())
+                for root, part in zip(roots, np.split(own_places, ends[:-1]), strict=True):
+                    places[root].append(part)
+    starts = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
+    for root, (first, *others) in places.items():
+        others = others or [first] * (root in parts)
+        if others and not classes.is_pinned(root):
+            order = np.argsort(first)
+            runs = contiguous_runs(np.stack(others)[:, order])
+            if runs.mean() * SHORTEST_PIECE <= len(order):
+                starts[root] = order
+    return starts
 
 
 def _best_order(
