@@ -57,6 +57,62 @@ def test_a_plan_survives_json(seed: int, name: str, target: float | None) -> Non
     assert restored.to_json() == plan.to_json()
 
 
+def shared_plan() -> GroupingPlan:
+    """A layer that writes two parts, and one that reads them concatenated."""
+    orders = {"a": (1, 0), "b": (2, 0, 1, 3), "c": (1, 0)}
+    writer = LayerPlan(
+        group_level=2, out_perm=np.array([1, 0]), in_perm=np.array([0, 1]), weight_shape=(2, 2), out_orders=("a",)
+    )
+    reader = LayerPlan(
+        group_level=2,
+        out_perm=np.array([1, 0]),
+        in_perm=np.array([1, 0, 4, 2, 3, 5]),
+        weight_shape=(2, 6),
+        out_orders=("c",),
+        in_orders=("a", "b"),
+        pieces=2,
+    )
+    return GroupingPlan({"writer": writer, "reader": reader}, shared_orders=orders)
+
+
+def test_shared_orders_are_stored_once_and_by_name() -> None:
+    plan = shared_plan()
+    document = json.loads(plan.to_json())
+    assert document["shared_orders"] == {"a": [1, 0], "b": [2, 0, 1, 3], "c": [1, 0]}
+    reader = document["layers"]["reader"]
+    assert reader == {
+        "group_level": 2,
+        "weight_shape": [2, 6],
+        "out_orders": ["c"],
+        "in_orders": ["a", "b"],
+        "pieces": 2,
+    }
+    assert GroupingPlan.from_json(plan.to_json()) == plan
+    assert "3 orders of channels shared between layers" in repr(plan)
+
+
+def test_plans_of_the_older_format_read_as_free_orders() -> None:
+    document = json.loads(random_plan().to_json())
+    older = {name: value for name, value in document.items() if name != "shared_orders"} | {"format_version": 1}
+    plan = GroupingPlan.from_json(json.dumps(older))
+    assert plan == random_plan()
+    assert not plan.shared_orders
+
+
+def test_a_layer_takes_other_orders_for_its_own() -> None:
+    reader = shared_plan().layers["reader"].with_orders(np.arange(2), np.arange(6))
+    assert (reader.out_orders, reader.in_orders, reader.pieces) == ((), (), 1)
+    assert reader.in_perm.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_layer_must_have_the_orders_that_it_shares() -> None:
+    plan = shared_plan()
+    with pytest.raises(ValueError, match="layer 'writer': its order is not the shared one of a"):
+        replace(plan, shared_orders={**plan.shared_orders, "a": (0, 1)})
+    with pytest.raises(ValueError, match="layer 'writer': the plan has no shared order 'a'"):
+        replace(plan, shared_orders={})
+
+
 def test_layers_keep_the_networks_order() -> None:
     plan = GroupingPlan({name: random_layer(0) for name in ("z", "a", "m")})
     assert list(GroupingPlan.from_json(plan.to_json()).layers) == ["z", "a", "m"]
@@ -78,7 +134,7 @@ def test_plans_that_differ_are_not_equal() -> None:
     ],
 )
 def test_layers_that_differ_in_one_field_are_not_equal(change: dict[str, Any]) -> None:
-    reversed_orders = {"out_perm": np.arange(8)[::-1], "in_perm": np.arange(4)[::-1]}
+    reversed_orders: dict[str, Any] = {"out_perm": np.arange(8)[::-1], "in_perm": np.arange(4)[::-1]}
     layer = LayerPlan(group_level=2, weight_shape=(8, 4, 3, 3), **reversed_orders)
     assert layer == LayerPlan(group_level=2, weight_shape=(8, 4, 3, 3), **reversed_orders)
     assert layer != replace(layer, **change)
@@ -119,14 +175,17 @@ def test_numpy_numbers_become_plain_ones() -> None:
         ("[]", r"^grouping plan: must be an object, got \[\]"),
         ('{"format": "other"}', "^grouping plan: format: must be 'strucspars-plan', got 'other'"),
         ("{}", "format: must be 'strucspars-plan', got None"),
-        (tampered(format_version=...), "format_version: must be 1, got None"),
-        (tampered(format_version="1"), "format_version: must be 1, got '1'"),
-        (tampered(format_version=0), "format_version: must be 1, got 0"),
+        (tampered(format_version=...), "format_version: must be 2, got None"),
+        (tampered(format_version="1"), "format_version: must be 2, got '1'"),
+        (tampered(format_version=0), "format_version: must be 2, got 0"),
         (
             tampered(format_version=FORMAT_VERSION + 1, strucspars_version="9.9"),
-            "format_version: must be 1, got 2; upgrade strucspars",
+            "format_version: must be 2, got 3; upgrade strucspars",
         ),
         (tampered(layers=...), "layers: is missing"),
+        (tampered_layer(out_orders=["a"]), r"layers\.layer1\.0\.conv1\.out_orders: the plan has no shared order 'a'"),
+        (tampered_layer(out_orders="a"), r"layers\.layer1\.0\.conv1\.out_orders: must be a list"),
+        (tampered(shared_orders=[1]), "shared_orders: must be a mapping"),
         (tampered(colour="red"), "colour: is not known here"),
         (tampered(layers=[1, 2]), r"layers: must be a mapping, got \[1, 2\]"),
         (tampered(budget=1), "budget: must be text"),
@@ -205,7 +264,7 @@ def test_a_plan_for_a_part_of_a_network_or_for_one_around_it_comes_with_the_name
 
 
 def test_weights_may_have_up_to_three_kernel_axes() -> None:
-    orders = {"out_perm": np.array([1, 0]), "in_perm": np.array([0, 1])}
+    orders: dict[str, Any] = {"out_perm": np.array([1, 0]), "in_perm": np.array([0, 1])}
     for kernel in ((), (3,), (3, 3), (3, 3, 3)):
         assert LayerPlan(group_level=2, weight_shape=(2, 2, *kernel), **orders).weight_shape == (2, 2, *kernel)
     with pytest.raises(ValueError, match=r"weight_shape must be \(out, in, \*kernel\)"):

@@ -9,19 +9,29 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
+
 from strucspars._version import __version__
 from strucspars.core.checks import IntArray, checked_fraction, checked_target, is_whole_number
 from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
-from strucspars.io.records import as_record, check_header, parse_json
+from strucspars.core.shared_orders import joined_order
+from strucspars.io.records import RecordError, as_record, check_header, convert, parse_json
 
 FORMAT = "strucspars-plan"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Without shared orders, which are the only difference.
+OLDER_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LayerPlan:
     """Grouping of one layer: level g, that is `2**(g - 1)` groups, and the orders `perm[new] = old`, read-only.
+
+    Attributes:
+        out_orders: names of the plan's shared orders that `out_perm` consists of; none for an order of the layer's own.
+        in_orders: the same of `in_perm`.
+        pieces: orders of its own differ from those of its neighbours by whole pieces of so many channels.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])
@@ -33,6 +43,9 @@ class LayerPlan:
     out_perm: IntArray
     in_perm: IntArray
     weight_shape: tuple[int, ...]
+    out_orders: tuple[str, ...] = ()
+    in_orders: tuple[str, ...] = ()
+    pieces: int = 1
 
     def __post_init__(self) -> None:
         shape = tuple(self.weight_shape)
@@ -57,16 +70,19 @@ class LayerPlan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LayerPlan):
             return NotImplemented
-        return self._plain() == other._plain()
+        perms = ((self.out_perm, other.out_perm), (self.in_perm, other.in_perm))
+        return self._plain() == other._plain() and all(map(np.array_equal, *zip(*perms, strict=True)))
 
     def _plain(self) -> dict[str, Any]:
-        """The fields as JSON values."""
-        return {
-            "group_level": self.group_level,
-            "weight_shape": list(self.weight_shape),
-            "out_perm": self.out_perm.tolist(),
-            "in_perm": self.in_perm.tolist(),
-        }
+        """The fields as JSON values; of a shared order only the names."""
+        plain: dict[str, Any] = {"group_level": self.group_level, "weight_shape": list(self.weight_shape)}
+        for side, names, perm in (("out", self.out_orders, self.out_perm), ("in", self.in_orders, self.in_perm)):
+            plain |= {f"{side}_orders": list(names)} if names else {f"{side}_perm": perm.tolist()}
+        return plain | ({"pieces": self.pieces} if self.pieces > 1 else {})
+
+    def with_orders(self, out_perm: IntArray, in_perm: IntArray) -> "LayerPlan":
+        """The same grouping between other orders, which are shared with no other layer."""
+        return dataclasses.replace(self, out_perm=out_perm, in_perm=in_perm, out_orders=(), in_orders=(), pieces=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +133,7 @@ class GroupingPlan:
         predicted_divergence: by how many nats per image the predictions were expected to move, with refitted weights
             and without training; None where no images were there to measure it.
         preprocessing: of the network's images; None where it is not known.
+        shared_orders: by name, orders of channels that several layers write or read, `perm[new] = old`.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])
@@ -135,10 +152,12 @@ class GroupingPlan:
     removed_mac_fraction: float | None = None
     predicted_divergence: float | None = None
     preprocessing: Preprocessing | None = None
+    shared_orders: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     strucspars_version: str = __version__
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", MappingProxyType(dict(self.layers)))
+        self._check_shared_orders()
         for field in ("removed_param_fraction", "target", "min_kept_norm", "removed_mac_fraction"):
             value = getattr(self, field)
             if value is not None or field == "removed_param_fraction":
@@ -150,13 +169,27 @@ class GroupingPlan:
             if removed is None or removed < checked_target(self.target):
                 raise ValueError(f"target {self.target:g} of all {self.budget} is not met: the plan removes {removed}")
 
+    def _check_shared_orders(self) -> None:
+        orders = {name: np.array(order, dtype=np.int64) for name, order in self.shared_orders.items()}
+        for name, layer in self.layers.items():
+            for names, perm in ((layer.out_orders, layer.out_perm), (layer.in_orders, layer.in_perm)):
+                if unknown := [each for each in names if each not in orders]:
+                    raise ValueError(f"layer {name!r}: the plan has no shared order {unknown[0]!r}")
+                if names and not np.array_equal(joined_order(names, orders), perm):
+                    raise ValueError(
+                        f"layer {name!r}: its order is not the shared one of {', '.join(names)}; give it that, or take "
+                        "the names away (LayerPlan.with_orders)"
+                    )
+
     def __repr__(self) -> str:
         counts = group_counts(layer.num_groups for layer in self.layers.values())
         removed = f"removes {self.removed_param_fraction:.1%} of all params"
         if self.removed_mac_fraction is not None:
             removed += f" and {self.removed_mac_fraction:.1%} of all macs"
         asked = "" if self.target is None else f" (asked for: {self.target:.1%} of all {self.budget})"
-        return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}\n{counts}"
+        count = len(self.shared_orders)
+        shared = f"\n{count} order{'s'[: count != 1]} of channels shared between layers" if count else ""
+        return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}\n{counts}{shared}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON: a read-only mapping cannot be pickled."""
@@ -173,8 +206,11 @@ class GroupingPlan:
     @classmethod
     def from_json(cls, text: str, where: str = "grouping plan") -> "GroupingPlan":
         """Read a plan and check all of it; `where` is what an error calls the text."""
-        document = check_header(parse_json(text, where), where, format=FORMAT, format_version=FORMAT_VERSION)
-        return as_record(cls, document, where)
+        document = parse_json(text, where)
+        is_older = isinstance(document, Mapping) and document.get("format_version") == OLDER_VERSION
+        version = OLDER_VERSION if is_older else FORMAT_VERSION
+        fields = check_header(document, where, format=FORMAT, format_version=version)
+        return as_record(cls, _with_perms(fields, where), where)
 
     def check_matches(self, weight_shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
@@ -187,6 +223,30 @@ class GroupingPlan:
                     f"layer {name!r}: its weight is {shape}, but the plan was made for {layer.weight_shape}; "
                     "build the network that the plan belongs to"
                 )
+
+
+def _with_perms(fields: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields with the orders of every layer in place of names of shared ones."""
+    hint = Mapping[str, tuple[int, ...]]
+    orders = {
+        name: np.array(order, dtype=np.int64)
+        for name, order in convert(hint, fields.get("shared_orders", {}), where, "shared_orders").items()
+    }
+    layers = fields.get("layers")
+    if not isinstance(layers, Mapping):
+        return fields
+    completed = {}
+    for layer_name, layer in layers.items():
+        found = dict(layer) if isinstance(layer, Mapping) else layer
+        for side in ("out", "in") if isinstance(layer, Mapping) else ():
+            key = f"layers.{layer_name}.{side}_orders"
+            names = convert(tuple[str, ...], layer.get(f"{side}_orders", []), where, key)
+            if unknown := [name for name in names if name not in orders]:
+                raise RecordError(where, key, f"the plan has no shared order {unknown[0]!r}")
+            if names:
+                found[f"{side}_perm"] = joined_order(names, orders).tolist()
+        completed[layer_name] = found
+    return fields | {"layers": completed}
 
 
 def _hint(name: str, present: Collection[str]) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import block_sums
 from strucspars.core.permutation import Connectivity, cheaper, measured_connectivity
-from strucspars.core.transport import AssignToGroups, assign_by_group_cycles
+from strucspars.core.transport import AssignToGroups, assign_by_group_cycles, saves
 
 
 def alternate(
@@ -61,13 +61,7 @@ def _better_order(
     penalty_of_other[other_perm] = penalty.repeat(other_channels // groups, axis=0)
     cost = (importance @ penalty_of_other)[perm]
     order = assign(cost)
-    group_of_place = np.arange(groups).repeat(channels // groups)
-    # Sum over channels that change their group only: rounding in the others' large costs would hide a small saving.
-    moved = np.flatnonzero(group_of_place[order] != group_of_place)
-    old_cost, new_cost = cost[order[moved], group_of_place[order[moved]]], cost[order[moved], group_of_place[moved]]
-    rounding = np.finfo(np.float64).eps * float(old_cost.sum() + new_cost.sum())
-    saved = float((old_cost - new_cost).sum())
-    return perm[order] if saved > rounding else None
+    return perm[order] if saves(cost, order, np.arange(groups).repeat(channels // groups)) else None
 
 
 # Ranking sums of thousands of norms needs no more, and it halves the memory traffic that bounds the speed.

@@ -18,8 +18,10 @@ from strucspars.core.checks import FloatArray, IntArray
 AssignToGroups = Callable[[FloatArray], IntArray]
 
 
-def assign_by_group_cycles(cost: FloatArray) -> IntArray:
+def assign_by_group_cycles(cost: FloatArray, sizes: IntArray | None = None) -> IntArray:
     """Exact transport by moving channels around cycles of groups until no cycle saves anything.
+
+    Groups have equal sizes unless `sizes` are given; the channels now sit in the groups one after the other.
 
     From group `a` to group `b`, the cheapest channel to move is the one with the smallest `cost[i, b] - cost[i, a]`.
     One assignment over these `G x G` prices finds the best set of disjoint cycles, moving at most one channel out of
@@ -29,8 +31,12 @@ def assign_by_group_cycles(cost: FloatArray) -> IntArray:
     """
     channels, groups = cost.shape
     group = np.arange(groups)
-    members = np.arange(channels).reshape(groups, -1)
+    sizes = np.full(groups, channels // groups) if sizes is None else sizes
+    is_place = np.arange(sizes.max()) < sizes[:, None]
+    members = np.zeros(is_place.shape, dtype=np.int64)
+    members[is_place] = np.arange(channels)
     price = cost[members] - cost[members, group[:, None]][..., None]  # (from group, place, to group)
+    price[~is_place] = np.inf
     while True:
         cheapest_place = price.argmin(axis=1)
         move_price = np.take_along_axis(price, cheapest_place[:, None, :], axis=1)[:, 0, :]
@@ -38,7 +44,7 @@ def assign_by_group_cycles(cost: FloatArray) -> IntArray:
         paid = move_price[group, target]
         # A sum that rounding alone could make negative saves nothing, and following such cycles might not end.
         if paid.sum() >= -(groups + 1) * np.finfo(np.float64).eps * np.abs(paid).sum():
-            return members.ravel()
+            return members[is_place]
         origin = np.flatnonzero(target != group)
         target = target[origin]
         vacated = np.zeros(groups, dtype=np.int64)
@@ -46,6 +52,15 @@ def assign_by_group_cycles(cost: FloatArray) -> IntArray:
         movers = members[origin, vacated[origin]]
         members[target, vacated[target]] = movers
         price[target, vacated[target]] = cost[movers] - cost[movers, target][:, None]
+
+
+def saves(cost: FloatArray, order: IntArray, group_of_place: IntArray) -> bool:
+    """Whether an order of channels, found for `cost[channel, group]`, costs less than the present one."""
+    # Sum over channels that change their group only: rounding in the others' large costs would hide a small saving.
+    moved = np.flatnonzero(group_of_place[order] != group_of_place)
+    old_cost, new_cost = cost[order[moved], group_of_place[order[moved]]], cost[order[moved], group_of_place[moved]]
+    rounding = np.finfo(np.float64).eps * float(old_cost.sum() + new_cost.sum())
+    return bool(float((old_cost - new_cost).sum()) > rounding)
 
 
 def assign_by_positions(cost: FloatArray) -> IntArray:
