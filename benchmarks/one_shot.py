@@ -130,8 +130,8 @@ def main() -> None:
         f"--budget {options.budget}"
     )
     configs = [ss.SparsifyConfig(target=target, budget=options.budget) for target in options.target]
-    start, layers = time.perf_counter(), ss.select_layers(dense, configs[0]).layers
-    measured = measured_layers(dense, layers, configs[0], calibration, ignore_progress)
+    start, selection = time.perf_counter(), ss.select_layers(dense, configs[0])
+    measured = measured_layers(dense, selection, configs[0], calibration, ignore_progress)
     planning_minutes = round((time.perf_counter() - start) / 60, 1)
     network, rows, dense_top1 = options.model.partition(":")[2], [], top1(dense)
     for config in configs:

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import strucspars as ss
+from strucspars.channels.sharing import NetworkChannels, OrderSharing
 from strucspars.core.checks import FloatArray
 from strucspars.export.checked import EXPORTERS
 from strucspars.export.program import Exporter, Inference, InferenceProgram
@@ -21,9 +21,6 @@ from strucspars.sparsify.extensions import (
     IMPORTANCES,
     ORDERS,
     CountedLayer,
-    LayerToOrder,
-    Orders,
-    Solve,
 )
 from strucspars.train.recipe_reading import read_recipe
 
@@ -41,8 +38,9 @@ def bytes_and_calls(layer: CountedLayer, neighbours: Sequence[CountedLayer]) -> 
     return [4 * layer.weight_params / 2**halving + 10 * len(neighbours) for halving in halvings]
 
 
-def identity(layers: Sequence[LayerToOrder], solve: Solve) -> list[Orders]:
-    return [(np.arange(layer.importance.shape[0]), np.arange(layer.importance.shape[1])) for layer in layers]
+def one_order(channels: NetworkChannels) -> OrderSharing:
+    """One order for everyone who sees the same channels."""
+    return OrderSharing(frozenset(channels.classes))
 
 
 class Exported(Exporter):
@@ -71,19 +69,19 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # for these tests only
     ss.register_importance("largest-weight", largest_weight)
     ss.register_budget("bytes", bytes_and_calls)
-    ss.register_orders("identity", identity)
+    ss.register_orders("one-order", one_order)
     ss.register_exporter("program", Exported())
 
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=3)
-EXTENDED = [{"importance": "largest-weight"}, {"budget": "bytes"}, {"orders": "identity"}]
+EXTENDED = [{"importance": "largest-weight"}, {"budget": "bytes"}, {"orders": "one-order"}]
 EXTENDED.append({name: value for options in EXTENDED for name, value in options.items()})
 
 
 @pytest.mark.parametrize("options", EXTENDED, ids=lambda options: "-".join(options))
 def test_registered_objects_go_from_planning_to_an_exported_file(options: dict[str, Any], tmp_path: Path) -> None:
     model = network()
-    sparsifier = ss.Sparsifier(model, replace(CONFIG, **options))
+    sparsifier = ss.Sparsifier(model, replace(CONFIG, **options), example_inputs=IMAGES)
     torch.autograd.backward(model(IMAGES).sum() + sparsifier.penalty())
     assert sparsifier.end_epoch().epoch == 1
     plan = sparsifier.plan()
@@ -120,16 +118,17 @@ def test_a_budget_decides_what_the_target_counts() -> None:
         ss.one_shot_plan(network(), replace(CONFIG, budget="last", target=0.5))
 
 
-def test_an_order_policy_decides_all_orders() -> None:
-    plan = ss.one_shot_plan(network(), replace(CONFIG, orders="identity"))
-    assert all((layer.out_perm == np.arange(len(layer.out_perm))).all() for layer in plan.layers.values())
-    assert all((layer.in_perm == np.arange(len(layer.in_perm))).all() for layer in plan.layers.values())
+def test_an_order_policy_decides_which_layers_share_an_order() -> None:
+    plan = ss.one_shot_plan(network(), replace(CONFIG, orders="one-order"), example_inputs=IMAGES)
+    assert (plan.layers["2"].out_perm == plan.layers["4"].in_perm).all()
+    free = ss.one_shot_plan(network(), CONFIG)
+    assert (free.layers["2"].out_perm != free.layers["4"].in_perm).any()
 
 
 @pytest.mark.parametrize("format_name", ["program", "onnx"])
 def test_a_network_of_extensions_exports_to_registered_and_built_in_formats(tmp_path: Path, format_name: str) -> None:
     model = network()
-    ss.compress(model, replace(CONFIG, importance="largest-weight", orders="identity"))
+    ss.compress(model, replace(CONFIG, importance="largest-weight", orders="one-order"), example_inputs=IMAGES)
     report = ss.export(model, tmp_path / f"model.{format_name}", example_inputs=IMAGES, format=format_name)
     assert (report.format, report.agreement.num_outputs) == (format_name, 1)
 
@@ -143,8 +142,7 @@ def test_a_network_of_extensions_exports_to_registered_and_built_in_formats(tmp_
             r"layer '2': importance 'transposed' must have shape \(32, 16\), got",
         ),
         ({"budget": "rising"}, r"layer '2': cost_by_level must have 5 costs"),
-        ({"orders": "short"}, r"orders 'short' returned orders of 0 layers, expected 2"),
-        ({"orders": "same"}, r"layer '2': orders 'same': out_perm is not a permutation"),
+        ({"orders": "elsewhere"}, r"orders 'elsewhere': the network has no class of channels 'conv9'"),
         ({"budget": "byte"}, r"budget must be one of params, macs.* did you mean 'bytes'"),
         ({"importance": "nowhere.at_all:function"}, r"importance 'nowhere.at_all:function': No module named 'nowhere'"),
     ],
@@ -153,10 +151,9 @@ def test_what_an_extension_gets_wrong_is_named(options: dict[str, Any], complain
     ss.register_importance("negative", lambda layer: -largest_weight(layer))
     ss.register_importance("transposed", lambda layer: largest_weight(layer).T)
     ss.register_budget("rising", lambda layer, neighbours: list(range(layer.num_levels)))
-    ss.register_orders("short", lambda layers, solve: [])
-    ss.register_orders("same", lambda layers, solve: [(np.zeros(32, int), np.zeros(16, int)) for _ in layers])
+    ss.register_orders("elsewhere", lambda channels: OrderSharing(frozenset({"conv9"})))
     with pytest.raises(ValueError, match=complaint):
-        ss.one_shot_plan(network(), replace(CONFIG, **options))
+        ss.one_shot_plan(network(), replace(CONFIG, **options), example_inputs=IMAGES)
 
 
 def test_built_in_names_stay() -> None:
@@ -173,10 +170,10 @@ def squares(layer):
 def test_recipes_name_functions_of_any_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_extension.py").write_text(SQUARES)
     monkeypatch.syspath_prepend(tmp_path)
-    recipe = read_recipe("demo", ["sparsify.importance=my_extension:squares", "sparsify.orders=identity"])
+    recipe = read_recipe("demo", ["sparsify.importance=my_extension:squares", "sparsify.orders=one-order"])
     # Reading a recipe runs no code that it names.
     assert "my_extension" not in sys.modules
     config = replace(recipe.sparsify_config(steps_per_epoch=1), target=0.3)
-    plan = ss.compress(network(), config)
+    plan = ss.compress(network(), config, example_inputs=IMAGES)
     assert "my_extension" in sys.modules
     assert plan.removed_param_fraction >= 0.3

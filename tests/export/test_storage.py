@@ -110,7 +110,7 @@ def pickled(path: Path) -> None:
 
 def newer(path: Path) -> None:
     def change(tensors: Any, metadata: Any) -> None:
-        metadata[PLAN_KEY] = metadata[PLAN_KEY].replace('"format_version": 1', '"format_version": 7')
+        metadata[PLAN_KEY] = metadata[PLAN_KEY].replace('"format_version": 2', '"format_version": 7')
 
     rewritten(path, change)
 
@@ -149,7 +149,7 @@ def wrong_order_of_outputs(path: Path) -> None:
         (truncated, "not a readable safetensors file, or damaged"),
         (hostile_header, "not a readable safetensors file, or damaged"),
         (pickled, "not a readable safetensors file, or damaged"),
-        (newer, "format_version: must be 1, got 7; upgrade strucspars"),
+        (newer, "format_version: must be 2, got 7; upgrade strucspars"),
         (of_older_storage, "storage format 1, this version reads format 2; save the network again"),
         (without_plan, "carries no plan"),
         (missing_tensor, r"lacks \['3.weight'\]"),

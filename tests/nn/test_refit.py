@@ -29,8 +29,8 @@ def images(*shape: int, seed: int = 0) -> torch.Tensor:
 def shuffled() -> ShuffledGroupConv2d:
     torch.manual_seed(0)
     layer = nn.Conv2d(8, 8, 3, padding=1)
-    orders = {"out_perm": torch.randperm(8).numpy(), "in_perm": torch.randperm(8).numpy()}
-    group_module_(layer, ss.LayerPlan(group_level=2, weight_shape=(8, 8, 3, 3), **orders))
+    out_perm, in_perm = torch.randperm(8).numpy(), torch.randperm(8).numpy()
+    group_module_(layer, ss.LayerPlan(group_level=2, weight_shape=(8, 8, 3, 3), out_perm=out_perm, in_perm=in_perm))
     assert isinstance(layer, ShuffledGroupConv2d)
     return layer
 

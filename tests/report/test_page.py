@@ -64,8 +64,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
 
 def layer(run: RunData, name: str, *, groups: int, shape: tuple[int, ...] = (8, 4, 3, 3)) -> Layer:
     """A layer of a run that has no other one."""
-    orders = {"out_perm": np.arange(shape[0]), "in_perm": np.arange(shape[1])}
-    plan = GroupingPlan({name: LayerPlan(group_level=groups.bit_length(), weight_shape=shape, **orders)})
+    out_perm, in_perm = np.arange(shape[0]), np.arange(shape[1])
+    planned = LayerPlan(group_level=groups.bit_length(), weight_shape=shape, out_perm=out_perm, in_perm=in_perm)
+    plan = GroupingPlan({name: planned})
     matrices = {"end": {name: np.eye(*shape[:2], dtype=np.float32)}}
     (found,) = layers_of(replace(run, plan=plan, weight_shapes={name: shape}, importance=matrices))
     return replace(found, place=int(name[-1]) - 1 if name[-1].isdigit() else 0, kept_norm=(1.0, 0.75, 0.5))

@@ -1,6 +1,6 @@
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from strucspars.sparsify.planning import one_blas_thread
+from strucspars.sparsify.orders import one_blas_thread
 
 
 def blas_threads() -> set[int]:

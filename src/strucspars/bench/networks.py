@@ -4,6 +4,7 @@ Speed does not depend on the values of weights, so nothing is trained: weights, 
 channel orders are random. Random orders are the hardest case for folding.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,15 @@ from strucspars.convert.compress import recalibrate_
 from strucspars.convert.conversion import convert_
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.core.shared_orders import NetworkOrders, joined_order
 from strucspars.cost.counting import ExampleInputs, count_macs
 from strucspars.models.catalogue import build_model
 from strucspars.nn.groupable import LayerRules, SelectedLayer, select_layers
 from strucspars.nn.layers import channel_orders, is_grouped
 from strucspars.nn.names import copied
+from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.extensions import DEFAULT_ORDERS
+from strucspars.sparsify.orders import with_network_orders
 
 ImageShape = tuple[int, int, int]
 BenchForm = Literal["dense", "compressed", "bound"]
@@ -105,7 +110,7 @@ def _halved_levels(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BenchNetwork:
-    """One network to time; `rate` is None for the dense one.
+    """One network to time; `rate` is None for the dense one, `orders` where no policy gave it channel orders.
 
     The form `bound` is the compressed one with all channel orders the identity. That is another function, not usable as
     a network: it shows the gain of removing every gather.
@@ -114,6 +119,7 @@ class BenchNetwork:
     rate: float | None
     form: BenchForm
     model: nn.Module
+    orders: str | None = None
 
 
 def random_networks(
@@ -123,20 +129,27 @@ def random_networks(
     image_shape: ImageShape = (3, 224, 224),
     num_classes: int = 1000,
     min_channels_per_group: int = 1,
+    orders: Sequence[str] = (DEFAULT_ORDERS,),
     seed: int = 0,
 ) -> list[BenchNetwork]:
-    """A network by name with random weights, dense and at every rate; see `group_levels`."""
+    """A network by name with random weights, dense and at every rate (`group_levels`) with every order policy."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
     # All plans first, so that a rate out of reach fails before the slow part.
-    plans = [
-        _random_plan(dense, name=name, rate=rate, shape=image_shape, width=min_channels_per_group, seed=seed)
+    example = torch.zeros(1, *image_shape)
+    names = {policy: _random_orders(dense, policy, example) for policy in orders}
+    levels = {
+        rate: group_levels(dense, example, name=name, rate=rate, min_channels_per_group=min_channels_per_group)
         for rate in rates
-    ]
-    compressed = [with_random_norms(convert_(copied(dense), plan), image_shape, seed=seed) for plan in plans]
+    }
     networks = [BenchNetwork(rate=None, form="dense", model=with_random_norms(dense, image_shape, seed=seed))]
-    return networks + [each for pair in zip(compressed, rates, strict=True) for each in _with_bound(*pair)]
+    for rate, policy in itertools.product(rates, orders):
+        model = convert_(copied(dense), _random_plan(dense, levels[rate], names[policy], seed=seed))
+        found = _with_bound(with_random_norms(model, image_shape, seed=seed), rate, policy)
+        # The bound is the same for all policies.
+        networks += found if policy == orders[-1] else found[:1]
+    return networks
 
 
 def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageShape) -> list[BenchNetwork]:
@@ -146,7 +159,7 @@ def networks_of_run(dense: nn.Module, compressed: nn.Module, image_shape: ImageS
         return [BenchNetwork(rate=None, form="dense", model=compressed.eval())]
     random_dense = with_random_norms(dense.eval(), image_shape, seed=0)
     rate = round(1 - conv_params(compressed) / whole, 4)
-    return [BenchNetwork(rate=None, form="dense", model=random_dense), *_with_bound(compressed.eval(), rate)]
+    return [BenchNetwork(rate=None, form="dense", model=random_dense), *_with_bound(compressed.eval(), rate, None)]
 
 
 def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Model:
@@ -170,27 +183,36 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
     return model
 
 
-def _random_plan(model: nn.Module, *, name: str, rate: float, shape: ImageShape, width: int, seed: int) -> GroupingPlan:
-    levels = group_levels(model, torch.zeros(1, *shape), name=name, rate=rate, min_channels_per_group=width)
+def _random_orders(model: nn.Module, policy: str, example_inputs: ExampleInputs) -> NetworkOrders | None:
+    """Which layers share orders by a policy; None where each has its own."""
+    return with_network_orders(select_layers(model), model, SparsifyConfig(orders=policy), example_inputs).orders
+
+
+def _random_plan(
+    model: nn.Module, levels: Mapping[str, int], network: NetworkOrders | None, *, seed: int
+) -> GroupingPlan:
+    """Levels with random channel orders, shared where the network's are."""
     random = np.random.default_rng(seed)
-    shapes = {layer.name: layer.weight_shape for layer in select_layers(model).layers}
-    return GroupingPlan(
-        {
-            name: LayerPlan(
-                group_level=levels[name],
-                out_perm=random.permutation(weight_shape[0]),
-                in_perm=random.permutation(weight_shape[1]),
-                weight_shape=weight_shape,
+    shared = {}
+    if network is not None:
+        shared = {name: random.permutation(width) for name, width in network.widths.items()}
+        shared |= {name: np.arange(network.widths[name]) for name in network.fixed}
+    layers = {}
+    for layer in select_layers(model).layers:
+        if network is None:
+            perms = [random.permutation(width) for width in layer.weight_shape[:2]]
+        else:
+            perms = [joined_order(names, shared) for names in network.sides[layer.name]]
+        if levels.get(layer.name, 1) > 1:
+            layers[layer.name] = LayerPlan(
+                group_level=levels[layer.name], out_perm=perms[0], in_perm=perms[1], weight_shape=layer.weight_shape
             )
-            for name, weight_shape in shapes.items()
-            if levels.get(name, 1) > 1
-        }
-    )
+    return GroupingPlan(layers)
 
 
-def _with_bound(model: nn.Module, rate: float) -> list[BenchNetwork]:
+def _with_bound(model: nn.Module, rate: float, orders: str | None) -> list[BenchNetwork]:
     """A compressed network; if it has shuffles, also a copy with the identity for all channel orders."""
-    networks = [BenchNetwork(rate=rate, form="compressed", model=model)]
+    networks = [BenchNetwork(rate=rate, form="compressed", model=model, orders=orders)]
     if any(is_grouped(module) for module in model.modules()):
         bound = copied(model)
         for module in filter(is_grouped, bound.modules()):

@@ -15,7 +15,7 @@ HEADER: dict[str, str | int] = {"format": "strucspars-bench", "format_version": 
 TEXT_WIDTH = 120
 # Cells by title; columns that are empty in all lines of a table are left out.
 Line = Mapping[str, str]
-TEXTS = ("runtime", "network", "images")
+TEXTS = ("runtime", "network", "orders", "images")
 NUMBERS = ("ms", "quartiles", "fps", "speed-up", "of best", "bound", "MACs", "params", "gathers", "note")
 NOTES = (
     "network: the removed fraction of the convolutions' weights, as in the paper's Table 2. params: of all parameters, "
@@ -69,6 +69,7 @@ class BenchRow:
 
     The form `bound` is the compressed network without gathers: a limit, not a usable network. With one image per call,
     a batch of 16 means sixteen calls. The difference is that of the outputs from PyTorch's, relative to the largest.
+    `orders` is the policy by which random channel orders are shared.
     """
 
     network: str
@@ -85,6 +86,7 @@ class BenchRow:
     difference: float | None = None
     error: str = ""
     timing: RowTiming | None = None
+    orders: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +205,7 @@ def _line(row: BenchRow, bound: BenchRow | None, dense_params: int | None, numbe
     line = {
         "runtime": known_runtime(row.runtime).title,
         "network": _rate(row.rate),
+        "orders": row.orders or "",
         "images": "" if row.batch == 1 else "1 by 1" if row.images_per_call == 1 else f"{row.images_per_call} at once",
         "MACs": f"{row.size.operation_ratio:.2f}",
         "note": " ".join(numbers[each.error] for each in (row, bound) if each is not None and each.error),

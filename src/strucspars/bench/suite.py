@@ -161,6 +161,7 @@ def timed_rows(
                         image_shape=subject.image_shape,
                         rate=contestant.network.rate,
                         form=contestant.network.form,
+                        orders=contestant.network.orders,
                         runtime=runtime.name,
                         batch=batch,
                         images_per_call=images_per_call,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = console.examples(
     "strucspars bench",
+    "strucspars bench resnet50 --orders free,shared,one-shuffle",
     "strucspars bench resnet101 --runtimes onnxruntime,openvino --out bench.json",
     "strucspars bench runs/demo --batch 1,16 --threads 1,all",
     "strucspars bench timm:mobilenetv3_small_100 --rates 0.3 --runtimes onnxruntime --min-channels-per-group 16",
@@ -44,6 +45,10 @@ def bench(
             show_default="the paper's for resnet50, resnet101 and densenet201, else 0.5",
         ),
     ] = None,
+    orders: Annotated[
+        str,
+        typer.Option(metavar="A,B", help="Which layers share channel orders: free, shared, one-shuffle, or others."),
+    ] = "free",
     runtimes: Annotated[
         str, typer.Option(metavar="A,B", help="Of onnxruntime, pytorch, torch-compile, openvino.")
     ] = "onnxruntime,pytorch,openvino",
@@ -81,8 +86,10 @@ def bench(
     found = find_target(network, model=model, classes=classes, image_shape=shape)
     if found.weights is not None:
         width = None if min_channels_per_group == 1 else min_channels_per_group
-        ignored = {"--rates": rates, "--min-channels-per-group": width}
+        chosen = None if orders == "free" else orders
+        ignored = {"--rates": rates, "--min-channels-per-group": width, "--orders": chosen}
         refuse_ignored(f"the network in {network} has its own", ignored)
+    policies = _listed("--orders", orders, str, "names")
     usual = tuple(PAPER_GROUPS.get(network, (0.5,)))
     wanted = usual if rates is None else _listed("--rates", rates, _rate, "fractions between 0 and 1")
 
@@ -90,7 +97,7 @@ def bench(
         if found.weights is not None:
             return networks_of_run(found.dense(), found.network().eval(), found.image_shape)
         options = {"num_classes": found.num_classes or 1, "min_channels_per_group": min_channels_per_group}
-        return random_networks(network, wanted, image_shape=found.image_shape, **options)
+        return random_networks(network, wanted, image_shape=found.image_shape, orders=policies, **options)
 
     subject = Subject(
         network=network if found.weights is None else Path(network).expanduser().resolve().name,

@@ -103,8 +103,12 @@ def compress(
         str, typer.Option(help="How much a connection matters: l1, l2, or package.module:function.")
     ] = "l1",
     orders: Annotated[
-        str, typer.Option(help="Which channel orders are learned: free, or package.module:function.")
+        str,
+        typer.Option(help="Which layers share channel orders: free, shared, one-shuffle, or package.module:function."),
     ] = "free",
+    pieces: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Shuffles that remain move whole pieces of so many channels.")
+    ] = 1,
     min_channels_per_group: console.MinChannelsPerGroup = 1,
     include: Annotated[
         list[str] | None,
@@ -164,6 +168,7 @@ def compress(
         "budget": budget,
         "importance": importance,
         "orders": orders,
+        "pieces": pieces,
         "min_channels_per_group": min_channels_per_group,
         "include": tuple(include or ["*"]),
         "exclude": tuple(exclude or []),

@@ -28,9 +28,8 @@ def reordered_plan(plan: GroupingPlan, shuffle: Shuffle, *, seed: int = 0) -> Gr
     generator = np.random.default_rng(seed)
     layers = {}
     for name, layer in plan.layers.items():
-        out_perm, in_perm = _orders(layer, shuffle, generator)
-        layers[name] = replace(layer, out_perm=out_perm, in_perm=in_perm)
-    return replace(plan, layers=layers, min_kept_norm=None)
+        layers[name] = layer.with_orders(*_orders(layer, shuffle, generator))
+    return replace(plan, layers=layers, shared_orders={}, min_kept_norm=None)
 
 
 def _orders(layer: LayerPlan, shuffle: Shuffle, generator: np.random.Generator) -> tuple[IntArray, IntArray]:

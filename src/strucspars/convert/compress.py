@@ -40,7 +40,8 @@ def compress(
         calibration: 256 to 1,024 training images: tensors, or pairs of images and labels, such as a `DataLoader`; at
             most the first 1,024 images are used.
         filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
-        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"` without calibration.
+        example_inputs: a tensor or a tuple of them to count MACs with and to trace the network; needed for
+            `budget="macs"` and for shared orders, unless there are calibration images.
         on_progress: called as `on_progress(what, done, total)`, such as `("reconstruction", 12, 53)`, during long work.
 
     Raises:

@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from strucspars.core.checks import FloatArray, checked_at_least
 from strucspars.core.hierarchy import max_group_level, num_groups
+from strucspars.core.shared_orders import NetworkOrders
 from strucspars.nn.layers import GROUPABLE_TYPES, LAYERS_WITH_CHANNELS, channels, dense_shape, forms_of, is_grouped
 from strucspars.nn.names import bare_modules, unwrapped
 
@@ -136,10 +137,14 @@ class SkippedLayer:
 
 @dataclass(frozen=True)
 class Selection:
-    """The layers of a network, sorted into those that may be grouped and those that stay."""
+    """The layers of a network, sorted into those that may be grouped and those that stay.
+
+    `orders` names the channel orders of the former where some of them share one; None where each has its own.
+    """
 
     layers: tuple[SelectedLayer, ...]
     skipped: tuple[SkippedLayer, ...]
+    orders: NetworkOrders | None = None
 
     def check_not_empty(self) -> None:
         """Raise a `ValueError` with all reasons if nothing may be grouped."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from strucspars.core.checks import checked_fraction, checked_seed, checked_target
+from strucspars.core.checks import checked_at_least, checked_fraction, checked_seed, checked_target
 from strucspars.core.controller import (
     PAPER_LR,
     PAPER_STEPS_PER_EPOCH,
@@ -30,7 +30,10 @@ class SparsifyOptions(LayerRules):
         budget: what the target counts: `params`, `macs`, or a registered budget.
         importance: how much a connection matters: `l1`, the norm of its kernel as in the paper; `l2`; `activation` or
             `fisher`, which read calibration images; or a registered importance.
-        orders: which channel orders are learned: `free`, every layer its own; or a registered policy.
+        orders: which layers share a channel order, so that no shuffle is left between them: `free`, none, as in the
+            paper; `shared`, those along a residual stream or concatenation; `one-shuffle`, also all but one in between;
+            or a registered policy. All but `free` need example inputs, to trace the network.
+        pieces: where layers have orders of their own, these differ by whole pieces of so many neighbouring channels.
         min_kept_norm: share of a layer's norm that its groups must keep while training (p in the paper).
         decay: ratio of the penalties of successive halvings of the channels, in (0, 1].
         controller: how lambda, the strength of the penalty, moves: `auto` meets the target whatever the schedule, as
@@ -52,6 +55,7 @@ class SparsifyOptions(LayerRules):
     budget: str = "params"
     importance: str = "l1"
     orders: str = "free"
+    pieces: int = 1
     min_kept_norm: float = 0.9
     decay: float = 0.5
     controller: Controller = "auto"
@@ -68,6 +72,7 @@ class SparsifyOptions(LayerRules):
         BUDGETS.check(self.budget)
         IMPORTANCES.check(self.importance)
         ORDERS.check(self.orders)
+        checked_at_least("pieces", self.pieces, 1)
         checked_fraction("min_kept_norm", self.min_kept_norm)
         group_penalty(0, decay=self.decay)
         if self.method not in get_args(Method):

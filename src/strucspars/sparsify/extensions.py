@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from torch import nn
 
+from strucspars.channels.sharing import NetworkChannels, OrderSharing, one_shuffle, share_streams
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.importance import Norm, checked_importance
@@ -215,15 +216,17 @@ class LayerToOrder:
 
 
 Solve = Callable[[Sequence[LayerToOrder]], Sequence[Orders]]
-OrderPolicy = Callable[[Sequence[LayerToOrder], Solve], Sequence[Orders]]
-
-
-def _free(layers: Sequence[LayerToOrder], solve: Solve) -> Sequence[Orders]:
-    return solve(layers)
-
+OrderPolicy = Callable[[NetworkChannels], OrderSharing]
 
 DEFAULT_ORDERS = "free"
-ORDERS: Registry[OrderPolicy] = Registry("orders", {DEFAULT_ORDERS: _free})
+ORDERS: Registry[OrderPolicy] = Registry(
+    "orders",
+    {
+        DEFAULT_ORDERS: lambda channels: OrderSharing(frozenset()),
+        "shared": share_streams,
+        "one-shuffle": one_shuffle,
+    },
+)
 
 
 def register_orders(name: str, policy: OrderPolicy) -> None:
@@ -231,18 +234,18 @@ def register_orders(name: str, policy: OrderPolicy) -> None:
 
     Args:
         name: how options call it.
-        policy: `policy(layers, solve)` returns `(out_perm, in_perm)` of every layer, with `perm[new] = old`. A layer
-            has `name`, `importance`, `start` and `level`; `solve(layers)` returns the best orders found for each
-            layer alone, which is what `"free"` does. A policy is called for the first orders, after every epoch, and
-            for the levels of the plan.
+        policy: `policy(channels)` returns an `OrderSharing`: the names of the classes of channels that have one order
+            for all their layers, and in pieces of how many channels the orders of others differ. The channels have
+            `classes`, by name with their writers, readers, width and bytes, and the `sides` of every layer.
 
+    >>> import torch
     >>> import strucspars as ss
-    >>> import numpy as np
-    >>> def identity(layers, solve):
-    ...     return [tuple(np.arange(width) for width in layer.importance.shape) for layer in layers]
-    >>> ss.register_orders("identity", identity)
-    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False))
-    >>> ss.one_shot_plan(model, ss.SparsifyConfig(target=0.5, orders="identity")).layers["0"].out_perm
-    array([0, 1, 2, 3, 4, 5, 6, 7])
+    >>> from strucspars.channels.sharing import OrderSharing
+    >>> ss.register_orders("one-order", lambda channels: OrderSharing(frozenset(channels.classes)))
+    >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    >>> config = ss.SparsifyConfig(target=0.4, orders="one-order")
+    >>> plan = ss.one_shot_plan(model, config, example_inputs=torch.zeros(1, 4, 8, 8))
+    >>> (plan.layers["0"].out_perm == plan.layers["2"].in_perm).all()
+    np.True_
     """
     ORDERS.register(name, policy)

@@ -11,12 +11,11 @@ from strucspars.core.checks import FloatArray
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.counting import ExampleInputs
-from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
+from strucspars.nn.groupable import FilterFn, Selection, select_layers
 from strucspars.sparsify.calibration import Calibration, CalibrationBatch, OnProgress, device_of, ignore_progress
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
     DEFAULT_IMPORTANCE,
-    DEFAULT_ORDERS,
     LayerToOrder,
     Orders,
     Solve,
@@ -25,6 +24,7 @@ from strucspars.sparsify.extensions import (
     importance_of,
 )
 from strucspars.sparsify.levels import error_importance, layer_data, losses_by_level, with_statistics
+from strucspars.sparsify.orders import level_penalty, orders_of, with_network_orders
 from strucspars.sparsify.planning import (
     LayerState,
     agreed,
@@ -32,7 +32,6 @@ from strucspars.sparsify.planning import (
     kept_fraction,
     learned_states,
     network_size,
-    orders_of,
     plan_at_levels,
     plan_for_target,
     reachable_budgets,
@@ -70,8 +69,8 @@ def one_shot_plan(
             channel orders are then learned from the errors that lost connections cause, unless the options name
             another importance than `l1`.
         filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
-        example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`, unless there are
-            calibration images.
+        example_inputs: a tensor or a tuple of them to count MACs with and to trace the network; needed for
+            `budget="macs"` and for shared orders, unless there are calibration images.
         on_progress: called as `on_progress(what, done, total)` during long work.
 
     >>> import strucspars as ss
@@ -90,12 +89,13 @@ def one_shot_plan(
     if data is not None and example_inputs is None:
         example_inputs = data.images[0][:1]
     size = network_size(model, example_inputs)
+    selection = with_network_orders(selection, model, config, example_inputs)
 
     def decide() -> GroupingPlan:
         if data is not None and selection.layers:
-            measured = measured_layers(model, selection.layers, config, data, on_progress or ignore_progress)
+            measured = measured_layers(model, selection, config, data, on_progress or ignore_progress)
             return plan_by_loss(selection, measured, size, config)
-        states = learned_states(selection.layers, config, None)
+        states = learned_states(selection.layers, config, None, network=selection.orders)
         return plan_for_target(selection, states, size, config)
 
     plan = agreed(decide)
@@ -146,9 +146,10 @@ class MeasuredLayers:
 
 
 def measured_layers(
-    model: nn.Module, layers: Sequence[SelectedLayer], config: SparsifyConfig, data: Calibration, progress: OnProgress
+    model: nn.Module, selection: Selection, config: SparsifyConfig, data: Calibration, progress: OnProgress
 ) -> MeasuredLayers:
     """Measure what every group level of every layer costs the predictions; the target of the options is not used."""
+    layers = selection.layers
     fit, held = data.split()
     found = layer_data(model, layers, fit, progress)
     reads_error = config.importance == DEFAULT_IMPORTANCE
@@ -157,7 +158,7 @@ def measured_layers(
     else:
         needs = find_importance(config.importance).needs
         importances = [importance_of(layer, config.importance) for layer in with_statistics(model, layers, needs, fit)]
-    states = learned_states(layers, config, None, importances=importances)
+    states = learned_states(layers, config, None, importances=importances, network=selection.orders)
     by_name = {layer.name: (layer, known) for layer, known in zip(layers, found, strict=True)}
 
     def least_error(problems: Sequence[LayerToOrder]) -> list[Orders]:
@@ -171,15 +172,15 @@ def measured_layers(
             progress("channel orders", place + 1, len(problems))
         return found_orders
 
-    # Other importances and policies decide the orders alone.
-    solve = least_error if reads_error and config.orders == DEFAULT_ORDERS else refined_orders
+    # Other importances decide the orders alone.
+    solve = least_error if reads_error else refined_orders
 
     def orders_at(level: int) -> list[Orders]:
         problems = [
             LayerToOrder(layer.name, importance, state.orders, min(level, layer.largest_level))
             for layer, importance, state in zip(layers, importances, states, strict=True)
         ]
-        return orders_of(problems, config, refined_orders)
+        return orders_of(problems, selection.orders, config, solve=refined_orders, penalty=level_penalty)
 
     losses = losses_by_level(model, layers, found, orders_at, held, progress)
     return MeasuredLayers(importances, states, losses, solve)

@@ -6,11 +6,9 @@ In distributed training rank 0 decides, and all processes take over its decision
 import hashlib
 import logging
 import pickle
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TypeVar, cast
@@ -18,7 +16,6 @@ from typing import TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
-from threadpoolctl import threadpool_limits
 from torch import nn
 
 from strucspars.core.budget import (
@@ -34,15 +31,15 @@ from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import group_penalty
 from strucspars.core.importance import kept_norm_by_level, level_keeping, penalty_scale
 from strucspars.core.learning import learn_permutations, refine_at_level
-from strucspars.core.permutation import checked_permutation, connection_cost
-from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.core.permutation import connection_cost
+from strucspars.core.plan import GroupingPlan
+from strucspars.core.shared_orders import NetworkOrders
 from strucspars.cost.counting import ExampleInputs, count_macs, refuse_lazy_modules
 from strucspars.nn.groupable import SelectedLayer, Selection, SkippedLayer, hint_at_types
 from strucspars.nn.names import bare_modules
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
     MACS,
-    ORDERS,
     PARAMS,
     Budget,
     CountedLayer,
@@ -54,6 +51,7 @@ from strucspars.sparsify.extensions import (
     find_importance,
     importance_of,
 )
+from strucspars.sparsify.orders import hierarchy_penalty, level_penalty, one_blas_thread, orders_of, planned_layers
 
 Decision = TypeVar("Decision")
 
@@ -144,11 +142,12 @@ def learned_states(
     executor: Executor | None = None,
     *,
     importances: Sequence[FloatArray] | None = None,
+    network: NetworkOrders | None = None,
 ) -> list[LayerState]:
     """Learn or refresh the channel orders of all layers, then read off the levels.
 
     The importances are those of the present weights unless given. With an executor its workers solve the layers in
-    parallel; the outcome is the same.
+    parallel, except those that share orders; the outcome is the same.
     """
     starts = [None] * len(layers) if previous is None else [state.orders for state in previous]
     importances = importances or [importance_of(layer, config.importance) for layer in layers]
@@ -160,25 +159,11 @@ def learned_states(
     def solve(chosen: Sequence[LayerToOrder]) -> list[Orders]:
         return _learned_by_workers(chosen, config, executor) if executor is not None else _learned_here(chosen, config)
 
+    found = orders_of(problems, network, config, solve=solve, penalty=hierarchy_penalty(config))
     return [
         _state(layer, problem.importance, orders, config)
-        for layer, problem, orders in zip(layers, problems, orders_of(problems, config, solve), strict=True)
+        for layer, problem, orders in zip(layers, problems, found, strict=True)
     ]
-
-
-def orders_of(layers: Sequence[LayerToOrder], config: SparsifyConfig, solve: Solve) -> list[Orders]:
-    """The orders that the policy of the options gives the layers, checked."""
-    found = list(ORDERS.find(config.orders)(layers, solve))
-    if len(found) != len(layers):
-        raise ValueError(f"orders {config.orders!r} returned orders of {len(found)} layers, expected {len(layers)}")
-    checked = []
-    for layer, orders in zip(layers, found, strict=True):
-        out_perm, in_perm = (
-            checked_permutation(order, width, name=f"layer {layer.name!r}: orders {config.orders!r}: {side}")
-            for order, width, side in zip(orders, layer.importance.shape, ("out_perm", "in_perm"), strict=True)
-        )
-        checked.append((out_perm, in_perm))
-    return checked
 
 
 def refined_orders(layers: Sequence[LayerToOrder]) -> list[Orders]:
@@ -233,28 +218,6 @@ def _state(layer: SelectedLayer, importance: FloatArray, orders: Orders, config:
     reads_data = bool(find_importance(config.importance).needs)
     scale = penalty_scale(importance).astype(np.float32) if reads_data else None
     return LayerState(out_perm, in_perm, cost, kept_norm, level, scale)
-
-
-_BLAS_LOCK = threading.Lock()
-_BLAS_LIMITS: list[threadpool_limits] = []
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """A process-wide limit to one BLAS thread: the first user sets it, the last restores what was before.
-
-    The channel orders are learned with many small matrix products: further threads gain little, and where other
-    processes hold their cores they wait.
-    """
-    with _BLAS_LOCK:
-        _BLAS_LIMITS.append(_BLAS_LIMITS[0] if _BLAS_LIMITS else threadpool_limits(limits=1, user_api="blas"))
-    try:
-        yield
-    finally:
-        with _BLAS_LOCK:
-            limits = _BLAS_LIMITS.pop()
-            if not _BLAS_LIMITS:
-                limits.restore_original_limits()
 
 
 def network_budget(
@@ -388,16 +351,11 @@ def plan_at_levels(
         LayerToOrder(layer.name, importance, state.orders, levels[layer.name])
         for layer, importance, state in zip(selection.layers, importances, states, strict=True)
     ]
-    planned = {
-        layer.name: LayerPlan(
-            group_level=problem.level, out_perm=out_perm, in_perm=in_perm, weight_shape=layer.weight_shape
-        )
-        for layer, problem, (out_perm, in_perm) in zip(
-            selection.layers, problems, orders_of(problems, config, solve), strict=True
-        )
-    }
+    orders = orders_of(problems, selection.orders, config, solve=solve, penalty=level_penalty)
+    planned, shared = planned_layers(selection.layers, levels, orders, selection.orders)
     return GroupingPlan(
         planned,
+        shared_orders=shared,
         budget=config.budget,
         target=config.target,
         removed_param_fraction=removed(PARAMS),

@@ -17,7 +17,7 @@ from strucspars.core.checks import FloatArray
 from strucspars.core.controller import LambdaState, ObservedEpoch, next_lambda, next_steady_lambda
 from strucspars.core.hierarchy import checked_group_level, connection_mask, num_groups, penalty_matrix
 from strucspars.core.permutation import checked_permutation, inverse
-from strucspars.core.plan import GroupingPlan, LayerPlan, group_counts
+from strucspars.core.plan import GroupingPlan, group_counts
 from strucspars.cost.counting import ExampleInputs, uncompiled
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
@@ -28,6 +28,7 @@ from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import WholeNetwork, find_importance, importance_of
 from strucspars.sparsify.levels import with_statistics
 from strucspars.sparsify.one_shot import one_shot_plan
+from strucspars.sparsify.orders import planned_layers, with_network_orders
 from strucspars.sparsify.penalty import StructuredPenalty
 from strucspars.sparsify.planning import (
     LayerState,
@@ -93,15 +94,17 @@ class Sparsifier:
                 and labels; at most the first 1,024 are used, anew at the end of every epoch. It then also scales the
                 penalty: the less a connection matters, the stronger. A resumed training needs the same images. A
                 progressive schedule that decides before the first epoch decides as `one_shot_plan` does with them.
-            example_inputs: a tensor or a tuple of them to count MACs with; needed for `budget="macs"`.
+            example_inputs: a tensor or a tuple of them to count MACs with and to trace the network; needed for
+                `budget="macs"` and for shared orders.
             executor: worker processes that learn the channel orders; None learns them here.
         """
         self.config = config
         self._model = model
         self._executor = executor
-        self.selection: Selection = select_layers(model, config, filter_fn=filter_fn)
-        self.selection.check_not_empty()
-        check_values(self.selection.layers)
+        selection = select_layers(model, config, filter_fn=filter_fn)
+        selection.check_not_empty()
+        check_values(selection.layers)
+        self.selection: Selection = with_network_orders(selection, model, config, example_inputs)
         self._example_inputs = example_inputs
         importance = find_importance(config.importance)
         decides_now = config.schedule == "progressive" and config.decision_epoch == 0
@@ -284,7 +287,9 @@ class Sparsifier:
 
         def decide() -> GroupingPlan:
             selection = self._measured()
-            states = learned_states(selection.layers, self.config, self._states, self._executor)
+            states = learned_states(
+                selection.layers, self.config, self._states, self._executor, network=selection.orders
+            )
             return plan_for_target(selection, states, self._size(), self.config)
 
         return agreed(decide)
@@ -344,16 +349,11 @@ class Sparsifier:
     def _prepare_decision_(self, annealing: Annealing, *, meets_target: bool) -> None:
         """See whether the plan has settled, and decide if so or if it is time."""
         found = threshold_for_target(self.selection, self._states, self._size(), self.config)
-        layers = {
-            layer.name: LayerPlan(
-                group_level=found.group_levels[layer.name],
-                out_perm=state.out_perm,
-                in_perm=state.in_perm,
-                weight_shape=layer.weight_shape,
-            )
-            for layer, state in zip(self.selection.layers, self._states, strict=True)
-        }
-        self._decision = self._decision.followed_by(GroupingPlan(layers), meets_target=meets_target)
+        orders = [state.orders for state in self._states]
+        layers, shared = planned_layers(self.selection.layers, found.group_levels, orders, self.selection.orders)
+        self._decision = self._decision.followed_by(
+            GroupingPlan(layers, shared_orders=shared), meets_target=meets_target
+        )
         if self._decision.is_due(self.config, self._controller.epoch):
             self.decide()
         else:
@@ -461,7 +461,8 @@ class Sparsifier:
                 )
 
     def _learned_states(self, previous: list[LayerState] | None) -> list[LayerState]:
-        return learned_states(self._measured().layers, self.config, previous, self._executor)
+        layers, network = self._measured().layers, self.selection.orders
+        return learned_states(layers, self.config, previous, self._executor, network=network)
 
     def _measured(self) -> Selection:
         """The selection, with what the importance reads of the calibration images at the present weights."""
