@@ -241,10 +241,15 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_a_network_is_built_as_it_is_asked_for(asked: Any, built: list[tuple[Any, ...]]) -> None:
-    options = ("--min-channels-per-group", "8", "--classes", "7", "--image-shape", "3x64x32")
+    options = ("--min-channels-per-group", "8", "--classes", "7", "--image-shape", "3x64x32", "--orders", "free,shared")
     subject, _ = asked("--rates", "0.3,0.6", *options)
     subject.build()
-    expected = {"image_shape": (3, 64, 32), "num_classes": 7, "min_channels_per_group": 8}
+    expected = {
+        "image_shape": (3, 64, 32),
+        "num_classes": 7,
+        "min_channels_per_group": 8,
+        "orders": ("free", "shared"),
+    }
     assert built == [("resnet50", (0.3, 0.6), expected)]
 
 
