@@ -1,7 +1,7 @@
 """What shared channel orders keep of the weights, how long they take to learn, and what they do to accuracy.
 
-    python benchmarks/order_policies.py weights networks:resnet50 networks:mobilenet_v2   # `package:function`, 224 x 224
-    python benchmarks/order_policies.py training CIFAR10                                  # about two hours on one core
+    python benchmarks/order_policies.py weights networks:resnet50 networks:mobilenet_v2   # `package:function`
+    python benchmarks/order_policies.py training CIFAR10                                  # some hours on one core
 
 `weights` takes networks with trained weights, and a ResNet-50 with independent random ones: the mean over the layers of
 the norm that 2, 4 and 8 groups keep, the threshold at which 30 % of all parameters go, and the processor time of a cold
@@ -157,7 +157,9 @@ class Training:
         model.eval()
         right = sum(
             int((model(images).argmax(1) == labels).sum())
-            for images, labels in zip(self.test_images.split(500), self.test_labels.split(500), strict=True)
+            for images, labels in zip(
+                torch.split(self.test_images, 500), torch.split(self.test_labels, 500), strict=True
+            )
         )
         return round(100 * right / TEST_IMAGES, 2)
 
