@@ -118,6 +118,8 @@ NATURAL_FUNCTIONS: dict[str, Function] = {
     "softmax over channels": lambda features: features.softmax(1),
     "squeeze of whatever is one": lambda features: features[:, :, :1].squeeze().unsqueeze(2),
     "parts as a list": lambda features: torch.cat(features.chunk(2, dim=1), dim=1),
+    "every second channel": lambda features: torch.cat([features[:, ::2], features[:, 1::2]], dim=1),
+    "no channel": lambda features: torch.cat([features[:, 16:], features[:, :]], dim=1),
     "list of parts reversed": lambda features: torch.cat(features.chunk(2, dim=1)[::-1], dim=1),
     "another precision": lambda features: features.type(torch.float32),
     "channels cut off": lambda features: functional.pad(features, (0, 0, 0, 0, -2, 2)),
@@ -244,6 +246,8 @@ class Split(nn.Module):
     [
         lambda features: features.split([4, 12], dim=1),
         lambda features: torch.split(features, [4, 12], dim=-3),
+        lambda features: (features[:, :4], features[:, 4:]),
+        lambda features: (features[:, :-12, ::2], features[:, -12:100, ::2]),
     ],
 )
 def test_parts_of_the_channels_have_orders_of_their_own(

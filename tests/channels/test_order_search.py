@@ -182,3 +182,93 @@ def test_the_order_of_a_flattened_concatenation_follows_its_parts() -> None:
     layout = Layout(first.classes + second.classes, 1, repeat=2)
     orders = {0: np.array([1, 0]), 1: np.array([0, 1])}
     np.testing.assert_array_equal(stored_order(layout, classes, orders), [2, 3, 0, 1, 4, 5, 6, 7])
+
+
+def layer_of_orders(
+    inputs: Layout, outputs: Layout, in_perm: IntArray, out_perm: IntArray, groups: int
+) -> GroupedLayer:
+    return GroupedLayer(
+        num_groups=groups,
+        in_places=inverse(in_perm),
+        out_places=inverse(out_perm),
+        inputs=inputs,
+        outputs=outputs,
+        in_bytes=4 * len(in_perm),
+        out_bytes=4 * len(out_perm),
+    )
+
+
+@given(st.integers(0, 10_000), st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=4))
+def test_layers_with_one_order_for_each_class_need_no_gather(seed: int, groups: list[int]) -> None:
+    generator, classes = np.random.default_rng(seed), OrderClasses()
+    stream, part = classes.new(CHANNELS, 1), classes.new(CHANNELS, 1)
+    both = Layout(stream.classes + part.classes, 1)
+    own = [generator.permutation(CHANNELS) for _ in range(2)]
+    own_both = np.concatenate([own[0], own[1] + CHANNELS])
+    sides = [(stream, own[0], part, own[1]), (both, own_both, stream, own[0]), (stream, own[0], stream, own[0])]
+    # The same channels twice.
+    sides.append((Layout(part.classes * 2, 1), np.concatenate([own[1], own[1] + CHANNELS]), both, own_both))
+    layers = [
+        layer_of_orders(inputs, outputs, in_perm, out_perm, number)
+        for (inputs, in_perm, outputs, out_perm), number in zip(sides, groups, strict=True)
+    ]
+    assert not np.any(gathered_sides(layers, classes))
+
+
+@given(st.integers(0, 10_000), st.sampled_from([2, 4, 8]))
+def test_channels_that_one_layer_sees_beside_others_take_the_order_of_their_part(seed: int, groups: int) -> None:
+    generator, classes = np.random.default_rng(seed), OrderClasses()
+    parts = [classes.new(width, 1) for width in (1, 5, CHANNELS, 2)]
+    orders = [generator.permutation(classes.channels(part)) for part in parts]
+    in_perm = np.concatenate([order + start for order, start in zip(orders, (0, 1, 6, 6 + CHANNELS), strict=True)])
+    both = Layout(tuple(name for part in parts for name in part.classes), 1)
+    # As after a stem that stays dense.
+    reader = layer_of_orders(both, classes.new(CHANNELS, 1), in_perm, generator.permutation(CHANNELS), groups)
+    assert gathered_sides([reader], classes) == [(False, False)]
+
+
+def gathers_of(placed: Placement) -> list[IntArray]:
+    return [gather for gather in (placed.in_gather, placed.out_gather) if gather is not None]
+
+
+def runs_of(gather: IntArray) -> list[int]:
+    """The lengths of the runs that a gather copies."""
+    return [len(run) for run in np.split(gather, np.flatnonzero(np.diff(gather) != 1) + 1)]
+
+
+WIDTH = 32
+
+
+def moved_in_pieces(order: IntArray, piece: int, generator: np.random.Generator) -> IntArray:
+    return generator.permutation(order.reshape(-1, piece)).reshape(-1)
+
+
+@given(st.integers(0, 10_000), *[st.sampled_from([2, 4, 8])] * 3)
+def test_between_orders_that_differ_by_pieces_whole_pieces_are_copied(
+    seed: int, piece: int, out_groups: int, in_groups: int
+) -> None:
+    generator, classes = np.random.default_rng(seed), OrderClasses()
+    before, between, after = (classes.new(WIDTH, 1) for _ in range(3))
+    order = generator.permutation(WIDTH)
+    writer = layer_of_orders(before, between, generator.permutation(WIDTH), order, out_groups)
+    in_perm = moved_in_pieces(order, piece, generator)
+    reader = layer_of_orders(between, after, in_perm, generator.permutation(WIDTH), in_groups)
+    orders = chosen_orders([writer, reader], classes)
+    gathers = [gather for one in (writer, reader) for gather in gathers_of(placed_in(one, classes, orders))]
+    assert all(min(runs_of(gather)) >= piece for gather in gathers)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([2, 4, 8]), st.sampled_from([2, 4]))
+def test_pieces_of_several_classes_side_by_side_are_copied_whole(seed: int, piece: int, groups: int) -> None:
+    generator, classes = np.random.default_rng(seed), OrderClasses()
+    parts, own = [classes.new(WIDTH, 1) for _ in range(2)], [generator.permutation(WIDTH) for _ in range(2)]
+    writers = [
+        layer_of_orders(classes.new(WIDTH, 1), part, generator.permutation(WIDTH), order, groups)
+        for part, order in zip(parts, own, strict=True)
+    ]
+    in_perm = moved_in_pieces(np.concatenate([own[0], own[1] + WIDTH]), piece, generator)
+    both = Layout(parts[0].classes + parts[1].classes, 1)
+    reader = layer_of_orders(both, classes.new(WIDTH, 1), in_perm, generator.permutation(WIDTH), groups)
+    orders = chosen_orders([*writers, reader], classes)
+    gathers = [gather for one in (*writers, reader) for gather in gathers_of(placed_in(one, classes, orders))]
+    assert all(min(runs_of(gather)) >= piece for gather in gathers)

@@ -81,6 +81,8 @@ NETWORKS: dict[str, tuple[Build, tuple[int, int] | None]] = {
     "timm-hrnet_w18_small": (from_timm("hrnet_w18_small"), None),
     "timm-cspdarknet53": (from_timm("cspdarknet53"), None),
     "timm-ese_vovnet19b_slim": (from_timm("ese_vovnet19b_slim"), None),
+    # It takes slices of the channels.
+    "timm-ghostnet_050": (from_timm("ghostnet_050"), None),
     "cifar_resnet": (lambda: CifarResNet(20), (9, 9)),
     "preactivation_resnet": (lambda: PreactivationResNet(20), (2 * 6, 6)),
 }

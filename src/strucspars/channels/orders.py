@@ -242,9 +242,7 @@ def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict
     free.sort(key=lambda root: -sum(layer.in_bytes + layer.out_bytes for layer in users[root]))
     for _ in range(PASSES):
         for root in free:
-            _, _, runs = gather_cost(users[root], classes, orders)
-            if runs:
-                orders[root] = _best_order(root, users[root], classes, orders, starts[root])
+            orders[root] = _best_order(root, users[root], classes, orders, starts[root])
     return orders
 
 

@@ -281,11 +281,27 @@ def _item(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     source, index = node.args
     if isinstance(source, fx.Node) and source in graph.parts:
         return graph.parts[source][index] if isinstance(index, int) else None
-    entries = index if isinstance(index, tuple) else (index,)
+    given = index if isinstance(index, tuple) else (index,)
+    entries = [entry for entry in given if isinstance(entry, slice)]
     layout = graph.source(node)
-    if layout is None or not all(isinstance(entry, slice) for entry in entries):
+    if layout is None or len(entries) < len(given):
         return None
-    return _beside_channels(node, layout, {axis for axis, entry in enumerate(entries) if entry != slice(None)})
+    cut_axes = {axis for axis, entry in enumerate(entries) if entry != slice(None)}
+    if layout.axis in cut_axes and len(node.all_input_nodes) == 1:
+        return _cut(layout, entries[layout.axis], graph)
+    return _beside_channels(node, layout, cut_axes)
+
+
+def _cut(layout: Layout, entry: slice, graph: ChannelGraph) -> Layout | None:
+    """Some neighbouring channels, which have an order of their own."""
+    if layout.repeat != 1 or entry.step not in (None, 1):
+        return None
+    width = graph.classes.channels(layout)
+    start, stop, _ = entry.indices(width)
+    if start >= stop:
+        return None
+    parts = graph.classes.divide(layout, [size for size in (start, stop - start, width - stop) if size])
+    return parts[1 if start else 0]
 
 
 register_channel_rule(_layer, *DENSE_AND_GROUPED_TYPES)
