@@ -146,8 +146,7 @@ def network_channels(model: nn.Module, example_inputs: ExampleInputs) -> Network
     >>> channels.classes["0"].readers, channels.sides["3"].inputs, channels.classes["3"].is_fixed
     (('3',), ('0',), True)
     """
-    inference = inference_copy(unwrapped(model))
-    unwrap_children_(inference)
+    inference = _bare_copy(model)
     arguments = arguments_of(inference, example_inputs)
     with undisturbed(inference):
         try:
@@ -155,7 +154,7 @@ def network_channels(model: nn.Module, example_inputs: ExampleInputs) -> Network
         # Tracing runs the network's own code on symbols, which can raise any error.
         except Exception as error:
             # Wrong inputs raise the network's own error.
-            inference_copy(unwrapped(model))(*fresh_arguments(arguments))
+            _bare_copy(model)(*fresh_arguments(arguments))
             raise UntraceableNetwork(_untraceable(error, inference)) from error
     other_norms_as_modules_(graph_module)
     graph = with_joined_calls(channel_graph(graph_module), calls_by_origin(graph_module).values())
@@ -174,6 +173,12 @@ def network_channels(model: nn.Module, example_inputs: ExampleInputs) -> Network
         side = {"outputs": names} if meeting.is_writer else {"inputs": names}
         sides[meeting.layer] = replace(sides[meeting.layer], **side)
     return NetworkChannels({each.name: each for each in classes.values()}, sides)
+
+
+def _bare_copy(model: nn.Module) -> nn.Module:
+    inference = inference_copy(unwrapped(model))
+    unwrap_children_(inference)
+    return inference
 
 
 class _Meeting(NamedTuple):
