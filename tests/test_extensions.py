@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import strucspars as ss
-from strucspars.channels.sharing import NetworkChannels, OrderSharing
+from strucspars.channels import NetworkChannels, OrderSharing
 from strucspars.core.checks import FloatArray
 from strucspars.export.checked import EXPORTERS
 from strucspars.export.program import Exporter, Inference, InferenceProgram

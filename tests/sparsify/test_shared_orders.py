@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.channels.sharing import NetworkChannels, OrderSharing
+from strucspars.channels import NetworkChannels, OrderSharing
 from strucspars.core.hierarchy import group_penalty, max_group_level
 from strucspars.core.permutation import connection_cost
 from strucspars.core.plan import GroupingPlan

@@ -240,7 +240,7 @@ def register_orders(name: str, policy: OrderPolicy) -> None:
 
     >>> import torch
     >>> import strucspars as ss
-    >>> from strucspars.channels.sharing import OrderSharing
+    >>> from strucspars.channels import OrderSharing
     >>> ss.register_orders("one-order", lambda channels: OrderSharing(frozenset(channels.classes)))
     >>> model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1))
     >>> config = ss.SparsifyConfig(target=0.4, orders="one-order")
