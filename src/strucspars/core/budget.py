@@ -1,7 +1,10 @@
-"""Meeting a budget: the threshold whose group levels remove the wanted fraction of the network (Sec. 3.5, Appendix B).
+"""Meeting a budget: the group levels that remove the wanted fraction of the network.
 
-The paper searches the threshold p by bisection. The removed fraction only jumps where p passes a kept norm of some
-layer, so bisecting over these finitely many values finds the answer exactly.
+The paper searches one threshold p for all layers by bisection (Sec. 3.5, Appendix B). The removed fraction only jumps
+where p passes a kept norm of some layer, so bisecting over these finitely many values finds the answer exactly.
+
+Where every level of every layer has a loss, the levels are a multiple-choice knapsack (`levels_by_loss`). It also knows
+costs between layers: channels that are copied because two layers want them in different orders.
 """
 
 import math
@@ -11,13 +14,17 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 
 import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_array
 
-from strucspars.core.checks import checked_at_least, checked_target, is_number
+from strucspars.core.checks import FloatArray, checked_at_least, checked_target, is_number
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.importance import level_keeping
 
-# Of a target: fine enough to lose next to nothing of it by rounding.
-SAVING_STEPS = 10_000
+# Fractions of the whole cost to save beyond the target: the solver meets a constraint only up to a tolerance.
+MARGINS = (0.0, 1e-5, 1e-3)
+# Bound the search the same way on every machine; a knapsack of 200 layers takes some hundred nodes.
+SOLVER_OPTIONS = {"mip_rel_gap": 1e-4, "node_limit": 10_000}
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,29 @@ def _falls(values: object) -> bool:
 
 
 @dataclass(frozen=True)
+class Shuffle:
+    """Channels that layers see in orders of their own, where each further order is a copy of the channels.
+
+    Attributes:
+        cost: of one copy, in the unit of the target.
+        layers: the layer of every side that sees them; one that stays ungrouped can use any order.
+        free_sides: how many grouped sides need no copy: one, whose order the others are compared with, or none where
+            the channels must stay in their natural order.
+
+    >>> Shuffle(0.5, ("conv1", "conv2", "conv3")).num_copies({"conv1": 2, "conv2": 1, "conv3": 2})
+    1
+    """
+
+    cost: float
+    layers: tuple[str, ...]
+    free_sides: int = 1
+
+    def num_copies(self, group_levels: Mapping[str, int]) -> int:
+        """How many copies these levels need."""
+        return max(0, sum(group_levels.get(name, 1) > 1 for name in self.layers) - self.free_sides)
+
+
+@dataclass(frozen=True)
 class ThresholdSearch:
     """Outcome of `search_threshold`: the threshold, the levels it gives, and the fraction of the budget they remove.
 
@@ -109,10 +139,13 @@ class ThresholdSearch:
     removed_fraction: float
 
 
-def removed_fraction(layers: Sequence[LayerBudget], group_levels: Mapping[str, int]) -> float:
+def removed_fraction(
+    layers: Sequence[LayerBudget], group_levels: Mapping[str, int], shuffles: Sequence[Shuffle] = ()
+) -> float:
     """Fraction of the whole cost that the given levels remove: `1 - r_t` of Appendix B.
 
-    Layers without an entry in `group_levels` stay whole.
+    Layers without an entry in `group_levels` stay whole. Copies of channels can cost more than the groups save: the
+    fraction is negative then.
 
     >>> layers = [LayerBudget("conv", 300, kept_norm=(1.0, 0.9)), LayerBudget("rest", 100)]
     >>> removed_fraction(layers, {"conv": 2})
@@ -130,7 +163,8 @@ def removed_fraction(layers: Sequence[LayerBudget], group_levels: Mapping[str, i
     if whole == 0:
         raise ValueError("the layers cost nothing, so no fraction of it can be removed; fill in their costs")
     # Parameters divided by a power of two, and their sum up to 2**53, are exact.
-    return sum(by_name[name].saved_at(level) for name, level in group_levels.items()) / whole
+    saved = sum(by_name[name].saved_at(level) for name, level in group_levels.items())
+    return (saved - sum(shuffle.cost * shuffle.num_copies(group_levels) for shuffle in shuffles)) / whole
 
 
 def largest_removed_fraction(layers: Sequence[LayerBudget]) -> float:
@@ -197,48 +231,113 @@ def without_surplus(layers: Sequence[LayerBudget], found: ThresholdSearch, targe
 
 
 def levels_by_loss(
-    layers: Sequence[LayerBudget], losses: Mapping[str, Sequence[float]], target: float
+    layers: Sequence[LayerBudget],
+    losses: Mapping[str, Sequence[float]],
+    target: float,
+    shuffles: Sequence[Shuffle] = (),
 ) -> dict[str, int]:
     """Group levels that remove at least `target` of the whole cost, with the smallest sum of losses.
 
-    A knapsack problem, solved by dynamic programming over the saved cost in `SAVING_STEPS` steps. The losses are, for
-    every layer that may be grouped, those at its levels 1, 2, ..., up to its largest; kept norms are not used.
+    The losses are, for every layer that may be grouped, those at its levels 1, 2, ..., up to its largest; kept norms
+    are not used. Where the target is out of reach, the levels are those that cost least.
 
     >>> layers = [LayerBudget("a", 90, kept_norm=(1.0, 0.8)), LayerBudget("b", 10, kept_norm=(1.0, 0.9, 0.8))]
     >>> levels_by_loss(layers, {"a": (0.0, 0.9), "b": (0.0, 0.2, 0.3)}, target=0.05)
     {'a': 1, 'b': 2}
     """
-    choices = {
-        layer.name: [layer.fixed_level] if layer.fixed_level else range(1, len(losses[layer.name]) + 1)
-        for layer in layers
-        if layer.name in losses
-    }
-    by_name = {layer.name: layer for layer in layers}
-    needed = target * sum(layer.cost for layer in layers)
+    choice = _LevelChoice.of(layers, {name: len(values) for name, values in losses.items()}, shuffles)
+    total = np.array([losses[name][level - 1] for name, level in choice.options])
+    whole = sum(layer.cost for layer in layers)
+    for margin in MARGINS:
+        found = choice.solved(np.append(total, np.zeros(len(shuffles))), at_least=(target + margin) * whole)
+        if found is not None and removed_fraction(layers, found, shuffles) >= target:
+            return found
+    return choice.cheapest()
 
-    def steps_saved(name: str, level: int) -> int:
-        # Rounded down, so that the target is met in any case.
-        saved = by_name[name].saved_at(level)
-        return SAVING_STEPS if saved >= needed else math.floor(saved / needed * SAVING_STEPS)
 
-    best = np.where(np.arange(SAVING_STEPS + 1) == 0, 0.0, math.inf)  # by steps saved at least
-    saved, chosen = {}, {}
-    for name, levels in choices.items():
-        saved[name] = [steps_saved(name, level) for level in levels]
-        totals = np.array(
-            [
-                losses[name][level - 1] + np.concatenate([np.full(steps, best[0]), best[: len(best) - steps]])
-                for level, steps in zip(levels, saved[name], strict=True)
-            ]
+def cheapest_levels(layers: Sequence[LayerBudget], shuffles: Sequence[Shuffle] = ()) -> dict[str, int]:
+    """The group levels that cost least: the largest ones, but where shuffles cost more than these save.
+
+    >>> layers = [LayerBudget("a", 90, kept_norm=(1.0, 0.8)), LayerBudget("b", 10, kept_norm=(1.0, 0.9))]
+    >>> cheapest_levels(layers, [Shuffle(8, ("a", "b"))])
+    {'a': 2, 'b': 1}
+    """
+    num_levels = {layer.name: layer.level_at(0.0) for layer in layers if len(layer.kept_norm) > 1}
+    return _LevelChoice.of(layers, num_levels, shuffles).cheapest()
+
+
+@dataclass(frozen=True, eq=False)
+class _LevelChoice:
+    """One level for every layer, as an integer program.
+
+    Attributes:
+        options: every level that some layer may get, with its name: a binary variable each.
+        saved: what each option saves.
+        shuffles: the number of copies is a variable each.
+    """
+
+    options: Sequence[tuple[str, int]]
+    saved: FloatArray
+    shuffles: Sequence[Shuffle]
+
+    @classmethod
+    def of(
+        cls, layers: Sequence[LayerBudget], num_levels: Mapping[str, int], shuffles: Sequence[Shuffle]
+    ) -> "_LevelChoice":
+        by_name = {layer.name: layer for layer in layers if layer.name in num_levels}
+        options = [
+            (name, level)
+            for name, layer in by_name.items()
+            for level in ([layer.fixed_level] if layer.fixed_level else range(1, num_levels[name] + 1))
+        ]
+        return cls(options, np.array([by_name[name].saved_at(level) for name, level in options]), shuffles)
+
+    def cheapest(self) -> dict[str, int]:
+        """The levels that save most."""
+        found = self.solved(np.append(-self.saved, [shuffle.cost for shuffle in self.shuffles]))
+        assert found is not None, "nothing is asked of them"
+        return found
+
+    def solved(self, objective: FloatArray, *, at_least: float = -math.inf) -> dict[str, int] | None:
+        """The levels with the smallest sum of the objective that save at least so much; None where nothing does.
+
+        The objective has an entry for every option and one for every copy.
+        """
+        if not self.options:
+            return {} if at_least <= 0 else None
+        most = np.append(np.ones(len(self.options)), [len(shuffle.layers) for shuffle in self.shuffles])
+        found = milp(
+            # The solver's absolute tolerances suit numbers around 1.
+            objective / (float(np.abs(objective).max()) or 1.0) * len(self.options),
+            integrality=np.ones(len(objective)),
+            bounds=Bounds(0, most),
+            constraints=self._constraints(at_least),
+            options=SOLVER_OPTIONS,
         )
-        chosen[name] = totals.argmin(axis=0)
-        best = totals.min(axis=0)
-    if not math.isfinite(best[-1]):
-        # Within reach, but for the rounding.
-        return {name: levels[-1] for name, levels in choices.items()}
-    found, steps = {}, SAVING_STEPS
-    for name in reversed(choices):
-        place = int(chosen[name][steps])
-        found[name] = choices[name][place]
-        steps = max(steps - saved[name][place], 0)
-    return {name: found[name] for name in choices}
+        if found.x is None:
+            return None
+        return {
+            self.options[place][0]: self.options[place][1]
+            for place in np.flatnonzero(found.x[: len(self.options)] > 0.5)
+        }
+
+    def _constraints(self, at_least: float) -> LinearConstraint:
+        """One level per layer, enough copies, and last what is saved."""
+        names = list(dict.fromkeys(name for name, _ in self.options))
+        costs = np.array([shuffle.cost for shuffle in self.shuffles])
+        unit = float(self.saved.sum() + costs.sum()) or 1.0
+        matrix = lil_array((len(names) + len(self.shuffles) + 1, len(self.options) + len(self.shuffles)))
+        low, high = np.full(matrix.shape[0], -math.inf), np.full(matrix.shape[0], math.inf)
+        for column, (name, _) in enumerate(self.options):
+            matrix[names.index(name), column] = 1
+        low[: len(names)] = high[: len(names)] = 1
+        for row, shuffle in enumerate(self.shuffles, start=len(names)):
+            # The grouped sides beyond the free ones are copies.
+            for column, (name, level) in enumerate(self.options):
+                if level > 1 and name in shuffle.layers:
+                    matrix[row, column] = shuffle.layers.count(name)
+            matrix[row, len(self.options) + row - len(names)] = -1
+            high[row] = shuffle.free_sides
+        matrix[-1, :] = np.append(self.saved, -costs) / unit
+        low[-1] = at_least / unit
+        return LinearConstraint(matrix.tocsr(), low, high)
