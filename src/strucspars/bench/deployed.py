@@ -14,7 +14,7 @@ from torch import nn
 from strucspars.bench.results import Ratio
 from strucspars.bench.suite import OnProgress, TimingRules, interleaved_times, paired_ratio, quartiles
 from strucspars.convert.comparison import random_image
-from strucspars.core.plan import Preprocessing
+from strucspars.core.plan import PlannedLatency, Preprocessing
 from strucspars.cost.counting import count_macs
 from strucspars.cost.text_table import Column, percent, text_table
 from strucspars.data.batches import Batch
@@ -39,13 +39,17 @@ class DeployedNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class DeployedPair:
-    """What compression has won and lost; the speed-up is within the same rounds. `str()` of it is a table."""
+    """What compression has won and lost; the speed-up is within the same rounds. `str()` of it is a table.
+
+    `expected` is what the plan expected, where it counted milliseconds.
+    """
 
     dense: DeployedNetwork
     compressed: DeployedNetwork
     speedup: Ratio
     images: int
     path: Path
+    expected: PlannedLatency | None = None
 
     def __str__(self) -> str:
         dense, small, speed = self.dense, self.compressed, self.speedup
@@ -56,6 +60,9 @@ class DeployedPair:
             _row("ONNX file, MB", "{:.2f}", dense.file_bytes / 1e6, small.file_bytes / 1e6),
             ("ms per image", f"{dense.ms:.2f}", f"{small.ms:.2f}", faster),
         ]
+        if self.expected is not None:
+            planned = self.expected
+            rows.append(("ms expected", f"{planned.dense_ms:.2f}", f"{planned.expected_ms:.2f}", planned.runtime))
         if self.images:
             both = None if dense.top1 is None or small.top1 is None else 100 * (small.top1 - dense.top1)
             points = "" if both is None else f"{both:+.2f} points"
@@ -74,6 +81,7 @@ def deployed_pair(
     preprocessing: Preprocessing | None = None,
     batches: Iterable[Batch] = (),
     is_dense_trained: bool = True,
+    expected: PlannedLatency | None = None,
     rules: TimingRules = SITTING,
     on_progress: OnProgress = lambda words, done: None,
 ) -> DeployedPair:
@@ -111,7 +119,9 @@ def deployed_pair(
         for form in FORMS
     ]
     speedup = paired_ratio(times["dense"], times["compressed"])
-    return DeployedPair(dense=found[0], compressed=found[1], speedup=speedup, images=images, path=path)
+    return DeployedPair(
+        dense=found[0], compressed=found[1], speedup=speedup, images=images, path=path, expected=expected
+    )
 
 
 def _hits(

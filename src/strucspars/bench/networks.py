@@ -145,7 +145,7 @@ def random_networks(
     }
     networks = [BenchNetwork(rate=None, form="dense", model=with_random_norms(dense, image_shape, seed=seed))]
     for rate, policy in itertools.product(rates, orders):
-        model = convert_(copied(dense), _random_plan(dense, levels[rate], names[policy], seed=seed))
+        model = convert_(copied(dense), random_plan(dense, levels[rate], names[policy], seed=seed))
         found = _with_bound(with_random_norms(model, image_shape, seed=seed), rate, policy)
         # The bound is the same for all policies.
         networks += found if policy == orders[-1] else found[:1]
@@ -188,7 +188,7 @@ def _random_orders(model: nn.Module, policy: str, example_inputs: ExampleInputs)
     return with_network_orders(select_layers(model), model, SparsifyConfig(orders=policy), example_inputs).orders
 
 
-def _random_plan(
+def random_plan(
     model: nn.Module, levels: Mapping[str, int], network: NetworkOrders | None, *, seed: int
 ) -> GroupingPlan:
     """Levels with random channel orders, shared where the network's are."""

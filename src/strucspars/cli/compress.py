@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strucspars.bench.deployed import DeployedPair
-    from strucspars.core.plan import GroupingPlan
+    from strucspars.core.plan import GroupingPlan, PlannedLatency
     from strucspars.data.batches import Batches
     from strucspars.train.deploy import OneShot, TrainedNetwork
     from strucspars.train.recipe import Recipe, SparsifyRecipe
@@ -55,6 +55,7 @@ EXAMPLES = console.examples(
     "strucspars compress DEFAULT --model resnet50 --data ~/imagenet --target 0.2",
     "strucspars compress DEFAULT --model resnet50 --data ~/imagenet --target 0.5 --epochs 10",
     "strucspars compress mine.pt --model timm:efficientnet_lite0 --data photos --val labelled --target 0.2",
+    "strucspars compress mine.pt --model resnet50 --data photos --target-ms 20 --orders one-shuffle",
     "strucspars compress resnet50.pth --model resnet50 --data photos --target 0.2 --run runs/one-shot",
     "strucspars compress mine.pt --model my_package:build --classes 7 --data my_package:images --target 0.5",
 )
@@ -77,8 +78,12 @@ def compress(
         ),
     ],
     target: Annotated[
-        float, typer.Option(help="Fraction of the whole network to remove: of all parameters, or of all MACs.")
-    ],
+        float | None, typer.Option(help="Fraction to remove: of all parameters, or of what --budget counts.")
+    ] = None,
+    target_ms: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Milliseconds that an image may take, in place of --target.", min=0.0),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -97,8 +102,18 @@ def compress(
     ] = 0,
     images: Annotated[int, typer.Option(metavar="N", min=2, help="How many images to use without --epochs.")] = 256,
     budget: Annotated[
-        str, typer.Option(help="What the target counts: params, macs, or package.module:function.")
-    ] = "params",
+        str,
+        typer.Option(
+            help="What the target counts: params, macs, latency (milliseconds here), or package.module:function.",
+            show_default="params; latency with --target-ms",
+        ),
+    ] = "",
+    runtime: Annotated[
+        str, typer.Option(help="Where milliseconds count, on one core: onnxruntime or openvino.")
+    ] = "onnxruntime",
+    levels: Annotated[
+        str, typer.Option(help="Without --data: one threshold for all layers, or a knapsack of their kept norms.")
+    ] = "threshold",
     importance: Annotated[
         str, typer.Option(help="How much a connection matters: l1, l2, or package.module:function.")
     ] = "l1",
@@ -163,9 +178,14 @@ def compress(
     from strucspars.train.deploy import trained_network
     from strucspars.train.recipe import SparsifyRecipe
 
+    if (target is None) == (target_ms is None):
+        raise ValueError("give --target, the fraction to remove, or --target-ms, the milliseconds to reach")
     asked: dict[str, Any] = {
-        "target": target,
-        "budget": budget,
+        **({} if target is None else {"target": target}),
+        "target_ms": target_ms,
+        "budget": budget or ("params" if target_ms is None else "latency"),
+        "runtime": runtime,
+        "levels": levels,
         "importance": importance,
         "orders": orders,
         "pieces": pieces,
@@ -192,7 +212,8 @@ def compress(
     )
     if epochs:
         refuse_ignored("the network is written to the run folder", {"--out": out})
-        job.finetune(epochs, run or Path("runs") / f"{file_stem(model)}-{target:g}", asked)
+        name = f"{target:g}" if target_ms is None else f"{target_ms:g}ms"
+        job.finetune(epochs, run or Path("runs") / f"{file_stem(model)}-{name}", asked)
         return
     out = out or Path(f"{file_stem(model)}-compressed{SUFFIX}")
     if out.suffix != SUFFIX:
@@ -230,7 +251,8 @@ class _Job:
         written = [f"{out}  the compressed network; strucspars.load({str(out)!r}, model) reads it"]
         pair = None
         if self.data is not None:
-            pair = self._compared(made.dense, made.small, out.with_suffix(".onnx"), scored)
+            expected = made.plan.latency
+            pair = self._compared(made.dense, made.small, out.with_suffix(".onnx"), scored, expected=expected)
         if pair is not None:
             written.append(ONNX_FILE.format(pair.path))
         if run is not None:
@@ -254,6 +276,8 @@ class _Job:
         def predict(plan: GroupingPlan) -> None:
             if plan.predicted_divergence is not None:
                 self.output.remark(PREDICTION.format(plan.predicted_divergence))
+            if plan.latency is not None:
+                self.output.remark(f"the plan {plan.latency}")
 
         with console.work_progress(self.output) as show:
             return compressed_once(
@@ -327,7 +351,14 @@ class _Job:
             logging.getLogger("strucspars").warning(SOME_CLASSES.format(shown, num_classes))
 
     def _compared(
-        self, dense: nn.Module, small: nn.Module, path: Path, batches: Batches | None, *, is_dense_trained: bool = True
+        self,
+        dense: nn.Module,
+        small: nn.Module,
+        path: Path,
+        batches: Batches | None,
+        *,
+        is_dense_trained: bool = True,
+        expected: PlannedLatency | None = None,
     ) -> DeployedPair | None:
         """The table; None, with a warning, where the networks cannot be exported. What was saved before is kept."""
         from strucspars.bench.deployed import deployed_pair
@@ -343,6 +374,7 @@ class _Job:
                     preprocessing=source.preprocessing,
                     batches=() if batches is None else batches.epoch(0),
                     is_dense_trained=is_dense_trained,
+                    expected=expected,
                     on_progress=on_progress,
                 )
             except (ImportError, ValueError) as error:

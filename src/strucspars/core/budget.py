@@ -23,8 +23,10 @@ from strucspars.core.importance import level_keeping
 
 # Fractions of the whole cost to save beyond the target: the solver meets a constraint only up to a tolerance.
 MARGINS = (0.0, 1e-5, 1e-3)
-# Bound the search the same way on every machine; a knapsack of 200 layers takes some hundred nodes.
-SOLVER_OPTIONS = {"mip_rel_gap": 1e-4, "node_limit": 10_000}
+# Of the smallest sum of losses.
+GAP = 1e-4
+# Bounds the search the same way on every machine.
+MOST_NODES = 10_000
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,8 @@ def cheapest_levels(layers: Sequence[LayerBudget], shuffles: Sequence[Shuffle] =
     {'a': 2, 'b': 1}
     """
     num_levels = {layer.name: layer.level_at(0.0) for layer in layers if len(layer.kept_norm) > 1}
+    if not shuffles:
+        return num_levels
     return _LevelChoice.of(layers, num_levels, shuffles).cheapest()
 
 
@@ -309,17 +313,14 @@ class _LevelChoice:
         found = milp(
             # The solver's absolute tolerances suit numbers around 1.
             objective / (float(np.abs(objective).max()) or 1.0) * len(self.options),
-            integrality=np.ones(len(objective)),
+            integrality=np.ones(len(objective), dtype=np.int64),
             bounds=Bounds(0, most),
             constraints=self._constraints(at_least),
-            options=SOLVER_OPTIONS,
+            options={"mip_rel_gap": GAP, "node_limit": MOST_NODES},
         )
         if found.x is None:
             return None
-        return {
-            self.options[place][0]: self.options[place][1]
-            for place in np.flatnonzero(found.x[: len(self.options)] > 0.5)
-        }
+        return {name: level for (name, level), taken in zip(self.options, found.x, strict=False) if taken > 0.5}
 
     def _constraints(self, at_least: float) -> LinearConstraint:
         """One level per layer, enough copies, and last what is saved."""

@@ -112,6 +112,33 @@ class Preprocessing:
             raise ValueError(f"size must be in 1 .. resize ({self.resize}), got {self.size}; change one of them")
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedLatency:
+    """The milliseconds of one call that a plan was made for, on one core.
+
+    Attributes:
+        machine, runtime: where the layers were timed.
+        dense_ms: of the dense network.
+        expected_ms: of the planned one, from the times of its layers and of the copies between them.
+        layers_without_gain: layers for which no number of groups is faster than none.
+    """
+
+    machine: str
+    runtime: str
+    dense_ms: float
+    expected_ms: float
+    layers_without_gain: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.dense_ms > 0 or not self.expected_ms > 0:
+            raise ValueError(f"milliseconds must be positive, got {self.dense_ms} and {self.expected_ms}")
+
+    def __str__(self) -> str:
+        """The times in a few words."""
+        ratio = self.dense_ms / self.expected_ms
+        return f"expects {self.expected_ms:.2f} of {self.dense_ms:.2f} ms ({ratio:.2f} x) in {self.runtime}, one core"
+
+
 def group_counts(groups_of_layers: Iterable[int]) -> str:
     """How many layers have how many groups, in a line."""
     by_groups = sorted(Counter(groups_of_layers).items())
@@ -133,6 +160,7 @@ class GroupingPlan:
         predicted_divergence: by how many nats per image the predictions were expected to move, with refitted weights
             and without training; None where no images were there to measure it.
         preprocessing: of the network's images; None where it is not known.
+        latency: milliseconds, where the target counts them.
         shared_orders: by name, orders of channels that several layers write or read, `perm[new] = old`.
 
     >>> import numpy as np
@@ -152,6 +180,7 @@ class GroupingPlan:
     removed_mac_fraction: float | None = None
     predicted_divergence: float | None = None
     preprocessing: Preprocessing | None = None
+    latency: PlannedLatency | None = None
     shared_orders: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     strucspars_version: str = __version__
 
@@ -189,7 +218,8 @@ class GroupingPlan:
         asked = "" if self.target is None else f" (asked for: {self.target:.1%} of all {self.budget})"
         count = len(self.shared_orders)
         shared = f"\n{count} order{'s'[: count != 1]} of channels shared between layers" if count else ""
-        return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}\n{counts}{shared}"
+        expected = "" if self.latency is None else f"\n{self.latency}"
+        return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}{expected}\n{counts}{shared}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON: a read-only mapping cannot be pickled."""
@@ -198,8 +228,9 @@ class GroupingPlan:
     def to_json(self) -> str:
         """The plan as JSON text."""
         fields = {name: getattr(self, name) for name in PLAN_FIELDS}
-        if self.preprocessing is not None:
-            fields["preprocessing"] = dataclasses.asdict(self.preprocessing)
+        for name in ("preprocessing", "latency"):
+            if (nested := getattr(self, name)) is not None:
+                fields[name] = dataclasses.asdict(nested)
         layers = {name: layer._plain() for name, layer in self.layers.items()}
         return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **fields, "layers": layers})
 
@@ -257,5 +288,5 @@ def _hint(name: str, present: Collection[str]) -> str:
     return f"{question}give the network that the plan was made for, not one around it nor a part of it"
 
 
-_NESTED = ("layers", "preprocessing")
+_NESTED = ("layers", "preprocessing", "latency")
 PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name not in _NESTED)

@@ -3,12 +3,12 @@
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from strucspars.core.importance import kept_norm_by_level
-from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.core.plan import GroupingPlan, LayerPlan, PlannedLatency
 from strucspars.cost.counting import (
     PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,
     BeforeAfter,
@@ -114,6 +114,8 @@ def summary(
             for name, module in bare_modules(model)
             if name in sizes or name in skipped
         )
+        if plan is not None and plan.latency is not None:
+            rows = tuple(_with_gain_noted(row, plan.latency) for row in rows)
     params = network_params(model, sizes)
     if example_inputs is None:
         return Summary(rows, params, macs=None, paper_flops=None, gathers=None)
@@ -167,6 +169,14 @@ def _row(
         kept_norm=kept_norm,
         note="; ".join(notes),
     )
+
+
+def _with_gain_noted(row: SummaryRow, latency: PlannedLatency) -> SummaryRow:
+    """The row, with a note where the layer stays dense because groups do not make it faster."""
+    if row.name not in latency.layers_without_gain:
+        return row
+    slow = f"stays dense: no number of groups makes it faster in {latency.runtime} here"
+    return replace(row, note="; ".join(filter(None, (row.note, slow))))
 
 
 def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gathers: tuple[RemainingGather, ...]) -> str:

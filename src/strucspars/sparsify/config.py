@@ -14,10 +14,11 @@ from strucspars.core.controller import (
 from strucspars.core.hierarchy import group_penalty
 from strucspars.core.learning import Method
 from strucspars.nn.groupable import LayerRules
-from strucspars.sparsify.extensions import BUDGETS, IMPORTANCES, ORDERS
+from strucspars.sparsify.extensions import BUDGETS, DEFAULT_ORDERS, IMPORTANCES, LATENCY_BUDGET, ORDERS
 
 Schedule = Literal["two-stage", "progressive"]
 Controller = Literal["auto", "paper"]
+Levels = Literal["threshold", "knapsack"]
 USUAL_MOMENTUM = 0.9
 
 
@@ -27,7 +28,13 @@ class SparsifyOptions(LayerRules):
 
     Attributes:
         target: fraction of the whole network to remove.
-        budget: what the target counts: `params`, `macs`, or a registered budget.
+        target_ms: milliseconds that one call may take, in place of a target; with the budget `latency`.
+        budget: what the target counts: `params`, `macs`, `latency`, the milliseconds of the example inputs on this
+            machine, or a registered budget.
+        runtime: what the budget `latency` measures in: `onnxruntime` or `openvino`, on one core.
+        levels: how group levels meet the target: `threshold`, one kept norm for all layers as in the paper; or
+            `knapsack`, those that lose the least norm in all, each layer's on a logarithmic scale. The budget `latency`
+            always takes `knapsack`, and so do plans with calibration images, where the loss is measured.
         importance: how much a connection matters: `l1`, the norm of its kernel as in the paper; `l2`; `activation` or
             `fisher`, which read calibration images; or a registered importance.
         orders: which layers share a channel order, so that no shuffle is left between them: `free`, none, as in the
@@ -52,7 +59,10 @@ class SparsifyOptions(LayerRules):
     """
 
     target: float = 0.5
+    target_ms: float | None = None
     budget: str = "params"
+    runtime: str = "onnxruntime"
+    levels: Levels = "threshold"
     importance: str = "l1"
     orders: str = "free"
     pieces: int = 1
@@ -75,6 +85,13 @@ class SparsifyOptions(LayerRules):
         checked_at_least("pieces", self.pieces, 1)
         checked_fraction("min_kept_norm", self.min_kept_norm)
         group_penalty(0, decay=self.decay)
+        if self.levels not in get_args(Levels):
+            raise ValueError(f"levels must be one of {', '.join(get_args(Levels))}, got {self.levels!r}")
+        if self.target_ms is not None and (not self.target_ms > 0 or self.budget != LATENCY_BUDGET):
+            raise ValueError(
+                f"target_ms must be positive milliseconds, with budget={LATENCY_BUDGET!r}; got {self.target_ms!r} and "
+                f"budget={self.budget!r}"
+            )
         if self.method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
         if self.schedule not in get_args(Schedule):
@@ -91,6 +108,16 @@ class SparsifyOptions(LayerRules):
                 "leave it out"
             )
         _ = self.lambda_schedule(epochs=1, steps_per_epoch=1, lr=1)  # checks the rest
+
+    @property
+    def has_free_orders(self) -> bool:
+        """Whether every layer has channel orders of its own."""
+        return self.orders == DEFAULT_ORDERS and self.pieces == 1
+
+    @property
+    def counts_latency(self) -> bool:
+        """Whether the target is about milliseconds."""
+        return self.budget == LATENCY_BUDGET
 
     def config(self, *, epochs: int = 1, steps_per_epoch: int = 1, lr: float = 0.1, seed: int = 0) -> "SparsifyConfig":
         """These options with those of a training."""

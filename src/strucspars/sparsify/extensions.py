@@ -3,6 +3,7 @@
 Options name them. `package.module:function` names one that is not registered.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,10 +12,12 @@ import numpy as np
 from torch import nn
 
 from strucspars.channels.sharing import NetworkChannels, OrderSharing, one_shuffle, share_streams
+from strucspars.core.budget import Shuffle
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import num_groups
 from strucspars.core.importance import Norm, checked_importance
 from strucspars.core.registry import Registry
+from strucspars.cost.latency import LatencyTable
 from strucspars.nn.groupable import SelectedLayer
 from strucspars.nn.importance import importance_matrix
 
@@ -114,11 +117,15 @@ def importance_of(layer: SelectedLayer, name: str) -> FloatArray:
 
 @dataclass(frozen=True)
 class WholeNetwork:
-    """Parameters and multiply-accumulates of the whole network; MACs only where an input was given."""
+    """Parameters and multiply-accumulates of the whole network, MACs only where an input was given.
+
+    `latency` has the times of its layers where the budget asks for them.
+    """
 
     params: int
     macs: int | None
     layer_macs: Mapping[nn.Module, int]
+    latency: LatencyTable | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,7 @@ class CountedLayer:
         weight_params: parameters of its weight.
         macs: its multiply-accumulates; None where no input was given to count them with.
         num_levels: how many group levels it can have; 1 for a layer that is not grouped.
+        ms_by_level: milliseconds at these levels; None unless they are measured.
     """
 
     name: str
@@ -137,6 +145,7 @@ class CountedLayer:
     weight_params: int
     macs: int | None
     num_levels: int
+    ms_by_level: Sequence[float] | None = None
 
 
 CostFunction = Callable[[CountedLayer, Sequence[CountedLayer]], Sequence[float]]
@@ -144,10 +153,14 @@ CostFunction = Callable[[CountedLayer, Sequence[CountedLayer]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a target is a fraction of, as `register_budget` describes it."""
+    """What a target is a fraction of, as `register_budget` describes it.
+
+    `shuffles` gives the costs of copies of channels between layers.
+    """
 
     cost_by_level: CostFunction
     whole: Callable[[WholeNetwork], float] | None = None
+    shuffles: Callable[[WholeNetwork], Sequence[Shuffle]] = lambda size: ()
 
 
 def _divided(cost: float, num_levels: int) -> list[float]:
@@ -160,9 +173,24 @@ def _all_macs(size: WholeNetwork) -> float:
     return size.macs
 
 
+def _measured(size: WholeNetwork) -> LatencyTable:
+    if size.latency is None:
+        raise ValueError("budget='latency' needs example_inputs to measure the milliseconds with")
+    return size.latency
+
+
+def _never_rising(layer: CountedLayer, neighbours: Sequence[CountedLayer]) -> Sequence[float]:
+    """A level that takes longer than a lower one counts as that one: it can only be a worse choice."""
+    return list(itertools.accumulate(layer.ms_by_level or [0.0] * layer.num_levels, min))
+
+
+LATENCY_BUDGET = "latency"
 PARAMS = Budget(lambda layer, _: _divided(layer.weight_params, layer.num_levels), whole=lambda size: size.params)
 MACS = Budget(lambda layer, _: _divided(layer.macs or 0, layer.num_levels), whole=_all_macs)
-BUDGETS: Registry[Budget | CostFunction] = Registry("budget", {"params": PARAMS, "macs": MACS})
+LATENCY = Budget(
+    _never_rising, whole=lambda size: _measured(size).dense_ms, shuffles=lambda size: _measured(size).shuffles
+)
+BUDGETS: Registry[Budget | CostFunction] = Registry("budget", {"params": PARAMS, "macs": MACS, LATENCY_BUDGET: LATENCY})
 
 
 def register_budget(

@@ -20,6 +20,7 @@ from strucspars.sparsify.extensions import (
     Orders,
     Solve,
     WholeNetwork,
+    find_budget,
     find_importance,
     importance_of,
 )
@@ -31,11 +32,14 @@ from strucspars.sparsify.planning import (
     check_values,
     kept_fraction,
     learned_states,
+    measured_latency,
     network_size,
     plan_at_levels,
     plan_for_target,
     reachable_budgets,
     refined_orders,
+    with_known_target,
+    without_solver_lines,
 )
 from strucspars.sparsify.refit_orders import Regression, refit_orders
 
@@ -70,7 +74,8 @@ def one_shot_plan(
             another importance than `l1`.
         filter_fn: called as `filter_fn(module, name)`; False leaves a layer alone.
         example_inputs: a tensor or a tuple of them to count MACs with and to trace the network; needed for
-            `budget="macs"` and for shared orders, unless there are calibration images.
+            `budget="macs"`, for `budget="latency"`, whose milliseconds are those of a call with these, and for shared
+            orders, unless there are calibration images.
         on_progress: called as `on_progress(what, done, total)` during long work.
 
     >>> import strucspars as ss
@@ -88,7 +93,9 @@ def one_shot_plan(
     check_values(selection.layers)
     if data is not None and example_inputs is None:
         example_inputs = data.images[0][:1]
-    size = network_size(model, example_inputs)
+    latency = measured_latency(model, example_inputs, config, on_progress)
+    config = with_known_target(config, latency)
+    size = network_size(model, example_inputs, latency)
     selection = with_network_orders(selection, model, config, example_inputs)
 
     def decide() -> GroupingPlan:
@@ -191,7 +198,9 @@ def plan_by_loss(
 ) -> GroupingPlan:
     """The plan whose levels remove the target at the least measured loss."""
     budgets = reachable_budgets(selection, measured.states, size, config)
-    levels = levels_by_loss(budgets, measured.losses, config.target)
+    shuffles = find_budget(config.budget).shuffles(size)
+    with without_solver_lines():
+        levels = levels_by_loss(budgets, measured.losses, config.target, shuffles)
     plan = plan_at_levels(
         selection, measured.states, size, config, levels, importances=measured.importances, solve=measured.solve
     )

@@ -11,7 +11,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from strucspars.channels.sharing import NetworkChannels, OrderSharing, UntraceableNetwork, network_channels
+from strucspars.channels.sharing import (
+    ChannelClass,
+    NetworkChannels,
+    OrderSharing,
+    UntraceableNetwork,
+    network_channels,
+)
 from strucspars.core.checks import FloatArray, IntArray
 from strucspars.core.hierarchy import group_penalty, num_groups
 from strucspars.core.plan import LayerPlan
@@ -40,7 +46,7 @@ def with_network_orders(
 
     A network that cannot be traced has none, and a warning says so.
     """
-    if config.orders == DEFAULT_ORDERS and config.pieces == 1:
+    if config.has_free_orders:
         return selection
     if example_inputs is None:
         raise ValueError(
@@ -53,6 +59,22 @@ def with_network_orders(
         logger.warning("%s", error)
         return selection
     return replace(selection, orders=network_orders(channels, selection.layers, config))
+
+
+def own_sides(
+    channels: NetworkChannels, layers: Sequence[SelectedLayer], config: SparsifyConfig
+) -> Iterator[tuple[ChannelClass, tuple[str, ...]]]:
+    """The classes of channels on which layers have orders of their own, with a name for each such side."""
+    sides = {} if config.has_free_orders else network_orders(channels, layers, config).sides
+    names = {layer.name for layer in layers}
+    for found in channels.classes.values():
+        own = [
+            name
+            for place, users in enumerate((found.writers, found.readers))
+            for name in users
+            if name in names and (name not in sides or found.name not in sides[name][place])
+        ]
+        yield found, tuple(own)
 
 
 def network_orders(channels: NetworkChannels, layers: Sequence[SelectedLayer], config: SparsifyConfig) -> NetworkOrders:

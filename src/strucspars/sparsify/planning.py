@@ -5,10 +5,15 @@ In distributed training rank 0 decides, and all processes take over its decision
 
 import hashlib
 import logging
+import math
+import os
 import pickle
+import tempfile
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TypeVar, cast
@@ -21,7 +26,8 @@ from torch import nn
 from strucspars.core.budget import (
     LayerBudget,
     ThresholdSearch,
-    largest_removed_fraction,
+    cheapest_levels,
+    levels_by_loss,
     reachable_target,
     removed_fraction,
     search_threshold,
@@ -32,11 +38,14 @@ from strucspars.core.hierarchy import group_penalty
 from strucspars.core.importance import kept_norm_by_level, level_keeping, penalty_scale
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.permutation import connection_cost
-from strucspars.core.plan import GroupingPlan
+from strucspars.core.plan import GroupingPlan, PlannedLatency
+from strucspars.core.registry import import_named
 from strucspars.core.shared_orders import NetworkOrders
 from strucspars.cost.counting import ExampleInputs, count_macs, refuse_lazy_modules
+from strucspars.cost.latency import LatencyTable
 from strucspars.nn.groupable import SelectedLayer, Selection, SkippedLayer, hint_at_types
 from strucspars.nn.names import bare_modules
+from strucspars.sparsify.calibration import OnProgress
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
     MACS,
@@ -59,6 +68,12 @@ logger = logging.getLogger(__name__)
 
 # Of the whole network: the paper's tables are met within one point.
 NOTABLE_SURPLUS = 0.01
+EVERYTHING_ELSE = "(everything else)"
+# Of a layer's norm: a loss on a logarithmic scale has no zero.
+LEAST_KEPT = 1e-6
+# Of the package's upper floors, where networks are exported and timed.
+LATENCY_TABLE = "strucspars.bench.latency:latency_table"
+_STANDARD_OUTPUT = threading.Lock()
 # Of the whole network, in layers that are left out for the same reason.
 NOTABLE_SHARE = 0.05
 
@@ -85,14 +100,42 @@ class LayerState:
         return self.out_perm, self.in_perm
 
 
-def network_size(model: nn.Module, example_inputs: ExampleInputs | None) -> WholeNetwork:
+def network_size(
+    model: nn.Module, example_inputs: ExampleInputs | None, latency: LatencyTable | None = None
+) -> WholeNetwork:
     """Count the network's parameters and, given an input to run it on, its multiply-accumulates."""
     refuse_lazy_modules(model)
     params = sum(parameter.numel() for parameter in model.parameters())
     if example_inputs is None:
         return WholeNetwork(params, None, {})
     count, modules = count_macs(model, example_inputs), dict(bare_modules(model))
-    return WholeNetwork(params, count.macs, {modules[name]: layer.macs for name, layer in count.layers.items()})
+    layer_macs = {modules[name]: layer.macs for name, layer in count.layers.items()}
+    return WholeNetwork(params, count.macs, layer_macs, latency)
+
+
+def measured_latency(
+    model: nn.Module,
+    example_inputs: ExampleInputs | None,
+    config: SparsifyConfig,
+    on_progress: OnProgress | None = None,
+) -> LatencyTable | None:
+    """The times of the layers on this machine where the budget counts them, else None; of several processes, rank 0's.
+
+    Timing needs the exporters and runtimes, which know the plans that are made here: they are found by name.
+    """
+    if not config.counts_latency:
+        return None
+    if example_inputs is None:
+        raise ValueError("budget='latency' needs example_inputs to measure the milliseconds with")
+    timed = import_named("budget", LATENCY_TABLE)
+    return agreed(lambda: cast(LatencyTable, timed(model, example_inputs, config, on_progress)))
+
+
+def with_known_target(config: SparsifyConfig, latency: LatencyTable | None) -> SparsifyConfig:
+    """The options with the fraction to remove that `target_ms` asks for."""
+    if config.target_ms is None or latency is None:
+        return config
+    return replace(config, target=max(0.0, 1 - config.target_ms / latency.dense_ms), target_ms=None)
 
 
 def agreed(decide: Callable[[], Decision]) -> Decision:
@@ -244,13 +287,20 @@ def network_budget(
         rest = sum(cost for _, cost in _skipped_costs(selection, size, budget))
     else:
         rest = budget.whole(size) - sum(layer.cost for layer in budgets)
-    return [*budgets, LayerBudget("(everything else)", rest)]
+    return [*budgets, LayerBudget(EVERYTHING_ELSE, rest)]
 
 
 def _counted(layer: SelectedLayer | SkippedLayer, num_levels: int, size: WholeNetwork) -> CountedLayer:
     macs = None if size.macs is None else size.layer_macs.get(layer.module, 0)
     weight = layer.module._parameters.get("weight")
-    return CountedLayer(layer.name, layer.module, 0 if weight is None else weight.numel(), macs, num_levels)
+    return CountedLayer(
+        layer.name,
+        layer.module,
+        0 if weight is None else weight.numel(),
+        macs,
+        num_levels,
+        None if size.latency is None else size.latency.ms_by_level(layer.name, num_levels),
+    )
 
 
 def _skipped_costs(selection: Selection, size: WholeNetwork, budget: Budget) -> Iterator[tuple[SkippedLayer, float]]:
@@ -265,18 +315,50 @@ def _skipped_costs(selection: Selection, size: WholeNetwork, budget: Budget) -> 
 
 
 def removed_by(selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig) -> float:
-    """Fraction of the budget that the present levels of the layers remove."""
-    budgets = network_budget(selection, states, size, find_budget(config.budget))
+    """Fraction of the budget that the present levels of the layers remove; 0 where copies cost more than they save."""
+    budget = find_budget(config.budget)
+    budgets = network_budget(selection, states, size, budget)
     levels = {layer.name: state.group_level for layer, state in zip(selection.layers, states, strict=True)}
-    return removed_fraction(budgets, levels)
+    return max(0.0, removed_fraction(budgets, levels, budget.shuffles(size)))
 
 
-def threshold_for_target(
+def levels_for_target(
     selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
 ) -> ThresholdSearch:
-    """The threshold that meets the target, without the groups that the target does not need."""
+    """The group levels that meet the target by the kept norms, without groups that the target does not need."""
     budgets = reachable_budgets(selection, states, size, config)
-    return without_surplus(budgets, search_threshold(budgets, config.target), config.target)
+    if config.levels == "threshold" and not config.counts_latency:
+        return without_surplus(budgets, search_threshold(budgets, config.target), config.target)
+    shuffles = find_budget(config.budget).shuffles(size)
+    losses = {
+        layer.name: [-math.log(max(kept, LEAST_KEPT)) for kept in layer.kept_norm[: layer.largest_level]]
+        for layer in budgets
+        if layer.name != EVERYTHING_ELSE
+    }
+    with without_solver_lines():
+        levels = levels_by_loss(budgets, losses, config.target, shuffles)
+    kept = (layer.kept_norm[levels[layer.name] - 1] for layer in budgets if levels.get(layer.name, 1) > 1)
+    return ThresholdSearch(min(kept, default=1.0), levels, max(0.0, removed_fraction(budgets, levels, shuffles)))
+
+
+@contextmanager
+def without_solver_lines() -> Iterator[None]:
+    """Drop what HiGHS 1.12 prints to the standard output of the process now and then, whatever its options.
+
+    Scripts read that output. Lines of other threads pass.
+    """
+    with _STANDARD_OUTPUT, tempfile.TemporaryFile() as lines:
+        kept = os.dup(1)
+        try:
+            os.dup2(lines.fileno(), 1)
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            lines.seek(0)
+            for line in lines:
+                if not line.startswith(b"Highs"):
+                    os.write(1, line)
 
 
 def reachable_budgets(
@@ -284,8 +366,16 @@ def reachable_budgets(
 ) -> list[LayerBudget]:
     """The budget of the whole network, or a `ValueError` that says why the target is out of its reach."""
     budget = find_budget(config.budget)
-    budgets = network_budget(selection, states, size, budget)
-    most = largest_removed_fraction(budgets)
+    budgets, shuffles = network_budget(selection, states, size, budget), budget.shuffles(size)
+    with without_solver_lines():
+        most = removed_fraction(budgets, cheapest_levels(budgets, shuffles), shuffles)
+    if most < config.target and size.latency is not None and config.counts_latency:
+        dense = size.latency.dense_ms
+        raise ValueError(
+            f"{(1 - config.target) * dense:.3g} ms cannot be reached: the fastest that groups make this network in "
+            f"{size.latency.runtime} is {(1 - most) * dense:.3g} of {dense:.3g} ms; set target to at most "
+            f"{reachable_target(most)}, or share channel orders (orders='one-shuffle')"
+        )
     if most < config.target:
         width = config.min_channels_per_group
         limit = f" with min_channels_per_group={width}" if width > 1 else ""
@@ -315,7 +405,7 @@ def plan_for_target(
     selection: Selection, states: Sequence[LayerState], size: WholeNetwork, config: SparsifyConfig
 ) -> GroupingPlan:
     """The plan whose levels remove the target, with the orders refined for these levels."""
-    found = threshold_for_target(selection, states, size, config)
+    found = levels_for_target(selection, states, size, config)
     plan = plan_at_levels(selection, states, size, config, found.group_levels)
     return replace(plan, min_kept_norm=found.min_kept_norm)
 
@@ -336,7 +426,7 @@ def plan_at_levels(
     """
 
     def removed(budget: Budget) -> float:
-        return removed_fraction(network_budget(selection, states, size, budget), levels)
+        return removed_fraction(network_budget(selection, states, size, budget), levels, budget.shuffles(size))
 
     if removed(find_budget(config.budget)) > config.target + NOTABLE_SURPLUS:
         logger.warning(
@@ -360,6 +450,18 @@ def plan_at_levels(
         target=config.target,
         removed_param_fraction=removed(PARAMS),
         removed_mac_fraction=removed(MACS) if size.macs else None,
+        latency=None if size.latency is None else planned_latency(size.latency, levels),
+    )
+
+
+def planned_latency(table: LatencyTable, levels: Mapping[str, int]) -> PlannedLatency:
+    """What the times of the layers say about a plan with these levels."""
+    return PlannedLatency(
+        machine=table.machine,
+        runtime=table.runtime,
+        dense_ms=table.dense_ms,
+        expected_ms=table.expected_ms(levels),
+        layers_without_gain=table.layers_without_gain(),
     )
 
 

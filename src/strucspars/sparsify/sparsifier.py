@@ -19,6 +19,8 @@ from strucspars.core.hierarchy import checked_group_level, connection_mask, num_
 from strucspars.core.permutation import checked_permutation, inverse
 from strucspars.core.plan import GroupingPlan, group_counts
 from strucspars.cost.counting import ExampleInputs, uncompiled
+from strucspars.cost.latency import LatencyTable
+from strucspars.io.records import as_record, plain
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
 from strucspars.sparsify.advice import Advice
@@ -35,10 +37,12 @@ from strucspars.sparsify.planning import (
     agreed,
     check_values,
     learned_states,
+    levels_for_target,
+    measured_latency,
     network_size,
     plan_for_target,
     removed_by,
-    threshold_for_target,
+    with_known_target,
 )
 from strucspars.sparsify.progressive import Annealing, Decision, planned_state
 from strucspars.sparsify.reports import EpochReport, LayerReport, churn
@@ -95,10 +99,12 @@ class Sparsifier:
                 penalty: the less a connection matters, the stronger. A resumed training needs the same images. A
                 progressive schedule that decides before the first epoch decides as `one_shot_plan` does with them.
             example_inputs: a tensor or a tuple of them to count MACs with and to trace the network; needed for
-                `budget="macs"` and for shared orders.
+                `budget="macs"`, for `budget="latency"`, whose milliseconds are those of a call with these, and for
+                shared orders.
             executor: worker processes that learn the channel orders; None learns them here.
         """
-        self.config = config
+        self._asked, self._latency = config, measured_latency(model, example_inputs, config)
+        self.config = config = with_known_target(config, self._latency)
         self._model = model
         self._executor = executor
         selection = select_layers(model, config, filter_fn=filter_fn)
@@ -123,7 +129,7 @@ class Sparsifier:
         self._count = StepCount.of_layers(len(self.selection.layers))
         self._states = agreed(lambda: self._learned_states(None))
         # Fail now, not after the training, if the target is out of reach.
-        found = threshold_for_target(self.selection, self._states, self._size(), config)
+        found = levels_for_target(self.selection, self._states, self._size(), config)
         self._aims = self._aims_at(found)
         self._decision = Decision()
         self._annealing = Annealing(self.selection.layers) if config.schedule == "progressive" else None
@@ -209,7 +215,7 @@ class Sparsifier:
 
     def _size(self) -> WholeNetwork:
         """The size of the network now: parts that hold no layer to group may have been replaced."""
-        return network_size(self._model, self._example_inputs)
+        return network_size(self._model, self._example_inputs, self._latency)
 
     def end_epoch(self) -> EpochReport:
         """Refresh the orders, read off the levels, move lambda (Algorithm 1, lines 4 to 7).
@@ -227,7 +233,7 @@ class Sparsifier:
         )
         size = self._size()
         removed = removed_by(self.selection, self._states, size, self.config)
-        found = threshold_for_target(self.selection, self._states, size, self.config)
+        found = levels_for_target(self.selection, self._states, size, self.config)
         self._move_lambda_(removed, found)
         self._advice.after_epoch(
             self.config, self._controller, steps=max(self._count.steps) if self._attachments else None
@@ -348,7 +354,7 @@ class Sparsifier:
 
     def _prepare_decision_(self, annealing: Annealing, *, meets_target: bool) -> None:
         """See whether the plan has settled, and decide if so or if it is time."""
-        found = threshold_for_target(self.selection, self._states, self._size(), self.config)
+        found = levels_for_target(self.selection, self._states, self._size(), self.config)
         orders = [state.orders for state in self._states]
         layers, shared = planned_layers(self.selection.layers, found.group_levels, orders, self.selection.orders)
         self._decision = self._decision.followed_by(
@@ -399,6 +405,8 @@ class Sparsifier:
             "layers": layers,
             "decision": self._decision.state_dict(),
             "annealing": None if self._annealing is None else self._annealing.state_dict(),
+            # Another measurement, on another machine perhaps, would lead to another plan.
+            "latency": None if self._latency is None else plain(self._latency, "latency"),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -408,6 +416,9 @@ class Sparsifier:
                 f"cannot read sparsifier state of version {state.get('version')!r}, only of {STATE_VERSION}; give what "
                 "state_dict() of a Sparsifier returned"
             )
+        if state.get("latency") is not None:
+            self._latency = as_record(LatencyTable, state["latency"], "sparsifier state", "latency")
+            self.config = with_known_target(self._asked, self._latency)
         before, now = state["config"], asdict(self.config)
         if before != now:
             different = sorted(name for name in {*before, *now} if before.get(name, ...) != now.get(name, ...))

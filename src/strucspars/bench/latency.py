@@ -1,0 +1,364 @@
+"""How long every layer of a network takes at every group level, measured inside the network.
+
+The dense network and copies of it with all layers at one group level are written as files for deployment, and timed in
+turn. The runtime's own profile divides each time among the layers, so that a layer is measured with the memory, layouts
+and fused operations it has there. What the grouped networks take besides is copies of channels, and the changes of
+layout around them: it is shared out by the bytes that are copied.
+"""
+
+import logging
+import tempfile
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import nn
+
+from strucspars.bench.machine import environment, hardware
+from strucspars.bench.networks import random_plan
+from strucspars.bench.suite import TimingRules, interleaved_times, quartiles
+from strucspars.channels.sharing import NetworkChannels, UntraceableNetwork, network_channels
+from strucspars.convert.comparison import random_arguments
+from strucspars.convert.conversion import convert_
+from strucspars.core.budget import Shuffle
+from strucspars.cost.counting import ExampleInputs, arguments_of, count_macs
+from strucspars.cost.gathers import RemainingGather
+from strucspars.cost.latency import LatencyTable, cache_folder, network_key, read_table, write_table
+from strucspars.export.onnx import OnnxExporter
+from strucspars.export.openvino import EXACT, OpenVinoExporter
+from strucspars.export.program import Exporter, inference_program, without_chatter
+from strucspars.io.files import read_text
+from strucspars.io.records import parse_json
+from strucspars.nn.groupable import SelectedLayer, select_layers
+from strucspars.nn.names import copied, unwrapped
+from strucspars.sparsify.calibration import OnProgress, ignore_progress
+from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.orders import network_orders, own_sides
+
+logger = logging.getLogger(__name__)
+
+# 32 groups: narrower ones are rarely faster in the runtimes, and files run them as wider ones.
+MOST_LEVELS = 6
+# For every network together.
+RULES = TimingRules(seconds=15.0, visit_seconds=0.2, max_calls=10, min_rounds=5, max_rounds=15)
+PROFILED_CALLS = 12
+PROFILE_BYTES = 2**28
+
+
+def latency_table(
+    model: nn.Module, example_inputs: ExampleInputs, config: SparsifyConfig, on_progress: OnProgress | None = None
+) -> LatencyTable:
+    """The milliseconds of a dense network's layers in `config.runtime`, on one core; measured once for every machine.
+
+    Args:
+        model: the dense network; it does not change.
+        example_inputs: of the size that is to be fast, such as one image; their values do not matter.
+        config: the runtime, the order policy, and which layers may be grouped.
+        on_progress: called as `on_progress(what, done, total)`.
+    """
+    dense = copied(unwrapped(model)).cpu().eval()
+    arguments = random_arguments(_on_cpu(arguments_of(dense, example_inputs)), in_double=False)
+    runtime = find_runtime(config.runtime)
+    machine = " ".join(str(value) for value in hardware(environment()).values() if value)
+    layers = select_layers(dense, config).layers
+    key = network_key(
+        machine,
+        runtime.title,
+        config.orders,
+        config.pieces,
+        [(layer.name, layer.weight_shape, layer.largest_level) for layer in layers],
+        [(name, layer.macs) for name, layer in count_macs(dense, arguments).layers.items()],
+    )
+    path = cache_folder() / f"{key}.json"
+    try:
+        return read_table(path)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        logger.warning("the layers are timed again, because the table of their times is damaged: %s", error)
+    measured = _measured(dense, arguments, layers, config, runtime, on_progress or ignore_progress)
+    table = LatencyTable(machine=machine, runtime=runtime.title, network=key, **measured)
+    try:
+        write_table(path, table)
+    except OSError as error:
+        logger.warning("the times of the layers are not kept for the next time: %s", error)
+    return table
+
+
+def _on_cpu(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    moved: tuple[Any, ...] = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), arguments)
+    return moved
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TimedForm:
+    """The network with every layer at one level: seconds of a call, of its layers, and of everything else."""
+
+    layers: Mapping[str, float]
+    others: float
+    gathers: Sequence[RemainingGather]
+
+
+def _measured(
+    dense: nn.Module,
+    arguments: tuple[Any, ...],
+    layers: Sequence[SelectedLayer],
+    config: SparsifyConfig,
+    runtime: "ProfiledRuntime",
+    on_progress: OnProgress,
+) -> dict[str, Any]:
+    """The fields of a table that are measured."""
+    channels = _channels(dense, arguments)
+    orders = None if channels is None or config.has_free_orders else network_orders(channels, layers, config)
+    most = min(MOST_LEVELS, max((layer.largest_level for layer in layers), default=1))
+    with tempfile.TemporaryDirectory(prefix="strucspars-latency-") as folder:
+        files, gathers = [], []
+        for level in range(1, most + 1):
+            on_progress("exporting networks to time", level, most)
+            levels = {layer.name: min(level, layer.largest_level) for layer in layers}
+            form = dense if level == 1 else convert_(copied(dense), random_plan(dense, levels, orders, seed=0))
+            program = inference_program(form, arguments, group_width=runtime.exporter.group_width)
+            files.append(Path(folder) / f"level{level}{runtime.exporter.suffix}")
+            runtime.exporter.write(program, files[-1])
+            gathers.append(program.gathers)
+        forms = _timed(files, gathers, arguments, {layer.name for layer in layers}, runtime, on_progress)
+    rest = forms[0].others
+    copied_bytes = sum(gather.nbytes for form in forms for gather in form.gathers)
+    # Noise can make this negative where next to nothing is copied.
+    ms_per_byte = 1000 * max(0.0, sum(form.others - rest for form in forms)) / copied_bytes if copied_bytes else 0.0
+    return {
+        "dense_ms": 1000 * (rest + sum(forms[0].layers.values())),
+        "layers": {
+            layer.name: tuple(1000 * form.layers.get(layer.name, 0.0) for form in forms[: layer.largest_level])
+            for layer in layers
+        },
+        "shuffles": tuple(_shuffles(channels, layers, config, forms[-1].gathers, ms_per_byte)),
+    }
+
+
+def _channels(dense: nn.Module, arguments: tuple[Any, ...]) -> NetworkChannels | None:
+    try:
+        return network_channels(dense, arguments)
+    except UntraceableNetwork:
+        return None
+
+
+def _timed(
+    files: Sequence[Path],
+    gathers: Sequence[Sequence[RemainingGather]],
+    arguments: tuple[Any, ...],
+    names: set[str],
+    runtime: "ProfiledRuntime",
+    on_progress: OnProgress,
+) -> list[_TimedForm]:
+    inputs = [tensor.numpy() for tensor in arguments]
+    programs = {place: partial(runtime.load(file), inputs) for place, file in enumerate(files)}
+    steps = round(RULES.seconds)
+    times = interleaved_times(
+        programs, RULES, on_round=lambda _, elapsed: on_progress("timing networks", min(round(elapsed), steps), steps)
+    )
+    forms = []
+    for place, file in enumerate(files):
+        by_layer, total = runtime.profile(file, inputs)
+        if missing := names - set(by_layer):
+            raise ValueError(
+                f"the profile of {runtime.title} lacks layer {min(missing)!r}, so its time is not known; exclude the "
+                "layer, use another runtime, or set budget='macs'"
+            )
+        # Profiling takes time itself.
+        scale = quartiles(times[place])[1] / total
+        layers = {name: scale * by_layer[name] for name in names}
+        forms.append(_TimedForm(layers=layers, others=scale * total - sum(layers.values()), gathers=gathers[place]))
+    return forms
+
+
+def _shuffles(
+    channels: NetworkChannels | None,
+    layers: Sequence[SelectedLayer],
+    config: SparsifyConfig,
+    gathers: Iterable[RemainingGather],
+    ms_per_byte: float,
+) -> Iterable[Shuffle]:
+    """Where layers make copies: for classes of channels with several orders; or, without a graph, on every side."""
+    if channels is None:
+        for gather in gathers:
+            yield Shuffle(ms_per_byte * gather.nbytes, (gather.layer,), free_sides=0)
+        return
+    for found, names in own_sides(channels, layers, config):
+        free_sides = 0 if found.is_fixed else 1
+        if len(names) > free_sides:
+            yield Shuffle(ms_per_byte * found.num_bytes, names, free_sides)
+
+
+class ProfiledRuntime(ABC):
+    """A runtime that tells how long each layer of a file takes; one core, float32."""
+
+    exporter: Exporter
+
+    @property
+    def title(self) -> str:
+        """Its name and version."""
+        return self.exporter.runtime()
+
+    @abstractmethod
+    def load(self, path: Path) -> Callable[[list[Any]], object]:
+        """The program in a file."""
+
+    @abstractmethod
+    def profile(self, path: Path, inputs: list[Any]) -> tuple[Mapping[str, float], float]:
+        """Seconds of every layer, by its name, and of all operations together."""
+
+
+@final
+class ProfiledOnnxRuntime(ProfiledRuntime):
+    """ONNX Runtime. It calls a fused operation by the last value or node that went into it."""
+
+    exporter = OnnxExporter()
+
+    def load(self, path: Path) -> Callable[[list[Any]], object]:
+        """The program in a file."""
+        return self._program(path, self._options())
+
+    def profile(self, path: Path, inputs: list[Any]) -> tuple[Mapping[str, float], float]:
+        """Seconds of every layer, and of all operations together."""
+        import onnx
+
+        options = self._options()
+        options.enable_profiling, options.profile_file_prefix = True, str(path.with_suffix(""))
+        program = self._program(path, options)
+        for _ in range(PROFILED_CALLS):
+            program(inputs)
+        trace = Path(program.keywords["session"].end_profiling())
+        events = [event for event in parse_json(read_text(trace, limit=PROFILE_BYTES), str(trace)) if _is_kernel(event)]
+        seconds: dict[str, list[float]] = defaultdict(list)
+        for event in events:
+            seconds[event["name"].removesuffix("_kernel_time")].append(event["dur"] / 1e6)
+        layers = _layers_of_nodes(onnx.load(path).graph, seconds)
+        return _by_layer({name: float(np.median(each)) for name, each in seconds.items()}, layers)
+
+    def _options(self) -> Any:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 4
+        return options
+
+    def _program(self, path: Path, options: Any) -> "partial[object]":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return partial(_run_session, session=session)
+
+
+def _run_session(inputs: list[Any], *, session: Any) -> object:
+    names = [value.name for value in session.get_inputs()]
+    return session.run(None, dict(zip(names, inputs, strict=True)))
+
+
+def _is_kernel(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time")
+
+
+# What a runtime may compute together with the convolution or matrix product before it.
+FUSED = {"Add", "BatchNormalization", "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Mul"}
+FUSED |= {"PRelu", "QuickGelu", "Relu", "Sigmoid", "Softplus", "Sum", "Tanh"}
+
+
+def _layers_of_nodes(graph: Any, executed: Iterable[str]) -> dict[str, str]:
+    """The layer that each executed operation computes, of those that compute one.
+
+    An operation has the name of a node or, with a suffix, that of the value it makes. Fused ones have the name of the
+    last node or value: of the layers before it, it is the latest without an operation of its own.
+    """
+    weights = {value.name for value in graph.initializer}
+    behind: dict[str, list[str]] = defaultdict(list)  # by node and by value: layers that end there, in order
+    own: dict[str, str] = {}
+    for node in graph.node:
+        weight = next((name for name in node.input if name in weights and name.endswith(".weight")), None)
+        if weight is not None and node.op_type in ("Conv", "Gemm", "MatMul"):
+            layer = weight.removesuffix(".weight")
+            own[node.name] = own[node.output[0]] = layer
+            ends = [layer]
+        else:
+            ends = [layer for name in node.input for layer in behind[name]] if node.op_type in FUSED else []
+        for name in (node.name, *node.output):
+            behind[name] = ends
+    order = {layer: place for place, layer in enumerate(dict.fromkeys(own.values()))}
+    plain = {name: name.removesuffix("_nchwc").removeprefix("fused ") for name in executed}
+    found = {name: own[bare] for name, bare in plain.items() if bare in own}
+    for name, bare in plain.items():
+        left = [layer for layer in behind.get(bare, ()) if layer not in found.values()]
+        if name not in found and left:
+            found[name] = max(left, key=order.__getitem__)
+    return found
+
+
+def _by_layer(seconds: Mapping[str, float], layers: Mapping[str, str]) -> tuple[dict[str, float], float]:
+    total: dict[str, float] = defaultdict(float)
+    for name, layer in layers.items():
+        total[layer] += seconds[name]
+    return dict(total), sum(seconds.values())
+
+
+@final
+class ProfiledOpenVino(ProfiledRuntime):
+    """OpenVINO. It keeps the names of the file's operations."""
+
+    exporter = OpenVinoExporter()
+
+    def load(self, path: Path) -> Callable[[list[Any]], object]:
+        """The program in a file."""
+        return partial(self._compiled(path, {})[0].infer)
+
+    def profile(self, path: Path, inputs: list[Any]) -> tuple[Mapping[str, float], float]:
+        """Seconds of every layer, and of all operations together."""
+        request, model = self._compiled(path, {"PERF_COUNT": "YES"})
+        seconds: dict[str, list[float]] = defaultdict(list)
+        for _ in range(PROFILED_CALLS):
+            request.infer(inputs)
+            for operation in request.profiling_info:
+                seconds[operation.node_name].append(operation.real_time.total_seconds())
+        layers = {name: layer for name, layer in _layers_of_operations(model).items() if name in seconds}
+        return _by_layer({name: float(np.median(each)) for name, each in seconds.items()}, layers)
+
+    def _compiled(self, path: Path, more: Mapping[str, str]) -> tuple[Any, Any]:
+        import openvino
+
+        with without_chatter():
+            model = openvino.Core().read_model(path)
+            compiled = openvino.Core().compile_model(model, "CPU", {**EXACT, "PERFORMANCE_HINT": "LATENCY", **more})
+        return compiled.create_infer_request(), model
+
+
+def _layers_of_operations(model: Any) -> dict[str, str]:
+    """The layer of every operation that has a weight, through the reshapes between the two."""
+    layers = {}
+    for operation in model.get_ordered_ops():
+        if operation.get_type_name() not in ("Convolution", "GroupConvolution", "MatMul"):
+            continue
+        source = operation.input_value(1).get_node()
+        while source.get_type_name() in ("Convert", "Reshape", "Transpose"):
+            source = source.input_value(0).get_node()
+        name = source.get_friendly_name()
+        if name.endswith(".weight"):
+            layers[operation.get_friendly_name()] = name.removesuffix(".weight")
+    return layers
+
+
+RUNTIMES: Mapping[str, Callable[[], ProfiledRuntime]] = {
+    "onnxruntime": ProfiledOnnxRuntime,
+    "openvino": ProfiledOpenVino,
+}
+
+
+def find_runtime(name: str) -> ProfiledRuntime:
+    """The runtime of this name."""
+    if name not in RUNTIMES:
+        raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)}, got {name!r}")
+    return RUNTIMES[name]()
