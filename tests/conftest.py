@@ -30,3 +30,9 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep measured times out of the user's folder, and those of other tests out of this one."""
+    monkeypatch.setenv("STRUCSPARS_CACHE", str(tmp_path_factory.mktemp("cache")))

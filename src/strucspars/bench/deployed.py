@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -90,38 +90,67 @@ def deployed_pair(
     The compressed network is written to `path`; the file of the dense one is temporary. A dense network that was never
     trained for these labels, with `is_dense_trained=False`, is not scored.
     """
-    models, example = {"dense": dense, "compressed": compressed}, random_image(image_shape)
     with tempfile.TemporaryDirectory(prefix="strucspars-dense-") as folder:
-        files = {"dense": Path(folder) / "dense.onnx", "compressed": path}
-        reports = {}
-        for form, model in models.items():
-            on_progress(f"exporting the {form} network", 0.0)
-            reports[form] = export(model, files[form], example_inputs=example, preprocessing=preprocessing)
-        image = example[:1].numpy()
-        programs = {form: partial(OnnxRunner(file, threads=1), image) for form, file in files.items()}
-        times = interleaved_times(
-            programs, rules, on_round=lambda _, elapsed: on_progress("timing", min(1.0, elapsed / rules.seconds))
+        found = deployed_networks(
+            {"dense": (dense, Path(folder) / "dense.onnx"), "compressed": (compressed, path)},
+            image_shape=image_shape,
+            preprocessing=preprocessing,
+            batches=batches,
+            scored=FORMS if is_dense_trained else FORMS[1:],
+            rules=rules,
+            on_progress=on_progress,
         )
-        scored = FORMS if is_dense_trained else FORMS[1:]
-        # Side by side, with no more threads than cores: those of ONNX Runtime wait by spinning.
-        threads = max(1, (os.cpu_count() or 1) // len(scored))
-        runners = {form: OnnxRunner(files[form], threads=threads) for form in scored}
-        hits, images = _hits(runners, batches, on_progress)
-    counts = {form: count_macs(model, example[:1]) for form, model in models.items()}
-    found = [
-        DeployedNetwork(
+    (before, _), (after, speedup) = (found.networks[form] for form in FORMS)
+    return DeployedPair(
+        dense=before, compressed=after, speedup=speedup, images=found.images, path=path, expected=expected
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployedNetworks:
+    """Networks as files, each with its speed-up over the first, and on how many images they were scored."""
+
+    networks: Mapping[str, tuple[DeployedNetwork, Ratio]]
+    images: int
+
+
+def deployed_networks(
+    forms: Mapping[str, tuple[nn.Module, Path]],
+    *,
+    image_shape: tuple[int, int, int],
+    preprocessing: Preprocessing | None = None,
+    batches: Iterable[Batch] = (),
+    scored: Sequence[str] | None = None,
+    rules: TimingRules = SITTING,
+    on_progress: OnProgress = lambda words, done: None,
+) -> DeployedNetworks:
+    """Export networks to the ONNX files named beside them, time these in turn, and score those named on images."""
+    example, reports = random_image(image_shape), {}
+    for form, (model, file) in forms.items():
+        on_progress(f"exporting the {form} network", 0.0)
+        reports[form] = export(model, file, example_inputs=example, preprocessing=preprocessing)
+    image = example[:1].numpy()
+    programs = {form: partial(OnnxRunner(file, threads=1), image) for form, (_, file) in forms.items()}
+    times = interleaved_times(
+        programs, rules, on_round=lambda _, elapsed: on_progress("timing", min(1.0, elapsed / rules.seconds))
+    )
+    names = list(forms if scored is None else scored)
+    # Side by side, with no more threads than cores: those of ONNX Runtime wait by spinning.
+    threads = max(1, (os.cpu_count() or 1) // len(names))
+    runners = {form: OnnxRunner(forms[form][1], threads=threads) for form in names}
+    hits, images = _hits(runners, batches, on_progress)
+    (first, *_), networks = forms, {}
+    for form, (model, _) in forms.items():
+        count = count_macs(model, example[:1])
+        deployed = DeployedNetwork(
             top1=hits[form] / images if images and form in hits else None,
-            params=counts[form].params,
-            macs=counts[form].macs,
+            params=count.params,
+            macs=count.macs,
             file_bytes=reports[form].nbytes,
             ms=1000 * quartiles(times[form])[1],
         )
-        for form in FORMS
-    ]
-    speedup = paired_ratio(times["dense"], times["compressed"])
-    return DeployedPair(
-        dense=found[0], compressed=found[1], speedup=speedup, images=images, path=path, expected=expected
-    )
+        networks[form] = deployed, paired_ratio(times[first], times[form])
+    return DeployedNetworks(networks=networks, images=images)
 
 
 def _hits(

@@ -10,7 +10,7 @@ import logging
 import tempfile
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import nn
 from strucspars.bench.machine import environment, hardware
 from strucspars.bench.networks import random_plan
 from strucspars.bench.suite import TimingRules, interleaved_times, quartiles
-from strucspars.channels.sharing import NetworkChannels, UntraceableNetwork, network_channels
+from strucspars.channels.sharing import NetworkChannels, network_channels
 from strucspars.convert.comparison import random_arguments
 from strucspars.convert.conversion import convert_
 from strucspars.core.budget import Shuffle
@@ -48,6 +48,8 @@ MOST_LEVELS = 6
 # For every network together.
 RULES = TimingRules(seconds=15.0, visit_seconds=0.2, max_calls=10, min_rounds=5, max_rounds=15)
 PROFILED_CALLS = 12
+# Between the quartiles, of the median.
+NOTABLE_SPREAD = 0.15
 PROFILE_BYTES = 2**28
 
 
@@ -61,6 +63,9 @@ def latency_table(
         example_inputs: of the size that is to be fast, such as one image; their values do not matter.
         config: the runtime, the order policy, and which layers may be grouped.
         on_progress: called as `on_progress(what, done, total)`.
+
+    Raises:
+        ValueError: the network cannot be traced or exported.
     """
     dense = copied(unwrapped(model)).cpu().eval()
     arguments = random_arguments(_on_cpu(arguments_of(dense, example_inputs)), in_double=False)
@@ -80,8 +85,8 @@ def latency_table(
         return read_table(path)
     except FileNotFoundError:
         pass
-    except ValueError as error:
-        logger.warning("the layers are timed again, because the table of their times is damaged: %s", error)
+    except (OSError, ValueError) as error:
+        logger.warning("the layers are timed again, because the table of their times cannot be read: %s", error)
     measured = _measured(dense, arguments, layers, config, runtime, on_progress or ignore_progress)
     table = LatencyTable(machine=machine, runtime=runtime.title, network=key, **measured)
     try:
@@ -114,8 +119,8 @@ def _measured(
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     """The fields of a table that are measured."""
-    channels = _channels(dense, arguments)
-    orders = None if channels is None or config.has_free_orders else network_orders(channels, layers, config)
+    channels = network_channels(dense, arguments)
+    orders = None if config.has_free_orders else network_orders(channels, layers, config)
     most = min(MOST_LEVELS, max((layer.largest_level for layer in layers), default=1))
     with tempfile.TemporaryDirectory(prefix="strucspars-latency-") as folder:
         files, gathers = [], []
@@ -138,15 +143,8 @@ def _measured(
             layer.name: tuple(1000 * form.layers.get(layer.name, 0.0) for form in forms[: layer.largest_level])
             for layer in layers
         },
-        "shuffles": tuple(_shuffles(channels, layers, config, forms[-1].gathers, ms_per_byte)),
+        "shuffles": tuple(_shuffles(channels, layers, config, ms_per_byte)),
     }
-
-
-def _channels(dense: nn.Module, arguments: tuple[Any, ...]) -> NetworkChannels | None:
-    try:
-        return network_channels(dense, arguments)
-    except UntraceableNetwork:
-        return None
 
 
 def _timed(
@@ -163,33 +161,36 @@ def _timed(
     times = interleaved_times(
         programs, RULES, on_round=lambda _, elapsed: on_progress("timing networks", min(round(elapsed), steps), steps)
     )
+    low, usual, high = quartiles(times[0])
+    if high - low > NOTABLE_SPREAD * usual:
+        logger.warning(
+            "the dense network takes %.2f to %.2f ms: the machine seems busy, so the milliseconds are uncertain; to "
+            "measure again when it is idle, empty %s",
+            1000 * low,
+            1000 * high,
+            cache_folder(),
+        )
+    seconds = [quartiles(times[place])[1] for place in programs]
+    profiles = [runtime.profile(file, inputs) for file in files]
+    # Profiling takes time itself, of every network the same share.
+    scale = sum(seconds) / sum(total for _, total in profiles)
     forms = []
-    for place, file in enumerate(files):
-        by_layer, total = runtime.profile(file, inputs)
+    for (by_layer, _), whole, found in zip(profiles, seconds, gathers, strict=True):
         if missing := names - set(by_layer):
             raise ValueError(
                 f"the profile of {runtime.title} lacks layer {min(missing)!r}, so its time is not known; exclude the "
                 "layer, use another runtime, or set budget='macs'"
             )
-        # Profiling takes time itself.
-        scale = quartiles(times[place])[1] / total
         layers = {name: scale * by_layer[name] for name in names}
-        forms.append(_TimedForm(layers=layers, others=scale * total - sum(layers.values()), gathers=gathers[place]))
+        others = max(0.0, whole - sum(layers.values()))
+        forms.append(_TimedForm(layers=layers, others=others, gathers=found))
     return forms
 
 
 def _shuffles(
-    channels: NetworkChannels | None,
-    layers: Sequence[SelectedLayer],
-    config: SparsifyConfig,
-    gathers: Iterable[RemainingGather],
-    ms_per_byte: float,
-) -> Iterable[Shuffle]:
-    """Where layers make copies: for classes of channels with several orders; or, without a graph, on every side."""
-    if channels is None:
-        for gather in gathers:
-            yield Shuffle(ms_per_byte * gather.nbytes, (gather.layer,), free_sides=0)
-        return
+    channels: NetworkChannels, layers: Sequence[SelectedLayer], config: SparsifyConfig, ms_per_byte: float
+) -> Iterator[Shuffle]:
+    """Where layers make copies: on channels that are used in several orders."""
     for found, names in own_sides(channels, layers, config):
         free_sides = 0 if found.is_fixed else 1
         if len(names) > free_sides:

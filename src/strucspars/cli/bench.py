@@ -89,9 +89,9 @@ def bench(
         chosen = None if orders == "free" else orders
         ignored = {"--rates": rates, "--min-channels-per-group": width, "--orders": chosen}
         refuse_ignored(f"the network in {network} has its own", ignored)
-    policies = _listed("--orders", orders, str, "names")
+    policies = listed("--orders", orders, str, "names")
     usual = tuple(PAPER_GROUPS.get(network, (0.5,)))
-    wanted = usual if rates is None else _listed("--rates", rates, _rate, "fractions between 0 and 1")
+    wanted = usual if rates is None else listed("--rates", rates, rate, "fractions between 0 and 1")
 
     def build() -> list[BenchNetwork]:
         if found.weights is not None:
@@ -103,9 +103,9 @@ def bench(
         network=network if found.weights is None else Path(network).expanduser().resolve().name,
         image_shape=found.image_shape,
         build=build,
-        runtimes=_listed("--runtimes", runtimes, str, "names"),
-        batches=_listed("--batch", batch, _count, "whole numbers from 1 on"),
-        threads=_listed("--threads", threads.replace("all", cores), _count, "whole numbers from 1 on, or all"),
+        runtimes=listed("--runtimes", runtimes, str, "names"),
+        batches=listed("--batch", batch, _count, "whole numbers from 1 on"),
+        threads=listed("--threads", threads.replace("all", cores), _count, "whole numbers from 1 on, or all"),
         widen_groups_below=widen_groups_below,
     )
     rules = TimingRules(seconds=seconds)
@@ -121,7 +121,8 @@ def bench(
         raise RunFailed(f"{len(errors)} of {len(report.rows)} programs were not timed; the first: {errors[0]}")
 
 
-def _rate(text: str) -> float:
+def rate(text: str) -> float:
+    """A fraction to remove."""
     if not 0 < float(text) < 1:
         raise ValueError(f"{text} is not a fraction to remove")
     return float(text)
@@ -133,7 +134,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _listed(option: str, text: str, parse: Callable[[str], Value], kind: str) -> tuple[Value, ...]:
+def listed(option: str, text: str, parse: Callable[[str], Value], kind: str) -> tuple[Value, ...]:
     """The values of a comma-separated list, without duplicates."""
     try:
         return tuple(dict.fromkeys(parse(part.strip()) for part in text.split(",")))

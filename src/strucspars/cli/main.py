@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from strucspars._version import __version__
-from strucspars.cli import bench, compress, demo, evaluate, export, reproduce, run, summary
+from strucspars.cli import bench, compress, demo, evaluate, export, reproduce, run, summary, sweep
 from strucspars.cli.console import examples, is_first_process
 from strucspars.cli.errors import reported
 
@@ -50,6 +50,7 @@ for name, command, epilogue in (
     ("summary", summary.summary, summary.SUMMARY_EXAMPLES),
     ("export", export.export, export.EXAMPLES),
     ("bench", bench.bench, bench.EXAMPLES),
+    ("sweep", sweep.sweep, sweep.EXAMPLES),
     ("report", summary.report, summary.REPORT_EXAMPLES),
     ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
 ):

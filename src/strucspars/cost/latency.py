@@ -34,7 +34,7 @@ class LatencyTable:
     shuffles: tuple[Shuffle, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dense_ms <= 0 or not all(ms and min(ms) >= 0 for ms in self.layers.values()):
+        if not self.dense_ms > 0 or not all(ms and min(ms) >= 0 for ms in self.layers.values()):
             raise ValueError("milliseconds must be positive, with one entry per level for every layer")
 
     def ms_by_level(self, name: str, num_levels: int) -> tuple[float, ...]:

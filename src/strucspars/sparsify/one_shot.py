@@ -86,37 +86,60 @@ def one_shot_plan(
     2
     """
     config = target if isinstance(target, SparsifyConfig) else SparsifyConfig(target=target)
-    data = None if calibration is None else Calibration.of(calibration).on(device_of(model))
-    selection = select_layers(model, config, filter_fn=filter_fn)
-    if config.target > 0:
-        selection.check_not_empty()
-    check_values(selection.layers)
-    if data is not None and example_inputs is None:
-        example_inputs = data.images[0][:1]
-    latency = measured_latency(model, example_inputs, config, on_progress)
-    config = with_known_target(config, latency)
-    size = network_size(model, example_inputs, latency)
-    selection = with_network_orders(selection, model, config, example_inputs)
-
-    def decide() -> GroupingPlan:
-        if data is not None and selection.layers:
-            measured = measured_layers(model, selection, config, data, on_progress or ignore_progress)
-            return plan_by_loss(selection, measured, size, config)
-        states = learned_states(selection.layers, config, None, network=selection.orders)
-        return plan_for_target(selection, states, size, config)
-
-    plan = agreed(decide)
-    if data is None:
+    (plan,) = one_shot_plans(
+        model,
+        config,
+        None,
+        calibration=calibration,
+        filter_fn=filter_fn,
+        example_inputs=example_inputs,
+        on_progress=on_progress,
+    )
+    if calibration is None:
+        layers = select_layers(model, config, filter_fn=filter_fn).layers
         logger.warning(
             "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm; without"
             " images the network is not usable as it is: give calibration=batches (a few hundred), recalibrate its "
             "batch norms at the least, or finetune before you judge it",
             100 * plan.removed_param_fraction,
-            100 * (1 - kept_fraction(selection.layers, plan, config.importance)),
+            100 * (1 - kept_fraction(layers, plan, config.importance)),
         )
     else:
         _log_prediction(plan)
     return plan
+
+
+def one_shot_plans(
+    model: nn.Module,
+    config: SparsifyConfig,
+    targets: Sequence[float] | None,
+    *,
+    calibration: Iterable[CalibrationBatch] | Calibration | None = None,
+    filter_fn: FilterFn | None = None,
+    example_inputs: ExampleInputs | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[GroupingPlan]:
+    """A plan for every target, from one look at the layers; None is the target of the options. Logs nothing."""
+    data = None if calibration is None else Calibration.of(calibration).on(device_of(model))
+    selection = select_layers(model, config, filter_fn=filter_fn)
+    if config.target > 0 or targets:
+        selection.check_not_empty()
+    check_values(selection.layers)
+    if data is not None and example_inputs is None:
+        example_inputs = data.images[0][:1]
+    latency = measured_latency(model, example_inputs, config, on_progress)
+    wanted = [replace(config, target=target) for target in targets] if targets else [with_known_target(config, latency)]
+    size = network_size(model, example_inputs, latency)
+    selection = with_network_orders(selection, model, config, example_inputs)
+
+    def decide() -> list[GroupingPlan]:
+        if data is not None and selection.layers:
+            measured = measured_layers(model, selection, config, data, on_progress or ignore_progress)
+            return [plan_by_loss(selection, measured, size, each) for each in wanted]
+        states = learned_states(selection.layers, config, None, network=selection.orders)
+        return [plan_for_target(selection, states, size, each) for each in wanted]
+
+    return agreed(decide)
 
 
 def _log_prediction(plan: GroupingPlan) -> None:

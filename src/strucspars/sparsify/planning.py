@@ -135,7 +135,9 @@ def with_known_target(config: SparsifyConfig, latency: LatencyTable | None) -> S
     """The options with the fraction to remove that `target_ms` asks for."""
     if config.target_ms is None or latency is None:
         return config
-    return replace(config, target=max(0.0, 1 - config.target_ms / latency.dense_ms), target_ms=None)
+    # Rounded down, so that levels that take just these milliseconds meet it.
+    target = max(0.0, 1 - config.target_ms / latency.dense_ms - 1e-9)
+    return replace(config, target=target, target_ms=None)
 
 
 def agreed(decide: Callable[[], Decision]) -> Decision:
@@ -286,7 +288,8 @@ def network_budget(
     if budget.whole is None:
         rest = sum(cost for _, cost in _skipped_costs(selection, size, budget))
     else:
-        rest = budget.whole(size) - sum(layer.cost for layer in budgets)
+        # Sums of milliseconds are rounded.
+        rest = max(0.0, budget.whole(size) - sum(layer.cost for layer in budgets))
     return [*budgets, LayerBudget(EVERYTHING_ELSE, rest)]
 
 
