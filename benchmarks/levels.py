@@ -25,7 +25,7 @@ from strucspars.convert.conversion import convert_
 from strucspars.cost.text_table import Column, markdown_table, percent
 from strucspars.models.weights import load_weights_
 from strucspars.nn.groupable import select_layers
-from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.config import Levels, SparsifyConfig
 from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.planning import kept_fraction
 from strucspars.train.epochs import Evaluation
@@ -34,7 +34,8 @@ from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run import Run
 from strucspars.train.run_folder import RunFolder
 
-BUDGETS, TARGETS, LEVELS = ("params", "macs"), (0.2, 0.35, 0.5), ("threshold", "knapsack")
+BUDGETS, TARGETS = ("params", "macs"), (0.2, 0.35, 0.5)
+LEVELS: tuple[Levels, ...] = ("threshold", "knapsack")
 IMAGES = 1024
 PAGE = """# Group levels by a threshold and by a knapsack
 

@@ -31,7 +31,7 @@ from strucspars.train.recipe_reading import option_groups
 from strucspars.train.run_folder import RunFolderBusy
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "command-line.md"
-COMMANDS = ("demo", "run", "compress", "eval", "summary", "export", "bench", "report", "reproduce")
+COMMANDS = ("demo", "run", "compress", "eval", "summary", "export", "bench", "sweep", "report", "reproduce")
 
 
 def test_help_names_every_command() -> None:
