@@ -93,6 +93,28 @@ def test_converted_networks_compute_what_masked_ones_do(options: dict[str, objec
     torch.testing.assert_close(ss.convert_(network(), plan)(IMAGES), masked)
 
 
+class Exchanged(nn.Module):
+    """Two parts of the channels change places; a linear layer, which is not grouped, reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.written, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 1), nn.Linear(16, 5)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        first, second = self.written(functional.relu(self.stem(images))).split([10, 6], dim=1)
+        return self.head(torch.cat([second, first], 1).mean((2, 3)))
+
+
+def test_channels_of_several_parts_that_only_one_layer_orders_stay_in_their_parts() -> None:
+    torch.manual_seed(0)
+    model = Exchanged()
+    plan = ss.one_shot_plan(model, CONFIG, example_inputs=IMAGES)
+    assert sorted(plan.layers["written"].out_perm[:10].tolist()) == list(range(10))
+    report = ss.fold_report(ss.fold(ss.convert_(model, plan), IMAGES))
+    assert report is not None
+    assert "output" not in [gather.side for gather in report.gathers]
+
+
 def test_calibrated_plans_share_orders_without_example_inputs() -> None:
     plan = ss.compress(network(), replace(CONFIG, target=0.3), calibration=[IMAGES.repeat(8, 1, 1, 1)])
     first, *others = orders(plan, STREAM_SIDES)

@@ -129,13 +129,12 @@ def orders_of(
     """Orders that serve the level of each layer: by `solve` for those that share none, of the others together."""
     if network is None:
         return list(solve(layers))
-    uses = network.uses()
     tied = {name for family in network.in_pieces for name in family.names} | network.fixed
-    shares = {
-        layer.name for layer in layers if any(uses[name] > 1 or name in tied for name in network.names(layer.name))
-    }
-    together = [layer for layer in layers if layer.name in shares]
-    alone = [layer for layer in layers if layer.name not in shares]
+    # The order of a side of several parts must not mix them, also where no other layer orders the parts.
+    tied |= {name for sides in network.sides.values() for side in sides if len(side) > 1 for name in side}
+    tied |= {name for name, count in network.uses().items() if count > 1}
+    together = [layer for layer in layers if not tied.isdisjoint(network.names(layer.name))]
+    alone = [layer for layer in layers if tied.isdisjoint(network.names(layer.name))]
     found = _orders_together(together, network, config, penalty) if together else {}
     found |= zip((layer.name for layer in alone), solve(alone), strict=True)
     return [found[layer.name] for layer in layers]
