@@ -197,6 +197,13 @@ def test_pieces_must_divide_the_channels() -> None:
         replace(CONFIG, pieces=0)
 
 
+def test_pieces_do_not_matter_where_only_one_layer_orders_the_channels() -> None:
+    # The images have three channels, so that nothing groups the first layer.
+    model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.Conv2d(12, 16, 1), nn.Conv2d(16, 16, 1))
+    plan = ss.one_shot_plan(model, replace(CONFIG, pieces=8), example_inputs=IMAGES)
+    assert [layer.pieces for layer in plan.layers.values()] == [8, 8]
+
+
 def test_the_name_of_a_policy_is_checked_with_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"orders must be one of free, shared, one-shuffle.* did you mean 'shared'"):
         replace(CONFIG, orders="share")
