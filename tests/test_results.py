@@ -12,6 +12,7 @@ import cifar10_page
 import compatibility
 import inference_page
 import one_shot
+import order_policies
 import over_runs
 import pytest
 import record_run
@@ -276,6 +277,35 @@ def test_compressed_networks_are_as_much_faster_as_was_asked_for() -> None:
     assert not [row.error for row in report.rows if row.error]
     reached = inference_page.best_compressed(report)
     assert all(reached[rate] >= goal for rate, goal in GOALS.items())
+
+
+# The same for shared orders, random ones and those learned from trained weights.
+GOALS_OF_ORDERS = {
+    (0.65, "shared"): 2.1,
+    (0.65, "one-shuffle"): 2.2,
+    (0.85, "shared"): 3.2,
+    (0.85, "one-shuffle"): 3.4,
+}
+
+
+@pytest.mark.parametrize("name", ["resnet50-orders", "resnet50-learned"])
+def test_networks_with_shared_orders_are_as_much_faster_as_was_asked_for(name: str) -> None:
+    report = report_from_json((inference_page.FOLDER / f"{name}.json").read_text())
+    assert not [row.error for row in report.rows if row.error]
+    reached = inference_page.best_by_orders(report)
+    assert all(reached[key][0] >= goal for key, goal in GOALS_OF_ORDERS.items())
+
+
+def test_the_page_of_order_policies_is_that_of_its_measurements() -> None:
+    assert order_policies.OUT.with_suffix(".md").read_text() == order_policies.markdown(order_policies.OUT)
+
+
+def test_the_page_about_shuffles_shows_measured_numbers() -> None:
+    page, rows = (ROOT / "docs" / "shuffles.md").read_text(), over_runs.measured_rows(order_policies.OUT)
+    for table in inference_page.orders_tables().values():
+        assert table in page
+    assert order_policies.norms_table(rows) in page
+    assert order_policies.training_table(rows) in page
 
 
 def test_the_readme_is_right_about_the_loss_of_accuracy() -> None:

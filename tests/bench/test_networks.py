@@ -5,9 +5,18 @@ import torch
 from torch import nn
 
 import strucspars as ss
-from strucspars.bench.networks import BenchNetwork, conv_params, networks_of_run, random_networks, with_random_norms
+from strucspars.bench.networks import (
+    BenchNetwork,
+    conv_params,
+    networks_of_run,
+    random_networks,
+    trained_networks,
+    with_random_norms,
+)
+from strucspars.convert.conversion import convert_, plan_of
 from strucspars.models.catalogue import build_model
 from strucspars.nn.layers import channel_orders, is_grouped
+from strucspars.nn.names import copied
 
 SHAPE = (3, 32, 32)
 
@@ -66,6 +75,24 @@ def test_all_orders_of_a_random_network_are_shuffles() -> None:
     for module in grouped:
         for order in channel_orders(module).values():
             assert not torch.equal(order, torch.arange(len(order)))
+
+
+def test_orders_of_trained_weights_are_learned_from_them_by_every_policy() -> None:
+    dense = build_model("cifar-resnet8", num_classes=10).eval()
+    policies = ("free", "shared")
+    networks = trained_networks(dense, "cifar-resnet8", [0.6], image_shape=SHAPE, orders=policies)
+    drawn = random_networks("cifar-resnet8", [0.6], image_shape=SHAPE, num_classes=10, orders=policies)
+    assert [(each.form, each.orders) for each in networks] == [(each.form, each.orders) for each in drawn]
+    plan = plan_of(drawn[1].model)
+    assert plan is not None
+    at_random, *kept = (
+        sum(float(each.weight.detach().abs().sum()) for each in model.modules() if isinstance(each, nn.Conv2d))
+        for model in (convert_(copied(dense), plan), *(network.model for network in networks))
+    )
+    assert kept[0] > kept[1] > at_random
+    assert kept[2] > at_random
+    gathers = [len(ss.fold_report(ss.fold(each.model, torch.randn(1, *SHAPE))).gathers) for each in networks[1:3]]
+    assert gathers[1] < gathers[0]
 
 
 def test_random_networks_have_no_groups_narrower_than_asked_for() -> None:

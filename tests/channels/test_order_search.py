@@ -272,3 +272,39 @@ def test_pieces_of_several_classes_side_by_side_are_copied_whole(seed: int, piec
     orders = chosen_orders([*writers, reader], classes)
     gathers = [gather for one in (*writers, reader) for gather in gathers_of(placed_in(one, classes, orders))]
     assert all(min(runs_of(gather)) >= piece for gather in gathers)
+
+
+def shared_row(seed: int) -> tuple[list[GroupedLayer], OrderClasses]:
+    """A stream and a narrow tensor that have one order each, and one shuffle on the way back to the stream."""
+    generator, classes = np.random.default_rng(seed), OrderClasses()
+    stream, narrow, inner = (classes.new(width, 1) for width in (2 * CHANNELS, CHANNELS, CHANNELS))
+    on_stream, on_narrow = generator.permutation(2 * CHANNELS), generator.permutation(CHANNELS)
+    written, read = (generator.permutation(CHANNELS) for _ in range(2))
+
+    def between(
+        inputs: Layout, outputs: Layout, in_places: IntArray, out_places: IntArray, groups: int
+    ) -> GroupedLayer:
+        return GroupedLayer(
+            num_groups=groups,
+            in_places=in_places,
+            out_places=out_places,
+            inputs=inputs,
+            outputs=outputs,
+            in_bytes=len(in_places),
+            out_bytes=len(out_places),
+        )
+
+    reduce = between(stream, narrow, on_stream, on_narrow, 2)
+    return [
+        reduce,
+        between(narrow, inner, on_narrow, written, CHANNELS),
+        between(inner, stream, read, on_stream, CHANNELS),
+    ], classes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_layer_between_two_orders_that_are_shared_keeps_no_gather(seed: int) -> None:
+    layers, classes = shared_row(seed)
+    gathered = gathered_sides(layers, classes)
+    assert gathered[0] == (False, False)
+    assert sum(map(sum, gathered)) == 1

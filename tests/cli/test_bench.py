@@ -138,6 +138,19 @@ def test_a_dense_run_is_timed_once_and_said_to_have_nothing_beside_it(call: Any,
     assert "there is nothing to compare" in " ".join(said.out.split())
 
 
+def test_dense_weights_of_a_file_are_timed_alone_or_with_orders_learned_from_them(call: Any, networks: Path) -> None:
+    torch.save(build_model(SMALL, num_classes=3).state_dict(), "trained.pt")
+    command = ("bench", "trained.pt", "--model", SMALL, *OWN[1:], "--json")
+    alone, compressed = (json.loads(call(*command, *options).out)["rows"] for options in ((), ("--orders", "shared")))
+    assert [row["form"] for row in alone] == ["dense"]
+    assert [(row["form"], row["orders"]) for row in compressed] == [
+        ("dense", None),
+        ("compressed", "shared"),
+        ("bound", None),
+    ]
+    assert {row["network"] for row in compressed} == {"trained.pt"}
+
+
 def test_a_report_that_is_there_is_replaced_only_by_force(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bench.json").write_text("precious")
     Path("link.json").symlink_to("bench.json")

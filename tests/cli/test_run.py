@@ -13,7 +13,9 @@ import torch
 from strucspars.cli.export import export_network
 from strucspars.cli.networks import Target
 from strucspars.cli.run import seeded_recipes
+from strucspars.core.plan import GroupingPlan
 from strucspars.export.checked import ExportReport
+from strucspars.export.storage import read_plan
 from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run_folder import RunFolder
 
@@ -29,6 +31,17 @@ def test_a_run_prints_its_outcome_and_where_it_lies(call: Any, tiny: tuple[str, 
     assert "runs/demo/model.safetensors" in said.out
     assert Path("runs/demo/model.safetensors").is_file()
     assert "\x1b" not in said.out + said.err
+
+
+@pytest.mark.parametrize("schedule", ["two-stage", "progressive"])
+def test_layers_share_orders_from_the_recipe_to_the_saved_network(call: Any, schedule: str) -> None:
+    short = ("stage1.epochs=2", "stage2.epochs=1", "engine.device=cpu")
+    options = ("sparsify.orders=shared", f"sparsify.schedule={schedule}")
+    said = call("run", "demo", "model.name=cifar-resnet8", *short, *options)
+    assert said.status == 0, said.err
+    plan = GroupingPlan.from_json(Path("runs/demo/plan.json").read_text())
+    assert plan.shared_orders
+    assert read_plan(Path("runs/demo/model.safetensors")) == plan
 
 
 def test_the_text_is_kept_in_the_folder(call: Any, tiny: tuple[str, ...], finished: Path) -> None:

@@ -113,6 +113,20 @@ def test_a_layer_must_have_the_orders_that_it_shares() -> None:
         replace(plan, shared_orders={})
 
 
+def test_shared_orders_of_any_sequence_become_plain_and_are_the_plans_own() -> None:
+    plan = shared_plan()
+    orders: dict[str, Any] = {name: np.array(order) for name, order in plan.shared_orders.items()}
+    of_arrays = replace(plan, shared_orders=orders)
+    orders.clear()
+    assert GroupingPlan.from_json(of_arrays.to_json()) == of_arrays == plan
+
+
+def test_every_shared_order_must_be_a_permutation() -> None:
+    # Together they would be one.
+    with pytest.raises(ValueError, match="shared order 'a' is not a permutation"):
+        replace(shared_plan(), shared_orders={**shared_plan().shared_orders, "a": (0, 2), "b": (1, 0, 3, 2)})
+
+
 def test_layers_keep_the_networks_order() -> None:
     plan = GroupingPlan({name: random_layer(0) for name in ("z", "a", "m")})
     assert list(GroupingPlan.from_json(plan.to_json()).layers) == ["z", "a", "m"]
@@ -186,6 +200,8 @@ def test_numpy_numbers_become_plain_ones() -> None:
         (tampered_layer(out_orders=["a"]), r"layers\.layer1\.0\.conv1\.out_orders: the plan has no shared order 'a'"),
         (tampered_layer(out_orders="a"), r"layers\.layer1\.0\.conv1\.out_orders: must be a list"),
         (tampered(shared_orders=[1]), "shared_orders: must be a mapping"),
+        (tampered(shared_orders={"a": [0, 0]}), "shared order 'a' is not a permutation"),
+        (tampered_layer(pieces=0), r"layers\.layer1\.0\.conv1: pieces must be a whole number from 1 on, got 0"),
         (tampered(colour="red"), "colour: is not known here"),
         (tampered(layers=[1, 2]), r"layers: must be a mapping, got \[1, 2\]"),
         (tampered(budget=1), "budget: must be text"),

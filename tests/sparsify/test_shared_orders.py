@@ -93,6 +93,28 @@ def test_converted_networks_compute_what_masked_ones_do(options: dict[str, objec
     torch.testing.assert_close(ss.convert_(network(), plan)(IMAGES), masked)
 
 
+class Exchanged(nn.Module):
+    """Two parts of the channels change places; a linear layer, which is not grouped, reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.written, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 1), nn.Linear(16, 5)
+
+    def forward(self, images: torch.Tensor) -> Any:
+        first, second = self.written(functional.relu(self.stem(images))).split([10, 6], dim=1)
+        return self.head(torch.cat([second, first], 1).mean((2, 3)))
+
+
+def test_channels_of_several_parts_that_only_one_layer_orders_stay_in_their_parts() -> None:
+    torch.manual_seed(0)
+    model = Exchanged()
+    plan = ss.one_shot_plan(model, CONFIG, example_inputs=IMAGES)
+    assert sorted(plan.layers["written"].out_perm[:10].tolist()) == list(range(10))
+    report = ss.fold_report(ss.fold(ss.convert_(model, plan), IMAGES))
+    assert report is not None
+    assert "output" not in [gather.side for gather in report.gathers]
+
+
 def test_calibrated_plans_share_orders_without_example_inputs() -> None:
     plan = ss.compress(network(), replace(CONFIG, target=0.3), calibration=[IMAGES.repeat(8, 1, 1, 1)])
     first, *others = orders(plan, STREAM_SIDES)
@@ -173,6 +195,13 @@ def test_pieces_must_divide_the_channels() -> None:
         ss.one_shot_plan(network(), replace(CONFIG, pieces=12), example_inputs=IMAGES)
     with pytest.raises(ValueError, match="pieces must be a whole number from 1 on"):
         replace(CONFIG, pieces=0)
+
+
+def test_pieces_do_not_matter_where_only_one_layer_orders_the_channels() -> None:
+    # The images have three channels, so that nothing groups the first layer.
+    model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.Conv2d(12, 16, 1), nn.Conv2d(16, 16, 1))
+    plan = ss.one_shot_plan(model, replace(CONFIG, pieces=8), example_inputs=IMAGES)
+    assert [layer.pieces for layer in plan.layers.values()] == [8, 8]
 
 
 def test_the_name_of_a_policy_is_checked_with_a_suggestion() -> None:

@@ -1,13 +1,13 @@
 """The networks that the bench times: dense, compressed, and compressed without any shuffle.
 
-Speed does not depend on the values of weights, so nothing is trained: weights, statistics of the batch norms and
-channel orders are random. Random orders are the hardest case for folding.
+Speed does not depend on the values of weights, so nothing is trained: weights and statistics of the batch norms are
+random. So are channel orders, the hardest case for folding, unless trained weights are given to learn them from.
 """
 
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -23,12 +23,13 @@ from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.core.shared_orders import NetworkOrders, joined_order
 from strucspars.cost.counting import ExampleInputs, count_macs
 from strucspars.models.catalogue import build_model
-from strucspars.nn.groupable import LayerRules, SelectedLayer, select_layers
+from strucspars.nn.groupable import LayerRules, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import channel_orders, is_grouped
 from strucspars.nn.names import copied
 from strucspars.sparsify.config import SparsifyConfig
-from strucspars.sparsify.extensions import DEFAULT_ORDERS
-from strucspars.sparsify.orders import with_network_orders
+from strucspars.sparsify.extensions import DEFAULT_ORDERS, importance_of
+from strucspars.sparsify.orders import planned_layers, with_network_orders
+from strucspars.sparsify.planning import learned_states, orders_at_levels
 
 ImageShape = tuple[int, int, int]
 BenchForm = Literal["dense", "compressed", "bound"]
@@ -110,7 +111,7 @@ def _halved_levels(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BenchNetwork:
-    """One network to time; `rate` is None for the dense one, `orders` where no policy gave it channel orders.
+    """One network to time; `rate` is None for the dense one, `orders` for one that no policy of the bench ordered.
 
     The form `bound` is the compressed one with all channel orders the identity. That is another function, not usable as
     a network: it shows the gain of removing every gather.
@@ -136,16 +137,69 @@ def random_networks(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
-    # All plans first, so that a rate out of reach fails before the slow part.
     example = torch.zeros(1, *image_shape)
-    names = {policy: _random_orders(dense, policy, example) for policy in orders}
-    levels = {
+    names = {policy: _selection(dense, policy, example).orders for policy in orders}
+
+    def plan(levels: Mapping[str, int], policy: str) -> GroupingPlan:
+        return random_plan(dense, levels, names[policy], seed=seed)
+
+    levels = _levels_by_rate(dense, example, name, rates, min_channels_per_group)
+    return _dense_and_planned(dense, levels, orders, plan, image_shape, seed=seed)
+
+
+def trained_networks(
+    dense: nn.Module,
+    name: str,
+    rates: Sequence[float],
+    *,
+    image_shape: ImageShape,
+    min_channels_per_group: int = 1,
+    orders: Sequence[str] = (DEFAULT_ORDERS,),
+    seed: int = 0,
+) -> list[BenchNetwork]:
+    """The same of a network with trained weights, with channel orders learned from them."""
+    example = torch.zeros(1, *image_shape)
+    selections = {policy: _selection(dense.eval(), policy, example) for policy in orders}
+    states = {
+        policy: learned_states(selection.layers, SparsifyConfig(), None, network=selection.orders)
+        for policy, selection in selections.items()
+    }
+
+    def plan(levels: Mapping[str, int], policy: str) -> GroupingPlan:
+        selection, config = selections[policy], SparsifyConfig()
+        levels = {layer.name: levels.get(layer.name, 1) for layer in selection.layers}
+        importances = [importance_of(layer, config.importance) for layer in selection.layers]
+        learned = orders_at_levels(selection, states[policy], config, levels, importances=importances)
+        layers, shared = planned_layers(selection.layers, levels, learned, selection.orders)
+        return GroupingPlan(layers, shared_orders=shared)
+
+    levels = _levels_by_rate(dense, example, name, rates, min_channels_per_group)
+    return _dense_and_planned(dense, levels, orders, plan, image_shape, seed=seed)
+
+
+def _levels_by_rate(
+    dense: nn.Module, example: torch.Tensor, name: str, rates: Sequence[float], min_channels_per_group: int
+) -> dict[float, dict[str, int]]:
+    # Of all rates at once, so that one out of reach fails before the slow part.
+    return {
         rate: group_levels(dense, example, name=name, rate=rate, min_channels_per_group=min_channels_per_group)
         for rate in rates
     }
-    networks = [BenchNetwork(rate=None, form="dense", model=with_random_norms(dense, image_shape, seed=seed))]
-    for rate, policy in itertools.product(rates, orders):
-        model = convert_(copied(dense), random_plan(dense, levels[rate], names[policy], seed=seed))
+
+
+def _dense_and_planned(
+    dense: nn.Module,
+    levels: Mapping[float, Mapping[str, int]],
+    orders: Sequence[str],
+    plan: Callable[[Mapping[str, int], str], GroupingPlan],
+    image_shape: ImageShape,
+    *,
+    seed: int,
+) -> list[BenchNetwork]:
+    """The dense network, and a copy for every rate and order policy with its plan, all with random batch norms."""
+    networks = [BenchNetwork(rate=None, form="dense", model=with_random_norms(copied(dense), image_shape, seed=seed))]
+    for rate, policy in itertools.product(levels, orders):
+        model = convert_(copied(dense), plan(levels[rate], policy))
         found = _with_bound(with_random_norms(model, image_shape, seed=seed), rate, policy)
         # The bound is the same for all policies.
         networks += found if policy == orders[-1] else found[:1]
@@ -183,9 +237,9 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
     return model
 
 
-def _random_orders(model: nn.Module, policy: str, example_inputs: ExampleInputs) -> NetworkOrders | None:
-    """Which layers share orders by a policy; None where each has its own."""
-    return with_network_orders(select_layers(model), model, SparsifyConfig(orders=policy), example_inputs).orders
+def _selection(model: nn.Module, policy: str, example_inputs: ExampleInputs) -> Selection:
+    """All layers that can be grouped, with the orders that they share by a policy."""
+    return with_network_orders(select_layers(model), model, SparsifyConfig(orders=policy), example_inputs)
 
 
 def random_plan(

@@ -69,7 +69,7 @@ class BenchRow:
 
     The form `bound` is the compressed network without gathers: a limit, not a usable network. With one image per call,
     a batch of 16 means sixteen calls. The difference is that of the outputs from PyTorch's, relative to the largest.
-    `orders` is the policy by which random channel orders are shared.
+    `orders` is the policy by which layers share channel orders.
     """
 
     network: str

@@ -230,26 +230,27 @@ def chosen_orders(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict
     """An order for every class: natural where it is pinned or where only dense layers meet it.
 
     Every class starts in an order that its layers share. Then classes with the largest copies come first; each takes
-    the cheapest order that one or two of its layers prefer.
+    the cheapest order that one or two of its layers prefer. Those that share one come last: the others can suit them.
     """
-    starts = _starts(layers, classes)
+    starts, shared = _starts(layers, classes)
     orders = dict(starts)
     users: dict[int, list[GroupedLayer]] = defaultdict(list)
     for layer in layers:
         for root in dict.fromkeys(classes.roots(layer.inputs) + classes.roots(layer.outputs)):
             users[root].append(layer)
     free = [root for root in users if not classes.is_pinned(root)]
-    free.sort(key=lambda root: -sum(layer.in_bytes + layer.out_bytes for layer in users[root]))
+    free.sort(key=lambda root: (root in shared, -sum(layer.in_bytes + layer.out_bytes for layer in users[root])))
     for _ in range(PASSES):
         for root in free:
             orders[root] = _best_order(root, users[root], classes, orders, starts[root])
     return orders
 
 
-def _starts(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, IntArray]:
+def _starts(layers: Sequence[GroupedLayer], classes: OrderClasses) -> tuple[dict[int, IntArray], set[int]]:
     """For every class, the order that its layers share, or of which they move whole pieces; else the natural one.
 
-    A class that only one layer sees, by itself, needs no start: it can follow the layer.
+    Also the classes with an order that is the same for all its layers. A class that only one layer sees, by itself,
+    needs no start: it can follow the layer.
     """
     places: dict[int, list[IntArray]] = defaultdict(list)
     parts: set[int] = set()
@@ -261,7 +262,7 @@ def _starts(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, 
                 parts.update(roots if len(roots) > 1 else ())
                 for root, part in zip(roots, np.split(own_places, ends[:-1]), strict=True):
                     places[root].append(part)
-    starts = {root: np.arange(classes.width(root)) for root in classes.all_roots()}
+    starts, shared = {root: np.arange(classes.width(root)) for root in classes.all_roots()}, set()
     for root, (first, *others) in places.items():
         others = others or [first] * (root in parts)
         if others and not classes.is_pinned(root):
@@ -269,7 +270,8 @@ def _starts(layers: Sequence[GroupedLayer], classes: OrderClasses) -> dict[int, 
             runs = contiguous_runs(np.stack(others)[:, order])
             if runs.mean() * SHORTEST_PIECE <= len(order):
                 starts[root] = order
-    return starts
+                shared.update([root] if runs.max() == 1 else [])
+    return starts, shared
 
 
 def _best_order(

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -20,6 +20,7 @@ EXAMPLES = console.examples(
     "strucspars bench",
     "strucspars bench resnet50 --orders free,shared,one-shuffle",
     "strucspars bench resnet101 --runtimes onnxruntime,openvino --out bench.json",
+    "strucspars bench trained.pt --model resnet50 --orders shared",
     "strucspars bench runs/demo --batch 1,16 --threads 1,all",
     "strucspars bench timm:mobilenetv3_small_100 --rates 0.3 --runtimes onnxruntime --min-channels-per-group 16",
 )
@@ -70,34 +71,38 @@ def bench(
 ) -> None:
     """Time a network dense and compressed, on this machine's processor, and print the paper's Table 4 beside it.
 
-    A network by name gets random weights and channel orders: its speed does not depend on training. Before a
-    program is timed, its outputs are compared with PyTorch's. Run nothing else on the machine meanwhile.
+    A network by name gets random weights and channel orders: its speed does not depend on training. With the dense
+    weights of a file and --rates or --orders, channel orders are learned from the weights. Before a program is timed,
+    its outputs are compared with PyTorch's. Run nothing else on the machine meanwhile.
     """
-    from strucspars.bench.networks import PAPER_GROUPS, networks_of_run, random_networks
+    from strucspars.bench.networks import PAPER_GROUPS, networks_of_run, random_networks, trained_networks
     from strucspars.bench.results import report_text
     from strucspars.bench.suite import Subject, TimingRules
     from strucspars.bench.suite import bench as run_bench
     from strucspars.cli.networks import find_target, refuse_ignored
+    from strucspars.export.storage import read_plan
     from strucspars.io.files import followed, write_text
     from strucspars.paper.published import PAPER_TIMES
 
     output, cores = console.Output(as_json=as_json, quiet=quiet), str(os.cpu_count() or 1)
     shape = console.parse_image_shape(image_shape)
     found = find_target(network, model=model, classes=classes, image_shape=shape)
-    if found.weights is not None:
-        width = None if min_channels_per_group == 1 else min_channels_per_group
-        chosen = None if orders == "free" else orders
-        ignored = {"--rates": rates, "--min-channels-per-group": width, "--orders": chosen}
-        refuse_ignored(f"the network in {network} has its own", ignored)
+    width = None if min_channels_per_group == 1 else min_channels_per_group
+    chosen = {"--rates": rates, "--min-channels-per-group": width, "--orders": None if orders == "free" else orders}
+    if found.folder is not None or (found.weights is not None and read_plan(Path(found.weights)) is not None):
+        refuse_ignored(f"the network in {network} has its own", chosen)
     policies = listed("--orders", orders, str, "names")
-    usual = tuple(PAPER_GROUPS.get(network, (0.5,)))
+    usual = tuple(PAPER_GROUPS.get(found.name, (0.5,)))
     wanted = usual if rates is None else listed("--rates", rates, rate, "fractions between 0 and 1")
 
     def build() -> list[BenchNetwork]:
-        if found.weights is not None:
-            return networks_of_run(found.dense(), found.network().eval(), found.image_shape)
-        options = {"num_classes": found.num_classes or 1, "min_channels_per_group": min_channels_per_group}
-        return random_networks(network, wanted, image_shape=found.image_shape, orders=policies, **options)
+        rules: dict[str, Any] = {"min_channels_per_group": min_channels_per_group, "orders": policies}
+        if found.weights is None:
+            classes = found.num_classes or 1
+            return random_networks(found.name, wanted, image_shape=found.image_shape, num_classes=classes, **rules)
+        if any(option is not None for option in chosen.values()):
+            return trained_networks(found.network(), found.name, wanted, image_shape=found.image_shape, **rules)
+        return networks_of_run(found.dense(), found.network().eval(), found.image_shape)
 
     subject = Subject(
         network=network if found.weights is None else Path(network).expanduser().resolve().name,

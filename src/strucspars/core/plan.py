@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from strucspars._version import __version__
-from strucspars.core.checks import IntArray, checked_fraction, checked_target, is_whole_number
+from strucspars.core.checks import IntArray, checked_at_least, checked_fraction, checked_target, is_whole_number
 from strucspars.core.hierarchy import checked_group_level, num_groups
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.shared_orders import joined_order
@@ -57,6 +57,7 @@ class LayerPlan:
         object.__setattr__(self, "group_level", level)
         object.__setattr__(self, "out_perm", checked_permutation(self.out_perm, out_channels, name="out_perm"))
         object.__setattr__(self, "in_perm", checked_permutation(self.in_perm, in_channels, name="in_perm"))
+        object.__setattr__(self, "pieces", checked_at_least("pieces", self.pieces, 1))
 
     @property
     def num_groups(self) -> int:
@@ -199,7 +200,12 @@ class GroupingPlan:
                 raise ValueError(f"target {self.target:g} of all {self.budget} is not met: the plan removes {removed}")
 
     def _check_shared_orders(self) -> None:
-        orders = {name: np.array(order, dtype=np.int64) for name, order in self.shared_orders.items()}
+        orders = {
+            name: checked_permutation(order, len(order), name=f"shared order {name!r}")
+            for name, order in self.shared_orders.items()
+        }
+        plain = {name: tuple(order.tolist()) for name, order in orders.items()}
+        object.__setattr__(self, "shared_orders", MappingProxyType(plain))
         for name, layer in self.layers.items():
             for names, perm in ((layer.out_orders, layer.out_perm), (layer.in_orders, layer.in_perm)):
                 if unknown := [each for each in names if each not in orders]:
@@ -227,7 +233,7 @@ class GroupingPlan:
 
     def to_json(self) -> str:
         """The plan as JSON text."""
-        fields = {name: getattr(self, name) for name in PLAN_FIELDS}
+        fields = {name: getattr(self, name) for name in PLAN_FIELDS} | {"shared_orders": dict(self.shared_orders)}
         for name in ("preprocessing", "latency"):
             if (nested := getattr(self, name)) is not None:
                 fields[name] = dataclasses.asdict(nested)

@@ -79,7 +79,9 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
         _check_can_be_saved(name, value)
     present = model_plan(model)
     plan = present if plan is None else under_first_names(model, plan)
-    if {name: layer for name, layer in plan.layers.items() if layer.group_level > 1} != dict(present.layers):
+    # A model does not know which of its orders are shared.
+    unnamed = {name: layer.with_orders(layer.out_perm, layer.in_perm) for name, layer in plan.layers.items()}
+    if {name: layer for name, layer in unnamed.items() if layer.group_level > 1} != dict(present.layers):
         raise ValueError("the plan is not the one that the model was converted with; give that one or none")
     versions = {name: version for name, version in state_versions(network).values() if version != 1}
     metadata = {

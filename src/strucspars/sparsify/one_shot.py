@@ -25,7 +25,7 @@ from strucspars.sparsify.extensions import (
     importance_of,
 )
 from strucspars.sparsify.levels import error_importance, layer_data, losses_by_level, with_statistics
-from strucspars.sparsify.orders import level_penalty, orders_of, with_network_orders
+from strucspars.sparsify.orders import with_network_orders
 from strucspars.sparsify.planning import (
     LayerState,
     agreed,
@@ -34,6 +34,7 @@ from strucspars.sparsify.planning import (
     learned_states,
     measured_latency,
     network_size,
+    orders_at_levels,
     plan_at_levels,
     plan_for_target,
     reachable_budgets,
@@ -206,11 +207,8 @@ def measured_layers(
     solve = least_error if reads_error else refined_orders
 
     def orders_at(level: int) -> list[Orders]:
-        problems = [
-            LayerToOrder(layer.name, importance, state.orders, min(level, layer.largest_level))
-            for layer, importance, state in zip(layers, importances, states, strict=True)
-        ]
-        return orders_of(problems, selection.orders, config, solve=refined_orders, penalty=level_penalty)
+        levels = {layer.name: min(level, layer.largest_level) for layer in layers}
+        return orders_at_levels(selection, states, config, levels, importances=importances)
 
     losses = losses_by_level(model, layers, found, orders_at, held, progress)
     return MeasuredLayers(importances, states, losses, solve)

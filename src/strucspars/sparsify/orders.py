@@ -79,7 +79,10 @@ def own_sides(
 
 def network_orders(channels: NetworkChannels, layers: Sequence[SelectedLayer], config: SparsifyConfig) -> NetworkOrders:
     """The orders that the policy of the options gives the sides of layers."""
-    sharing = _checked(ORDERS.find(config.orders)(channels), channels, config)
+    sharing = ORDERS.find(config.orders)(channels)
+    for name in (*sharing.shared, *sharing.pieces):
+        if name not in channels.classes:
+            raise ValueError(f"orders {config.orders!r}: the network has no class of channels {name!r}")
     kept = {name for name, found in channels.classes.items() if name in sharing.shared or found.is_fixed}
     sides: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     widths: dict[str, int] = {}
@@ -99,32 +102,28 @@ def network_orders(channels: NetworkChannels, layers: Sequence[SelectedLayer], c
         sides[layer.name] = (names[0], names[1])
     used = {name for outs, ins in sides.values() for name in (*outs, *ins)}
     widths |= {name: found.width for name, found in channels.classes.items() if name in used}
-    pieces = {name: sharing.pieces.get(name, config.pieces) for name in own}
     return NetworkOrders(
         sides=sides,
         widths=widths,
-        in_pieces=tuple(
-            OrdersInPieces(names=tuple(names), piece=pieces[name])
-            for name, names in own.items()
-            if pieces[name] > 1 and len(names) > 1
-        ),
+        in_pieces=tuple(_in_pieces(own, sharing, channels, config)),
         fixed=frozenset(name for name in used if name in channels.classes and channels.classes[name].is_fixed),
     )
 
 
-def _checked(sharing: OrderSharing, channels: NetworkChannels, config: SparsifyConfig) -> OrderSharing:
-    """What a policy returned, or a `ValueError` that names the class it got wrong."""
-    for name in (*sharing.shared, *sharing.pieces):
-        if name not in channels.classes:
-            raise ValueError(f"orders {config.orders!r}: the network has no class of channels {name!r}")
-    for name, found in channels.classes.items():
-        piece = sharing.pieces.get(name, config.pieces)
-        if not found.is_fixed and name not in sharing.shared and found.width % piece:
+def _in_pieces(
+    own: Mapping[str, Sequence[str]], sharing: OrderSharing, channels: NetworkChannels, config: SparsifyConfig
+) -> Iterator[OrdersInPieces]:
+    """The classes that are not shared, where several layers have an order of their own."""
+    for name, orders in own.items():
+        piece, width = sharing.pieces.get(name, config.pieces), channels.classes[name].width
+        if len(orders) == 1 or piece == 1:
+            continue
+        if piece < 1 or width % piece:
             raise ValueError(
-                f"pieces={piece} does not divide the {found.width} channels that layer {name!r} writes; choose a "
-                "divisor, or an order policy that shares their order"
+                f"pieces={piece} does not divide the {width} channels that layer {name!r} writes; choose a divisor, or "
+                "an order policy that shares their order"
             )
-    return sharing
+        yield OrdersInPieces(names=tuple(orders), piece=piece)
 
 
 Penalty = Callable[[LayerToOrder], FloatArray]
@@ -151,13 +150,12 @@ def orders_of(
     """Orders that serve the level of each layer: by `solve` for those that share none, of the others together."""
     if network is None:
         return list(solve(layers))
-    uses = network.uses()
     tied = {name for family in network.in_pieces for name in family.names} | network.fixed
-    shares = {
-        layer.name for layer in layers if any(uses[name] > 1 or name in tied for name in network.names(layer.name))
-    }
-    together = [layer for layer in layers if layer.name in shares]
-    alone = [layer for layer in layers if layer.name not in shares]
+    # The order of a side of several parts must not mix them, also where no other layer orders the parts.
+    tied |= {name for sides in network.sides.values() for side in sides if len(side) > 1 for name in side}
+    tied |= {name for name, count in network.uses().items() if count > 1}
+    together = [layer for layer in layers if not tied.isdisjoint(network.names(layer.name))]
+    alone = [layer for layer in layers if tied.isdisjoint(network.names(layer.name))]
     found = _orders_together(together, network, config, penalty) if together else {}
     found |= zip((layer.name for layer in alone), solve(alone), strict=True)
     return [found[layer.name] for layer in layers]

@@ -413,6 +413,23 @@ def plan_for_target(
     return replace(plan, min_kept_norm=found.min_kept_norm)
 
 
+def orders_at_levels(
+    selection: Selection,
+    states: Sequence[LayerState],
+    config: SparsifyConfig,
+    levels: Mapping[str, int],
+    *,
+    importances: Sequence[FloatArray],
+    solve: Solve = refined_orders,
+) -> list[Orders]:
+    """The orders of all layers, refined for these group levels."""
+    problems = [
+        LayerToOrder(layer.name, importance, state.orders, levels[layer.name])
+        for layer, importance, state in zip(selection.layers, importances, states, strict=True)
+    ]
+    return orders_of(problems, selection.orders, config, solve=solve, penalty=level_penalty)
+
+
 def plan_at_levels(
     selection: Selection,
     states: Sequence[LayerState],
@@ -440,11 +457,7 @@ def plan_at_levels(
             100 * config.target,
         )
     importances = importances or [importance_of(layer, config.importance) for layer in selection.layers]
-    problems = [
-        LayerToOrder(layer.name, importance, state.orders, levels[layer.name])
-        for layer, importance, state in zip(selection.layers, importances, states, strict=True)
-    ]
-    orders = orders_of(problems, selection.orders, config, solve=solve, penalty=level_penalty)
+    orders = orders_at_levels(selection, states, config, levels, importances=importances, solve=solve)
     planned, shared = planned_layers(selection.layers, levels, orders, selection.orders)
     return GroupingPlan(
         planned,
