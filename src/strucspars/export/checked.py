@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +15,8 @@ from strucspars.convert.comparison import Comparison, compare_outputs
 from strucspars.core.plan import Preprocessing
 from strucspars.core.registry import Registry
 from strucspars.cost.counting import ExampleInputs, fresh_arguments, undisturbed
-from strucspars.export.onnx import OnnxExporter
+from strucspars.export.int8 import Images, Int8, Int8Report, write_int8
+from strucspars.export.onnx import GraphExporter, OnnxExporter
 from strucspars.export.openvino import OpenVinoExporter
 from strucspars.export.program import (
     PREPROCESSING_KEY,
@@ -74,6 +75,8 @@ class Agreement:
 class ExportReport:
     """A file that was written, and how closely it agrees with the network. `str()` of it is a short text.
 
+    The agreement of an int8 file is that of its graph in float32; `int8` has the file itself.
+
     >>> agreement = Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1)
     >>> print(ExportReport(path=Path("model.onnx"), format="onnx", runtime="ONNX Runtime 1.31.0", nbytes=12345,
     ...                    num_gathers=1, gathered_bytes=4096, agreement=agreement))
@@ -90,6 +93,7 @@ class ExportReport:
     num_gathers: int
     gathered_bytes: int
     agreement: Agreement
+    int8: Int8Report | None = None
 
     def __str__(self) -> str:
         found = self.agreement
@@ -100,6 +104,10 @@ class ExportReport:
             "checked in": f"{self.runtime}, {sizes}",
             "off by": f"{found.max_relative_error:.1e} of the largest output; {found.tolerance:.0e} is allowed",
         }
+        if self.int8 is not None:
+            rows["in float32"] = f"{self.int8.float32_nbytes:,} bytes"
+            rows["int8"], *others = str(self.int8).splitlines()
+            rows |= dict.fromkeys(others, "")
         width = max(map(len, rows))
         return "\n".join(f"{title:<{width}}  {text}" for title, text in rows.items())
 
@@ -119,6 +127,7 @@ def export(
     dynamic_batch: bool = True,
     widen_groups_below: int | None = None,
     preprocessing: Preprocessing | None = None,
+    quantize: Int8 | Iterable[Images] | None = None,
 ) -> ExportReport:
     """Write a network as a file for a deployment runtime that provably computes the same.
 
@@ -141,10 +150,14 @@ def export(
             whose runtimes are slow with narrower groups, else 1; a graph that is folded already is not changed.
         preprocessing: of the network's images, such as `plan.preprocessing`. It is stored as JSON in the file's
             metadata under `strucspars.preprocessing`; the network itself does not apply it.
+        quantize: write an int8 file for ONNX Runtime or OpenVINO: some hundred images in batches, as the network takes
+            them, which decide the ranges of the numbers; or an `Int8`, with labelled images to check the accuracy on,
+            and the limits. None: float32.
 
     Raises:
         ImportError: the runtime is not installed.
-        ValueError: the network cannot be exported, or the runtime computes something else.
+        ValueError: the network cannot be exported, or the runtime computes something else; an int8 file is less
+            accurate than asked for.
         OSError: the file cannot be written.
 
     >>> import strucspars as ss, tempfile
@@ -164,6 +177,12 @@ def export(
     if not exporter.has_names and (input_names is not None or output_names is not None):
         raise ValueError(f"a file of the format {name} keeps no input_names and output_names; leave them out")
     runtime = exporter.runtime()
+    group_width, options = exporter.group_width, None
+    if quantize is not None:
+        if not isinstance(exporter, GraphExporter):
+            raise ValueError(f"a file of the format {name} cannot be quantised; use format='onnx' or 'openvino'")
+        options = quantize if isinstance(quantize, Int8) else Int8(quantize)
+        group_width = exporter.int8_group_width
     # The network's code, torch.export and the readers of files must create tensors on the CPU.
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         program = inference_program(
@@ -171,7 +190,7 @@ def export(
             example_inputs,
             dynamic_batch=dynamic_batch,
             widen_groups_below=widen_groups_below,
-            group_width=exporter.group_width,
+            group_width=group_width,
             input_names=input_names,
             output_names=output_names,
         )
@@ -181,6 +200,9 @@ def export(
             exporter.write(program, unfinished)
             load = partial(exporter.load, unfinished)
             agreement = check_agreement(program.reference, load, program.batch, runtime=runtime, path=path)
+            int8 = None
+            if options is not None and isinstance(exporter, GraphExporter):
+                int8 = write_int8(exporter, program, unfinished, options)
             nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())
     return ExportReport(
         path=path,
@@ -190,6 +212,7 @@ def export(
         num_gathers=len(program.gathers),
         gathered_bytes=sum(gather.nbytes for gather in program.gathers),
         agreement=agreement,
+        int8=int8,
     )
 
 
