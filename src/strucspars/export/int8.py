@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from strucspars.export.onnx import GraphExporter, onnx_model
@@ -303,7 +304,7 @@ class _Check:
             if not all(each.isfinite().all() for each in outputs[-1] if each.is_floating_point()):
                 raise ValueError(
                     "quantize: the network gives NaN or infinity for images to check with, so it cannot be quantised; "
-                    "look for the layer in which its activations overflow"
+                    "look for the layer in which the activations overflow"
                 )
         if not outputs:
             raise ValueError("quantize: there are no images to check with")
@@ -412,6 +413,12 @@ class Int8Graph:
             )
             calibrator.collect_data(Reader())
             ranges = calibrator.compute_data()
+        for tensor, found in ranges.items():
+            if not np.isfinite(found.range_value).all():
+                raise ValueError(
+                    f"quantize: {tensor!r} of the graph is NaN or infinite for the images to calibrate with, so it has "
+                    "no range; look for the layer in which the activations overflow"
+                )
         return cls(model=model, ranges=ranges, reduce_range=reduce_range)
 
     def quantised(self, *, float32_layers: Iterable[str] = (), only: str | None = None) -> onnx.ModelProto:
