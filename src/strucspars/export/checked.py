@@ -15,8 +15,8 @@ from strucspars.convert.comparison import Comparison, compare_outputs
 from strucspars.core.plan import Preprocessing
 from strucspars.core.registry import Registry
 from strucspars.cost.counting import ExampleInputs, fresh_arguments, undisturbed
-from strucspars.export.int8 import Images, Int8, Int8Report, write_int8
-from strucspars.export.onnx import GraphExporter, OnnxExporter
+from strucspars.export.int8 import Images, Int8, Int8Report, Int8Writer
+from strucspars.export.onnx import OnnxExporter
 from strucspars.export.openvino import OpenVinoExporter
 from strucspars.export.program import (
     PREPROCESSING_KEY,
@@ -177,12 +177,7 @@ def export(
     if not exporter.has_names and (input_names is not None or output_names is not None):
         raise ValueError(f"a file of the format {name} keeps no input_names and output_names; leave them out")
     runtime = exporter.runtime()
-    group_width, options = exporter.group_width, None
-    if quantize is not None:
-        if not isinstance(exporter, GraphExporter):
-            raise ValueError(f"a file of the format {name} cannot be quantised; use format='onnx' or 'openvino'")
-        options = quantize if isinstance(quantize, Int8) else Int8(quantize)
-        group_width = exporter.int8_group_width
+    int8_writer = None if quantize is None else Int8Writer.of(exporter, quantize, format=name)
     # The network's code, torch.export and the readers of files must create tensors on the CPU.
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         program = inference_program(
@@ -190,19 +185,17 @@ def export(
             example_inputs,
             dynamic_batch=dynamic_batch,
             widen_groups_below=widen_groups_below,
-            group_width=group_width,
+            group_width=exporter.group_width if int8_writer is None else int8_writer.exporter.int8_group_width,
             input_names=input_names,
             output_names=output_names,
         )
         if preprocessing is not None:
             program.metadata[PREPROCESSING_KEY] = json.dumps(asdict(preprocessing))
         with replace_file(path, follow_link=True) as unfinished:
-            exporter.write(program, unfinished)
+            (exporter.write if int8_writer is None else int8_writer.write_float32)(program, unfinished)
             load = partial(exporter.load, unfinished)
             agreement = check_agreement(program.reference, load, program.batch, runtime=runtime, path=path)
-            int8 = None
-            if options is not None and isinstance(exporter, GraphExporter):
-                int8 = write_int8(exporter, program, unfinished, options)
+            int8 = None if int8_writer is None else int8_writer.write_int8(program.batch, unfinished)
             nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())
     return ExportReport(
         path=path,

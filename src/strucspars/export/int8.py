@@ -24,6 +24,7 @@ from strucspars.export.program import (
     PRECISION_KEY,
     Arguments,
     ExampleBatch,
+    Exporter,
     Inference,
     InferenceProgram,
     without_chatter,
@@ -43,7 +44,8 @@ HELD_OUT = 5
 STEP = 16
 # Layers are ranked by the error that each causes alone, on so many images.
 RANKING_IMAGES = 16
-LARGEST_FLOAT32_FRACTION = 0.2
+# Share of the multiply-accumulates that may stay in float32.
+MOST = 0.2
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Instructions that multiply 8-bit numbers and add them up in 32 bits: of x86, and of ARM.
 _DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
@@ -140,60 +142,77 @@ class Int8TooInaccurate(ValueError):
     """An int8 file that stays within the limits cannot be made."""
 
 
-def write_int8(exporter: GraphExporter, program: InferenceProgram, path: Path, options: Int8) -> Int8Report:
-    """Replace the float32 file at a path by an int8 one that passes the check.
+@dataclass(eq=False, kw_only=True)
+class Int8Writer:
+    """Writes a network in float32, then in its place in int8, with as many layers in int8 as the limits allow."""
 
-    Layers that hurt most are left in float32, one by one, until it does.
+    exporter: GraphExporter
+    options: Int8
+    graph: onnx.ModelProto | None = None
 
-    Raises:
-        Int8TooInaccurate: it does not with a fifth of the multiply-accumulates in float32.
-    """
-    images = calibration_images(options.calibration, program.batch)
-    has_labels = options.labelled is not None
-    calibration = images if has_labels else images[torch.arange(len(images)) % HELD_OUT > 0]
-    check = _Check(
-        batches=options.labelled if options.labelled is not None else [(images[::HELD_OUT],)],
-        batch=program.batch,
-        float32=exporter.load(path),
-    )
-    float32_nbytes = sum(file.stat().st_size for file in path.parent.iterdir())
-    graph = Int8Graph.calibrated(
-        onnx_model(program), calibration, program.batch, reduce_range=needs_reduced_range(options.reduce_range)
-    )
+    @classmethod
+    def of(cls, exporter: Exporter, quantize: Int8 | Iterable[Images], *, format: str) -> Int8Writer:
+        """The writer of a format, or a `ValueError` if it has no int8 files."""
+        if not isinstance(exporter, GraphExporter):
+            raise ValueError(f"a file of the format {format} cannot be quantised; use format='onnx' or 'openvino'")
+        return cls(exporter=exporter, options=quantize if isinstance(quantize, Int8) else Int8(quantize))
 
-    def measured(layers: tuple[str, ...]) -> Int8Report:
-        _empty(path.parent)
-        exporter.write_graph(graph.quantised(float32_layers=layers), path)
-        return check.report(
-            exporter.load(path),
-            float32_layers=layers,
-            float32_macs_fraction=graph.macs_fraction(layers),
-            float32_nbytes=float32_nbytes,
+    def write_float32(self, program: InferenceProgram, path: Path) -> None:
+        """Write the graph that will be quantised."""
+        self.graph = onnx_model(program)
+        self.exporter.write_graph(_copy(self.graph), path)
+
+    def write_int8(self, batch: ExampleBatch, path: Path) -> Int8Report:
+        """Replace the float32 file by an int8 one that passes the check.
+
+        Layers that hurt most are left in float32, one by one, until it does.
+
+        Raises:
+            Int8TooInaccurate: it does not with a fifth of the multiply-accumulates in float32.
+        """
+        assert self.graph is not None, "write_float32 comes first"
+        options, images = self.options, calibration_images(self.options.calibration, batch)
+        if options.labelled is None:
+            is_held_out = torch.arange(len(images)) % HELD_OUT == 0
+            images, checked = images[~is_held_out], [(images[is_held_out],)]
+        check = _Check(
+            batches=checked if options.labelled is None else options.labelled,
+            batch=batch,
+            float32=self.exporter.load(path),
         )
+        float32_nbytes = sum(file.stat().st_size for file in path.parent.iterdir())
+        reduce_range = needs_reduced_range(options.reduce_range)
+        graph = Int8Graph.calibrated(self.graph, images, batch, reduce_range=reduce_range)
 
-    best = report = measured(())
-    candidates: Iterator[str] | None = None
-    while complaint := _complaint(report, options):
-        if candidates is None:
-            candidates = iter(graph.by_harm(check.images(RANKING_IMAGES)))
-        layer = next(
-            (
-                each
-                for each in candidates
-                if graph.macs_fraction((*report.float32_layers, each)) <= LARGEST_FLOAT32_FRACTION
-            ),
-            None,
-        )
-        if layer is None:
-            raise Int8TooInaccurate(
-                f"int8 is too inaccurate: {complaint}, also with {100 * report.float32_macs_fraction:.0f} % of the "
-                f"multiply-accumulates in float32 ({', '.join(report.float32_layers) or 'no layer fits'}); the best "
-                f"that was reached: {str(best).replace(chr(10), '; ')}; {path.name} is not written. Calibrate with "
-                "more images like those to come, allow a larger drop, or export without int8"
+        def measured(layers: tuple[str, ...]) -> Int8Report:
+            for file in path.parent.iterdir():
+                file.unlink()
+            self.exporter.write_graph(graph.quantised(float32_layers=layers), path)
+            return check.report(
+                self.exporter.load(path),
+                float32_layers=layers,
+                float32_macs_fraction=graph.macs_fraction(layers),
+                float32_nbytes=float32_nbytes,
             )
-        report = measured((*report.float32_layers, layer))
-        best = min(best, report, key=lambda each: (each.drop or 0.0, -(each.agreement or 0.0), each.output_error))
-    return report
+
+        best = report = measured(())
+        candidates: Iterator[str] | None = None
+        while complaint := _complaint(report, options):
+            candidates = candidates or iter(graph.by_harm(check.images(RANKING_IMAGES)))
+            layers = next(
+                (more for layer in candidates if graph.macs_fraction(more := (*report.float32_layers, layer)) <= MOST),
+                None,
+            )
+            if layers is None:
+                raise Int8TooInaccurate(
+                    f"int8 is too inaccurate: {complaint}, also with {100 * report.float32_macs_fraction:.0f} % of the "
+                    f"multiply-accumulates in float32; the best that was reached: {'; '.join(str(best).splitlines())}; "
+                    f"{path.name} is not written. Calibrate with more images like those to come, allow a larger loss, "
+                    "or export in float32"
+                )
+            report = measured(layers)
+            best = min(best, report, key=lambda each: (each.drop or 0.0, -(each.agreement or 0.0), each.output_error))
+        return report
 
 
 def _complaint(report: Int8Report, options: Int8) -> str:
@@ -373,10 +392,11 @@ def _outputs(model: onnx.ModelProto, images: torch.Tensor) -> list[torch.Tensor]
     return [torch.from_numpy(array) for array in session.run(None, {session.get_inputs()[0].name: images.numpy()})]
 
 
-def _empty(folder: Path) -> None:
-    """Remove the files of an earlier attempt."""
-    for file in folder.iterdir():
-        file.unlink()
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a graph, to change it."""
+    copy = type(model)()
+    copy.CopyFrom(model)
+    return copy
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -427,11 +447,9 @@ class Int8Graph:
         from onnxruntime.quantization import QuantType
         from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
 
-        model = onnx.ModelProto()
-        model.CopyFrom(self.model)
         with without_chatter():
             quantizer = QDQQuantizer(
-                model,
+                _copy(self.model),
                 True,  # a scale per output channel of a weight
                 self.reduce_range,
                 QuantType.QInt8,
