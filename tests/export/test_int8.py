@@ -161,6 +161,9 @@ def test_layers_that_hurt_most_stay_in_float32(tmp_path: Path) -> None:
     assert loose.output_error > 0.05 >= found.output_error
     assert set(found.float32_layers) <= {"before", "after"}
     assert found.float32_layers
+    fixed = ss.export(uneven(), path, example_inputs=EXAMPLE, quantize=options, dynamic_batch=False).int8
+    assert fixed is not None
+    assert fixed.float32_layers == found.float32_layers
     assert 0 < found.float32_macs_fraction <= 0.2
     assert f"left in float32 ({100 * found.float32_macs_fraction:.1f} % of the MACs): " in str(found)
 
@@ -249,3 +252,9 @@ def test_a_fixed_batch_and_pairs_with_labels_can_calibrate(model: nn.Module, tmp
     metadata = onnxruntime.InferenceSession(report.path).get_modelmeta().custom_metadata_map
     assert metadata["strucspars.precision"] == "int8"
     assert json.loads(metadata["strucspars.num_gathers"]) == report.num_gathers
+
+
+def test_labels_need_scores_of_classes(tmp_path: Path) -> None:
+    options = ss.Int8(batches(), labelled=[(EXAMPLE, torch.zeros(2))])
+    with pytest.raises(ValueError, match="labelled images need a network with one output, the scores"):
+        ss.export(nn.Conv2d(3, 4, 3), tmp_path / "small.onnx", example_inputs=EXAMPLE, quantize=options)

@@ -198,7 +198,7 @@ class Int8Writer:
         best = report = measured(())
         candidates: Iterator[str] | None = None
         while complaint := _complaint(report, options):
-            candidates = candidates or iter(graph.by_harm(check.images(RANKING_IMAGES)))
+            candidates = candidates or iter(graph.by_harm(check.images(RANKING_IMAGES), batch))
             layers = next(
                 (more for layer in candidates if graph.macs_fraction(more := (*report.float32_layers, layer)) <= MOST),
                 None,
@@ -353,6 +353,11 @@ class _Check:
                 size += float(theirs.double().square().sum())
             images += len(arguments[0])
             if not is_scores:
+                if labels is not None:
+                    raise ValueError(
+                        "quantize: labelled images need a network with one output, the scores of the classes; leave "
+                        "labelled out to compare the outputs"
+                    )
                 continue
             guess, float32_guess = found[0].argmax(1), wanted[0].argmax(1)
             same += int((guess == float32_guess).sum())
@@ -383,13 +388,16 @@ def _layer(node: onnx.NodeProto) -> str:
     return str(node.input[1]).removesuffix(".weight")
 
 
-def _outputs(model: onnx.ModelProto, images: torch.Tensor) -> list[torch.Tensor]:
+def _outputs(model: onnx.ModelProto, images: torch.Tensor, batch: ExampleBatch) -> list[torch.Tensor]:
+    """The outputs of a graph for images, call after call."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [torch.from_numpy(array) for array in session.run(None, {session.get_inputs()[0].name: images.numpy()})]
+    name = session.get_inputs()[0].name
+    calls = (session.run(None, {name: arguments[0].numpy()}) for arguments in _steps(images, batch))
+    return [torch.from_numpy(array) for outputs in calls for array in outputs]
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -497,12 +505,12 @@ class Int8Graph:
         """The share of these layers in all multiply-accumulates."""
         return sum(self.macs[layer] for layer in layers) / max(sum(self.macs.values()), 1)
 
-    def by_harm(self, images: torch.Tensor) -> list[str]:
+    def by_harm(self, images: torch.Tensor, batch: ExampleBatch) -> list[str]:
         """The layers by the error that each causes alone in int8, largest first."""
-        expected = _outputs(self.model, images)
+        expected = _outputs(self.model, images, batch)
 
         def harm(layer: str) -> float:
-            found = _outputs(self.quantised(only=layer), images)
+            found = _outputs(self.quantised(only=layer), images, batch)
             return sum(float((ours - theirs).square().sum()) for ours, theirs in zip(found, expected, strict=True))
 
         return sorted(self.layers, key=harm, reverse=True)
