@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +45,30 @@ MAX_DROP = {"cifar10": 0.3, "imagenet": 1.0}
 PREPROCESSING = {"efficientnet": Preprocessing(mean=(127 / 255,) * 3, std=(128 / 255,) * 3, size=224, resize=256)}
 
 
-def measured(name: str, model: nn.Module, options: Int8, example: torch.Tensor) -> dict[str, Any]:
-    """The accuracy of both files in both runtimes."""
-    rows: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for format, suffix in SUFFIXES.items():
+def measured(
+    name: str, model: nn.Module, options: Int8, example: torch.Tensor, formats: list[str]
+) -> Iterator[dict[str, Any]]:
+    """The accuracy of the files of a network."""
+    for format in formats:
+        row = {"network": name, "format": format, "max_drop": options.max_drop}
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/network{SUFFIXES[format]}"
             try:
-                report = ss.export(
-                    model, f"{folder}/network{suffix}", example_inputs=example, format=format, quantize=options
-                )
+                report = ss.export(model, path, example_inputs=example, format=format, quantize=options)
             except Int8TooInaccurate as error:
-                rows[format] = {"error": str(error)}
-            else:
-                assert report.int8 is not None
-                rows[format] = {**asdict(report.int8), "nbytes": report.nbytes, "drop": report.int8.drop}
-            print(name, format, rows[format], flush=True)
-    return {"network": name, "max_drop": options.max_drop, "files": rows}
+                yield row | {"error": str(error)}
+                continue
+        assert report.int8 is not None
+        yield row | {"nbytes": report.nbytes, "drop": report.int8.drop, **asdict(report.int8)}
 
 
-def cifar10(data: str, runs: list[str]) -> Iterator[dict[str, Any]]:
+@lru_cache(maxsize=1)
+def photos(folder: str, preprocessing: Preprocessing) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """All labelled photos, read once for networks that want them prepared in the same way: three gigabytes."""
+    return list(LabelledImages(labelled_batches(folder, preprocessing, num_classes=1000)))
+
+
+def cifar10(data: str, runs: list[str], formats: list[str]) -> Iterator[dict[str, Any]]:
     """Recorded runs."""
     for path in map(Path, runs):
         folder = RunFolder(path)
@@ -70,10 +76,10 @@ def cifar10(data: str, runs: list[str]) -> Iterator[dict[str, Any]]:
         run = Run(recipe, folder)
         model = ss.load(folder.model_path, run.fresh_model()).eval()
         options = Int8(run.calibration_images(IMAGES), labelled=LabelledImages(run.test), max_drop=MAX_DROP["cifar10"])
-        yield measured(path.name, model, options, torch.randn(2, 3, 32, 32))
+        yield from measured(path.name, model, options, torch.randn(2, 3, 32, 32), formats)
 
 
-def imagenet(calibration: str, validation: str, functions: list[str]) -> Iterator[dict[str, Any]]:
+def imagenet(calibration: str, validation: str, functions: list[str], formats: list[str]) -> Iterator[dict[str, Any]]:
     """Networks of functions."""
     for name in functions:
         function, _, target = name.partition("@")
@@ -83,9 +89,8 @@ def imagenet(calibration: str, validation: str, functions: list[str]) -> Iterato
         if target:
             small = calibration_images(Path(calibration), known, count=COMPRESSION_IMAGES, seed=1)
             ss.compress(model, float(target), calibration=list(torch.split(small, 32)))
-        labelled = LabelledImages(labelled_batches(validation, known, num_classes=1000))
-        options = Int8([images], labelled=labelled, max_drop=MAX_DROP["imagenet"])
-        yield measured(name.partition(":")[2], model, options, torch.randn(2, 3, 224, 224))
+        options = Int8([images], labelled=photos(validation, known), max_drop=MAX_DROP["imagenet"])
+        yield from measured(name.partition(":")[2], model, options, torch.randn(2, 3, 224, 224), formats)
 
 
 if __name__ == "__main__":
@@ -97,15 +102,21 @@ if __name__ == "__main__":
     for_imagenet.add_argument("calibration")
     for_imagenet.add_argument("validation")
     for_imagenet.add_argument("networks", nargs="+")
+    for command in (for_cifar10, for_imagenet):
+        command.add_argument("--formats", default="onnx,openvino")
     asked = parser.parse_args()
-    rows = cifar10(asked.root, asked.networks) if asked.data == "cifar10" else None
-    for row in rows or imagenet(asked.calibration, asked.validation, asked.networks):
+    formats = asked.formats.split(",")
+    if asked.data == "cifar10":
+        found = cifar10(asked.root, asked.networks, formats)
+    else:
+        found = imagenet(asked.calibration, asked.validation, asked.networks, formats)
+    for row in found:
         kept = json.loads(OUT.read_text())["rows"] if OUT.is_file() else []
-        kept = [each for each in kept if (each["data"], each["network"]) != (asked.data, row["network"])]
-        entry = {
-            "data": asked.data,
-            **row,
-            "environment": describe(PACKAGES) | {"command": f"python benchmarks/int8_accuracy.py {asked.data} ..."},
-        }
+        key = [asked.data, row["network"], row["format"]]
+        kept = [each for each in kept if [each["data"], each["network"], each["format"]] != key]
+        # The folders of the data name this machine.
+        command = f"python benchmarks/int8_accuracy.py {asked.data} ... {row['network']} --formats {row['format']}"
+        entry = {"data": asked.data, **row, "environment": describe(PACKAGES) | {"command": command}}
+        print(entry, flush=True)
         OUT.parent.mkdir(exist_ok=True)
         OUT.write_text(json.dumps({"rows": [*kept, entry]}, indent=1) + "\n")

@@ -131,19 +131,17 @@ def accuracy_table(rows: Sequence[Mapping[str, Any]]) -> str:
         "in float32",
     )
     lines = [f"| {' | '.join(columns)} |", "| --- | --- |" + " ---: |" * (len(columns) - 2)]
-    for row in rows:
-        for format, found in row["files"].items():
-            runtime = known_runtime("onnxruntime" if format == "onnx" else format).title
-            if "error" in found:
-                lines.append(f"| {row['network']} | {runtime} | | | | more than {row['max_drop']:g} | | | | |")
-                continue
-            cells = [f"{found['images']:,}", *(f"{100 * found[key]:.2f}" for key in ("float32_top1", "top1"))]
-            cells += [f"{-found['drop']:+.2f}", f"{100 * found['agreement']:.1f} %"]
-            cells += [f"{found[key] / 1e6:.2f}" for key in ("float32_nbytes", "nbytes")]
-            share = f"{100 * found['float32_macs_fraction']:.1f} %: {', '.join(found['float32_layers'])}"
-            lines.append(
-                f"| {' | '.join([row['network'], runtime, *cells, share if found['float32_layers'] else 'nothing'])} |"
-            )
+    for row in sorted(rows, key=lambda each: (each["data"], each["network"], each["format"])):
+        runtime = known_runtime("onnxruntime" if row["format"] == "onnx" else row["format"]).title
+        if "error" in row:
+            lines.append(f"| {row['network']} | {runtime} | | | | loses more than {row['max_drop']:g} | | | | |")
+            continue
+        cells = [f"{row['images']:,}", *(f"{100 * row[key]:.2f}" for key in ("float32_top1", "top1"))]
+        cells += [f"{-row['drop']:+.2f}", f"{100 * row['agreement']:.1f} %"]
+        cells += [f"{row[key] / 1e6:.2f}" for key in ("float32_nbytes", "nbytes")]
+        share = f"{100 * row['float32_macs_fraction']:.1f} %: {', '.join(row['float32_layers'])}"
+        cells.append(share if row["float32_layers"] else "nothing")
+        lines.append(f"| {' | '.join([row['network'], runtime, *cells])} |")
     return "\n".join(lines)
 
 

@@ -42,6 +42,8 @@ FEWEST_IMAGES = 32
 HELD_OUT = 5
 # Images per call of the check.
 STEP = 16
+# Images per batch of the calibration (docs/decisions/0023-int8.md).
+RANGE_IMAGES = 8
 # Layers are ranked by the error that each causes alone, on so many images.
 RANKING_IMAGES = 16
 # Share of the multiply-accumulates that may stay in float32.
@@ -422,9 +424,9 @@ class Int8Graph:
         """Run the graph on images and record the range of every tensor."""
         from onnxruntime.quantization.calibrate import CalibrationDataReader, create_calibrator
 
-        # The range of a tensor is the mean over images of the smallest and the largest value. A single unusual image
-        # would widen the range for all.
-        name, steps = model.graph.input[0].name, _steps(images, batch, 1)
+        # The range of a tensor is the mean over such batches of the smallest and the largest value: over all images, a
+        # single unusual one would widen it for all; over single images, it would cut off too much of many.
+        name, steps = model.graph.input[0].name, _steps(images, batch, RANGE_IMAGES)
 
         class Reader(CalibrationDataReader):  # type: ignore[misc]  # the library has no types
             def get_next(self) -> dict[str, Any] | None:
