@@ -115,8 +115,8 @@ if __name__ == "__main__":
         key = [asked.data, row["network"], row["format"]]
         kept = [each for each in kept if [each["data"], each["network"], each["format"]] != key]
         # The folders of the data name this machine.
-        command = f"python benchmarks/int8_accuracy.py {asked.data} ... {row['network']} --formats {row['format']}"
-        entry = {"data": asked.data, **row, "environment": describe(PACKAGES) | {"command": command}}
+        said = f"python benchmarks/int8_accuracy.py {asked.data} ... {row['network']} --formats {row['format']}"
+        entry = {"data": asked.data, **row, "environment": describe(PACKAGES) | {"command": said}}
         print(entry, flush=True)
         OUT.parent.mkdir(exist_ok=True)
         OUT.write_text(json.dumps({"rows": [*kept, entry]}, indent=1) + "\n")
