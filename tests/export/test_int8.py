@@ -163,7 +163,8 @@ def test_layers_that_hurt_most_stay_in_float32(tmp_path: Path) -> None:
     assert found.float32_layers
     fixed = ss.export(uneven(), path, example_inputs=EXAMPLE, quantize=options, dynamic_batch=False).int8
     assert fixed is not None
-    assert fixed.float32_layers == found.float32_layers
+    # Ranges differ a little, and so may the order.
+    assert set(fixed.float32_layers) == set(found.float32_layers)
     assert 0 < found.float32_macs_fraction <= 0.2
     assert f"left in float32 ({100 * found.float32_macs_fraction:.1f} % of the MACs): " in str(found)
 
