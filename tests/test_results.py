@@ -11,6 +11,7 @@ from typing import Any
 import cifar10_page
 import compatibility
 import inference_page
+import int8_page
 import one_shot
 import order_policies
 import over_runs
@@ -306,6 +307,32 @@ def test_the_page_about_shuffles_shows_measured_numbers() -> None:
         assert table in page
     assert order_policies.norms_table(rows) in page
     assert order_policies.training_table(rows) in page
+
+
+def test_the_page_of_int8_is_that_of_its_measurements() -> None:
+    assert int8_page.PAGE.read_text() == int8_page.page()
+
+
+@pytest.mark.parametrize(("rate", "orders"), int8_page.GOALS)
+def test_int8_files_are_as_much_faster_as_was_asked_for(rate: float, orders: str) -> None:
+    report = report_from_json((int8_page.FOLDER / "resnet50.json").read_text())
+    row = int8_page.fastest(report.rows, rate=rate, orders=orders, int8=True)
+    assert row is not None
+    assert row.timing is not None
+    over_int8, over_float32 = row.timing.speedup_over_best, row.timing.speedup_over_float32
+    assert over_int8 is not None
+    assert over_float32 is not None
+    assert over_int8.median >= int8_page.GOALS[rate, orders][0]
+    assert over_float32.median >= int8_page.GOALS[rate, orders][1]
+
+
+def test_int8_files_of_recorded_networks_lose_little() -> None:
+    rows = json.loads((int8_page.FOLDER / "accuracy.json").read_text())["rows"]
+    assert {row["data"] for row in rows} == {"cifar10", "imagenet"}
+    for row in rows:
+        assert "error" not in row
+        assert row["drop"] <= row["max_drop"] + 1e-9
+        assert row["images"] == (10_000 if row["data"] == "cifar10" else 5_000)
 
 
 def test_the_readme_is_right_about_the_loss_of_accuracy() -> None:

@@ -11,6 +11,7 @@ from strucspars.cost.counting import count_macs
 from strucspars.cost.gathers import fold_report
 from strucspars.cost.summary import summary
 from strucspars.export.checked import export, register_exporter
+from strucspars.export.int8 import Int8
 from strucspars.export.onnx import OnnxRunner
 from strucspars.export.storage import load, save
 from strucspars.nn.groupable import select_layers
@@ -22,6 +23,7 @@ from strucspars.sparsify.sparsifier import Sparsifier
 
 __all__ = [
     "GroupingPlan",
+    "Int8",
     "LayerPlan",
     "OnnxRunner",
     "ShuffledGroupConv2d",

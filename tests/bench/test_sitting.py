@@ -217,3 +217,24 @@ def test_what_is_done_is_told(clock: Any, contestants: list[Contestant]) -> None
     assert all(0 <= done <= 1 for _, done in said)
     assert any("preparing pytorch" in words for words, _ in said)
     assert "own, 4 x 4, batch 1, 1 thread: timing 3 programs, round 3" in said[-1][0]
+
+
+def test_int8_is_compared_with_dense_int8_and_dense_float32(clock: Any, contestants: list[Contestant]) -> None:
+    float32 = told(clock, "openvino", contestants)
+    int8 = replace(told(clock, "openvino-int8", contestants, slow=0.25), is_int8=True)
+    rows = rows_of(clock, contestants, float32, int8)
+    assert timings(rows, lambda timing: timing.speedup_over_best.median) == pytest.approx([1, 2, 8 / 3] * 2)
+    assert timings(rows[:3], lambda timing: timing.speedup_over_float32) == [None] * 3
+    assert timings(rows[3:], lambda timing: timing.speedup_over_float32.median) == pytest.approx([4, 8, 32 / 3])
+
+
+def test_int8_outputs_may_be_off_but_not_unrelated(clock: Any, contestants: list[Contestant]) -> None:
+    for off, is_timed in ((1.1, True), (-1.0, False)):
+        exact = told(clock, "openvino-int8", contestants)
+
+        def prepare(forms: InferenceForms, images: int, threads: int, exact: Runtime = exact, off: float = off) -> Any:
+            program = exact.prepare(forms, images, threads)
+            return lambda given: off * program(given)
+
+        rows = rows_of(clock, contestants, replace(exact, prepare=prepare, is_int8=True))
+        assert {row.timing is not None for row in rows} == {is_timed}

@@ -7,6 +7,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from PIL import Image
 
 import strucspars as ss
 from strucspars.export.checked import EXPORTERS
@@ -170,3 +171,41 @@ def test_a_run_is_not_exported_for_images_that_its_network_cannot_take(call: Any
     said = call("export", "runs/demo", *ONNX, "--model", SMALL, "--image-shape", "1x24x32")
     assert said.status == 2
     assert "network 'tiny_networks:small' cannot take images of shape (1, 24, 32)" in said.err
+
+
+def test_a_run_in_int8_is_checked_on_its_own_test_images(call: Any, finished: Path) -> None:
+    said = call("export", "runs/demo", *ONNX, "--model", SMALL, "--int8", "--max-drop", "20", "--json")
+    assert said.status == 0, said.err
+    found = json.loads(said.out)["int8"]
+    assert found["images"] == 450
+    assert found["float32_top1"] - found["top1"] <= 0.2
+    operations = {node.op_type for node in onnx.load("runs/demo/model.onnx").graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= operations
+
+
+def test_a_checkpoint_in_int8_needs_images(call: Any, compressed: Path) -> None:
+    arguments = (str(compressed), *ONNX, "--model", SMALL, *SHAPE)
+    said = call("export", *arguments, "--int8")
+    assert said.status == 2
+    assert "--int8 needs images to calibrate with" in said.err
+    said = call("export", *arguments, "--calibrate", "photos", "--images", "40")
+    assert said.status == 2
+    assert "--calibrate and --images: without --int8 nothing is quantised; leave them out" in said.err
+    said = call("export", *arguments, "--int8", "--calibrate", "photos")
+    assert said.status == 2
+    assert "there is no folder photos" in said.err
+
+
+def test_a_checkpoint_in_int8_is_calibrated_with_a_folder(call: Any, compressed: Path) -> None:
+    Path("photos").mkdir()
+    for number in range(40):
+        pixels = torch.randint(0, 256, (20, 20, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(pixels).save(f"photos/{number}.png")
+    arguments = (str(compressed), *ONNX, "--model", SMALL, *SHAPE, "--int8", "--calibrate", "photos")
+    said = call("export", *arguments)
+    assert said.status == 0, said.err
+    assert "same top class in" in said.out
+    assert "of 8 images" in said.out
+    said = call("export", *arguments, "--images", "20", "--force")
+    assert said.status == 2
+    assert "got 20 images to calibrate with; give at least 32" in said.err

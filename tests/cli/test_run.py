@@ -293,3 +293,9 @@ def test_no_solver_workers_are_none_on_a_gpu_too(
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     call("run", "demo", f"engine.solver_workers={asked}")
     assert pools == [workers]
+
+
+def test_int8_needs_a_format(call: Any, networks: Path) -> None:
+    said = call("run", "demo", "--int8")
+    assert said.status == 2
+    assert "name its format with --export onnx" in said.err

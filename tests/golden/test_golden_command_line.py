@@ -251,6 +251,8 @@ def test_bench_times_the_recorded_rows(workplace: Any, golden: Record) -> None:
     assert max(row["difference"] for row in document["rows"]) < 1e-4
     for row in document["rows"]:
         row["difference"] = VARIES
+        # Of another version of the exporter, files have other sizes.
+        row["nbytes"] = row["nbytes"] and VARIES
     golden.check("bench", document)
 
 

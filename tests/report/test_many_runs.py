@@ -559,6 +559,19 @@ def test_latency_is_of_the_runs_own_network_in_the_fastest_runtime_at_the_smalle
     notes = {headline.label: headline for headline in headlines(run)}
     assert notes["latency"].value == "4 ms"
     assert notes["latency"].note == "1.50 x as fast as dense; openvino, batch 1, 1 thread"
+    assert "latency in int8" not in notes
+
+
+def test_latency_in_int8_stands_beside_that_in_float32(template: RunData) -> None:
+    int8 = bench_row(form="compressed", ms=0.5, runtime="openvino-int8")
+    assert int8.timing is not None
+    over = replace(int8.timing, speedup_over_float32=Ratio(median=6.0, low=5.0, high=7.0))
+    run = benched(finished(template, "demo", 0.9), bench_row(form="compressed", ms=4.0), replace(int8, timing=over))
+    notes = {headline.label: headline for headline in headlines(run)}
+    assert (notes["latency"].value, notes["latency in int8"].value) == ("4 ms", "0.5 ms")
+    assert notes["latency in int8"].note == (
+        "1.50 x as fast as dense; 6.00 x as fast as dense in float32; openvino-int8, batch 1, 1 thread"
+    )
 
 
 @pytest.mark.parametrize(

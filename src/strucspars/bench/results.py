@@ -16,12 +16,26 @@ TEXT_WIDTH = 120
 # Cells by title; columns that are empty in all lines of a table are left out.
 Line = Mapping[str, str]
 TEXTS = ("runtime", "network", "orders", "images")
-NUMBERS = ("ms", "quartiles", "fps", "speed-up", "of best", "bound", "MACs", "params", "gathers", "note")
+NUMBERS = (
+    "ms",
+    "quartiles",
+    "fps",
+    "speed-up",
+    "of best",
+    "of fp32",
+    "bound",
+    "MACs",
+    "params",
+    "MB",
+    "gathers",
+    "note",
+)
 NOTES = (
     "network: the removed fraction of the convolutions' weights, as in the paper's Table 2. params: of all parameters, "
     "which is what a percentage means everywhere else (compress --target). MACs: how many times fewer than dense.",
     "ms: median over all calls for the whole batch, with quartiles. speed-up: against the same runtime's dense network "
-    "and against the best dense runtime of the table; median over the rounds of the ratio within a round.",
+    "and against the best dense runtime of the table, of the same precision; of fp32: int8 against the best dense "
+    "runtime in float32; median over the rounds of the ratio within a round.",
     "bound: speed-up of the same network without any gather, a limit and not a network to use. gathers: channel "
     "shuffles that are left.",
 )
@@ -50,7 +64,8 @@ class Ratio:
 class RowTiming:
     """How fast a network is: milliseconds for the whole batch, median and quartiles over all calls.
 
-    The speed-ups are against the same runtime's dense network, and against the fastest dense one of all runtimes.
+    The speed-ups are against the same runtime's dense network, against the fastest dense one of the same precision in
+    all runtimes, and in int8 against the fastest dense one in float32.
     """
 
     ms: float
@@ -61,6 +76,7 @@ class RowTiming:
     calls: int
     speedup: Ratio | None
     speedup_over_best: Ratio | None
+    speedup_over_float32: Ratio | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +99,7 @@ class BenchRow:
     size: RowSize
     num_gathers: int | None = None
     gathered_bytes: int | None = None
+    nbytes: int | None = None
     difference: float | None = None
     error: str = ""
     timing: RowTiming | None = None
@@ -208,6 +225,7 @@ def _line(row: BenchRow, bound: BenchRow | None, dense_params: int | None, numbe
         "orders": row.orders or "",
         "images": "" if row.batch == 1 else "1 by 1" if row.images_per_call == 1 else f"{row.images_per_call} at once",
         "MACs": f"{row.size.operation_ratio:.2f}",
+        "MB": "" if row.nbytes is None else f"{row.nbytes / 1e6:.1f}",
         "note": " ".join(numbers[each.error] for each in (row, bound) if each is not None and each.error),
     }
     if row.form != "dense":
@@ -220,6 +238,7 @@ def _line(row: BenchRow, bound: BenchRow | None, dense_params: int | None, numbe
             "fps": _number(row.timing.frames_per_second),
             "speed-up": _ratio(row.timing.speedup),
             "of best": _ratio(row.timing.speedup_over_best),
+            "of fp32": _ratio(row.timing.speedup_over_float32),
         }
     if bound is not None and bound.timing is not None:
         line["bound"] = _ratio(bound.timing.speedup)

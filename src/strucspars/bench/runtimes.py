@@ -4,7 +4,7 @@ import difflib
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -16,9 +16,14 @@ from torch import fx, nn
 from strucspars.convert.fold import fold
 from strucspars.cost.gathers import fold_report
 from strucspars.export.checked import EXPORTERS, ExportReport, export
+from strucspars.export.int8 import Int8
 
 Images = npt.NDArray[np.float32]
 Program = Callable[[Images], Images]
+
+INT8 = "-int8"
+# Speed does not depend on the images that int8 files are calibrated with.
+CALIBRATION_IMAGES = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,22 +41,28 @@ class InferenceForms:
         """The inference graph."""
         return fold(self.model, self.example, widen_groups_below=self.widen_groups_below or 1)
 
-    def exported(self, format: str) -> ExportReport:
-        """The network as a file for any batch size, written on the first call."""
-        if format not in self._reports:
-            self._reports[format] = export(
+    def exported(self, format: str, *, int8: bool = False) -> ExportReport:
+        """The network as a file for any batch size, written on the first call; in int8 calibrated on random images."""
+        name = format + INT8 * int8
+        if name not in self._reports:
+            generator = torch.Generator().manual_seed(0)
+            images = torch.randn(CALIBRATION_IMAGES, *self.example.shape[1:], generator=generator)
+            # Random networks have no classes to agree on: a wrong file is one whose outputs are far off.
+            quantize = Int8([images], min_agreement=0.0, max_output_error=0.5) if int8 else None
+            self._reports[name] = export(
                 self.model,
-                self.folder / f"network{EXPORTERS.find(format).suffix}",
+                self.folder / f"{name}{EXPORTERS.find(format).suffix}",
                 example_inputs=self.example,
                 format=format,
                 widen_groups_below=self.widen_groups_below,
+                quantize=quantize,
             )
-        return self._reports[format]
+        return self._reports[name]
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime for networks in float32, and how to import and install it.
+    """A runtime for networks in float32 or int8, and how to import and install it.
 
     `prepare` makes a program of a network, for so many images per call and threads, of a file of this `format` or of
     the folded graph.
@@ -61,8 +72,9 @@ class Runtime:
     title: str
     package: str
     install: str
-    prepare: Callable[[InferenceForms, int, int], Program]
+    prepare: Callable[..., Program]
     format: str | None = None
+    is_int8: bool = False
 
     @property
     def is_installed(self) -> bool:
@@ -74,8 +86,23 @@ class Runtime:
         if self.format is None:
             folded = fold_report(forms.folded)
             return len(folded.gathers), folded.gathered_bytes
-        exported = forms.exported(self.format)
+        exported = forms.exported(self.format, int8=self.is_int8)
         return exported.num_gathers, exported.gathered_bytes
+
+    def nbytes(self, forms: InferenceForms) -> int | None:
+        """The size of the file that the program runs; None where there is none."""
+        return None if self.format is None else forms.exported(self.format, int8=self.is_int8).nbytes
+
+    def in_int8(self) -> "Runtime":
+        """The same runtime for int8 files."""
+        return replace(
+            self,
+            name=self.name + INT8,
+            # The tables are as wide as the page.
+            title=f"{self.title} int8".replace("ONNX Runtime", "ORT"),
+            prepare=partial(self.prepare, int8=True),
+            is_int8=True,
+        )
 
 
 def known_runtime(name: str) -> Runtime:
@@ -115,21 +142,22 @@ def _numpy_outputs(module: Callable[[torch.Tensor], torch.Tensor], images: Image
     return outputs
 
 
-def _onnx_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
+def _onnx_program(forms: InferenceForms, images_per_call: int, threads: int, *, int8: bool = False) -> Program:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = onnxruntime.InferenceSession(forms.exported("onnx").path, options, providers=["CPUExecutionProvider"])
+    path = forms.exported("onnx", int8=int8).path
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     (name,) = (node.name for node in session.get_inputs())
     return lambda images: session.run(None, {name: images})[0]
 
 
-def _openvino_program(forms: InferenceForms, images_per_call: int, threads: int) -> Program:
+def _openvino_program(forms: InferenceForms, images_per_call: int, threads: int, *, int8: bool = False) -> Program:
     import openvino
 
     core = openvino.Core()
-    model = core.read_model(forms.exported("openvino").path)
+    model = core.read_model(forms.exported("openvino", int8=int8).path)
     model.reshape([images_per_call, *forms.example.shape[1:]])
     settings = {
         # It would choose bfloat16 by itself where the processor has it.
@@ -151,4 +179,5 @@ _RUNTIMES = (
     Runtime("torch-compile", "torch.compile", "torch", "pip install torch", _compiled_program),
     Runtime("openvino", "OpenVINO", "openvino", "pip install 'strucspars[openvino]'", _openvino_program, "openvino"),
 )
-RUNTIMES = {runtime.name: runtime for runtime in _RUNTIMES}
+_INT8_RUNTIMES = tuple(runtime.in_int8() for runtime in _RUNTIMES if runtime.format is not None)
+RUNTIMES = {runtime.name: runtime for runtime in (*_RUNTIMES, *_INT8_RUNTIMES)}

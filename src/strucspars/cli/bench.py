@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = console.examples(
     "strucspars bench",
     "strucspars bench resnet50 --orders free,shared,one-shuffle",
+    "strucspars bench resnet50 --orders shared --runtimes onnxruntime,openvino,onnxruntime-int8,openvino-int8",
     "strucspars bench resnet101 --runtimes onnxruntime,openvino --out bench.json",
     "strucspars bench trained.pt --model resnet50 --orders shared",
     "strucspars bench runs/demo --batch 1,16 --threads 1,all",
@@ -51,7 +52,11 @@ def bench(
         typer.Option(metavar="A,B", help="Which layers share channel orders: free, shared, one-shuffle, or others."),
     ] = "free",
     runtimes: Annotated[
-        str, typer.Option(metavar="A,B", help="Of onnxruntime, pytorch, torch-compile, openvino.")
+        str,
+        typer.Option(
+            metavar="A,B",
+            help="Of onnxruntime, pytorch, torch-compile, openvino, onnxruntime-int8, openvino-int8.",
+        ),
     ] = "onnxruntime,pytorch,openvino",
     batch: Annotated[str, typer.Option(metavar="1,16", help="Batch sizes.")] = "1",
     threads: Annotated[str, typer.Option(metavar="1,all", help="Numbers of threads.")] = "1",

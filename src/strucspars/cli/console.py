@@ -131,7 +131,7 @@ WidenGroupsBelow = Annotated[
         metavar="CHANNELS",
         min=1,
         help="Merge groups narrower than this into wider ones, padded with zeros.",
-        show_default="16 for ONNX Runtime and OpenVINO, else 1",
+        show_default="16 for ONNX Runtime and OpenVINO, 32 for ONNX Runtime in int8, else 1",
     ),
 ]
 RunOrCheckpoint = Annotated[
@@ -145,6 +145,15 @@ OutFolder = Annotated[Path, typer.Option(help="The folder to put the run folders
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 # `main` looks for it in the unparsed arguments, because parsing may be what fails.
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+Int8 = Annotated[
+    bool, typer.Option("--int8", help="Quantise to 8 bits, for ONNX Runtime or OpenVINO; checked against float32.")
+]
+CalibrationImages = Annotated[int, typer.Option(metavar="N", min=1, help="With --int8: images to calibrate with.")]
+MaxDrop = Annotated[
+    float, typer.Option(metavar="POINTS", help="With --int8: points of top-1 accuracy that may be lost.")
+]
 
 
 def path_option(help: str, show_default: str | None = None, **options: Any) -> Any:

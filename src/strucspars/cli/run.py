@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill, indent
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -13,7 +14,14 @@ import typer
 
 from strucspars.cli import console
 from strucspars.cli.errors import Interrupted, StopRequest, explained
-from strucspars.cli.export import complete_format, export_document, export_network
+from strucspars.cli.export import (
+    IMAGES,
+    MAX_DROP,
+    complete_format,
+    export_document,
+    export_network,
+    int8_options,
+)
 from strucspars.train.observer import RunFailed
 
 if TYPE_CHECKING:
@@ -87,6 +95,7 @@ def run(
             autocompletion=complete_format,
         ),
     ] = None,
+    int8: console.Int8 = False,
     options: Annotated[
         bool,
         typer.Option(
@@ -106,6 +115,8 @@ def run(
     from strucspars.train.run_folder import RunFolder
 
     output = console.Output(as_json=as_json, quiet=quiet)
+    if int8 and export is None:
+        raise ValueError("--int8 is for an exported file; name its format with --export onnx or --export openvino")
     if export is not None:
         find_exporter(export).runtime()  # is it installed?
     wanted = seeded_recipes(recipe, overrides or [], console.parse_seeds(seeds))
@@ -126,7 +137,10 @@ def run(
             for path in finished:
                 # Where the network is a function, the user has named it in the recipe of this command.
                 found = find_target(str(path), model=recipes[path].model.name)
-                report = export_network(found, format=export, force=True)
+                wanted_int8 = partial(int8_options, found, None, None, images=IMAGES, max_drop=MAX_DROP)
+                report = export_network(
+                    found, format=export, quantize=wanted_int8 if int8 else lambda: None, force=True
+                )
                 texts.append(str(report))
                 exported.append(export_document(report))
     except Exception as error:

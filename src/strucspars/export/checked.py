@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from strucspars.convert.comparison import Comparison, compare_outputs
 from strucspars.core.plan import Preprocessing
 from strucspars.core.registry import Registry
 from strucspars.cost.counting import ExampleInputs, fresh_arguments, undisturbed
+from strucspars.export.int8 import Images, Int8, Int8Report, Int8Writer
 from strucspars.export.onnx import OnnxExporter
 from strucspars.export.openvino import OpenVinoExporter
 from strucspars.export.program import (
@@ -74,6 +75,8 @@ class Agreement:
 class ExportReport:
     """A file that was written, and how closely it agrees with the network. `str()` of it is a short text.
 
+    The agreement of an int8 file is that of its graph in float32; `int8` has the file itself.
+
     >>> agreement = Agreement(batch_sizes=(2, 1), max_relative_error=2e-7, tolerance=1e-4, num_outputs=1)
     >>> print(ExportReport(path=Path("model.onnx"), format="onnx", runtime="ONNX Runtime 1.31.0", nbytes=12345,
     ...                    num_gathers=1, gathered_bytes=4096, agreement=agreement))
@@ -90,6 +93,7 @@ class ExportReport:
     num_gathers: int
     gathered_bytes: int
     agreement: Agreement
+    int8: Int8Report | None = None
 
     def __str__(self) -> str:
         found = self.agreement
@@ -100,6 +104,10 @@ class ExportReport:
             "checked in": f"{self.runtime}, {sizes}",
             "off by": f"{found.max_relative_error:.1e} of the largest output; {found.tolerance:.0e} is allowed",
         }
+        if self.int8 is not None:
+            rows["in float32"] = f"{self.int8.float32_nbytes:,} bytes"
+            rows["int8"], *others = str(self.int8).splitlines()
+            rows |= dict.fromkeys(others, "")
         width = max(map(len, rows))
         return "\n".join(f"{title:<{width}}  {text}" for title, text in rows.items())
 
@@ -119,6 +127,7 @@ def export(
     dynamic_batch: bool = True,
     widen_groups_below: int | None = None,
     preprocessing: Preprocessing | None = None,
+    quantize: Int8 | Iterable[Images] | None = None,
 ) -> ExportReport:
     """Write a network as a file for a deployment runtime that provably computes the same.
 
@@ -141,10 +150,14 @@ def export(
             whose runtimes are slow with narrower groups, else 1; a graph that is folded already is not changed.
         preprocessing: of the network's images, such as `plan.preprocessing`. It is stored as JSON in the file's
             metadata under `strucspars.preprocessing`; the network itself does not apply it.
+        quantize: write an int8 file for ONNX Runtime or OpenVINO: some hundred images in batches, as the network takes
+            them, which decide the ranges of the numbers; or an `Int8`, with labelled images to check the accuracy on,
+            and the limits. None: float32.
 
     Raises:
         ImportError: the runtime is not installed.
-        ValueError: the network cannot be exported, or the runtime computes something else.
+        ValueError: the network cannot be exported, or the runtime computes something else; an int8 file is less
+            accurate than asked for.
         OSError: the file cannot be written.
 
     >>> import strucspars as ss, tempfile
@@ -164,6 +177,7 @@ def export(
     if not exporter.has_names and (input_names is not None or output_names is not None):
         raise ValueError(f"a file of the format {name} keeps no input_names and output_names; leave them out")
     runtime = exporter.runtime()
+    int8_writer = None if quantize is None else Int8Writer.of(exporter, quantize, format=name)
     # The network's code, torch.export and the readers of files must create tensors on the CPU.
     with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
         program = inference_program(
@@ -171,16 +185,17 @@ def export(
             example_inputs,
             dynamic_batch=dynamic_batch,
             widen_groups_below=widen_groups_below,
-            group_width=exporter.group_width,
+            group_width=exporter.group_width if int8_writer is None else int8_writer.exporter.int8_group_width,
             input_names=input_names,
             output_names=output_names,
         )
         if preprocessing is not None:
             program.metadata[PREPROCESSING_KEY] = json.dumps(asdict(preprocessing))
         with replace_file(path, follow_link=True) as unfinished:
-            exporter.write(program, unfinished)
+            (exporter.write if int8_writer is None else int8_writer.write_float32)(program, unfinished)
             load = partial(exporter.load, unfinished)
             agreement = check_agreement(program.reference, load, program.batch, runtime=runtime, path=path)
+            int8 = None if int8_writer is None else int8_writer.write_int8(program.batch, unfinished)
             nbytes = sum(file.stat().st_size for file in unfinished.parent.iterdir())
     return ExportReport(
         path=path,
@@ -190,6 +205,7 @@ def export(
         num_gathers=len(program.gathers),
         gathered_bytes=sum(gather.nbytes for gather in program.gathers),
         agreement=agreement,
+        int8=int8,
     )
 
 

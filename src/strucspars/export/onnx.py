@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -35,22 +36,40 @@ LARGEST_MESSAGE = 2**31 - 2**20
 Array = npt.NDArray[Any]
 
 
+class GraphExporter(Exporter):
+    """A format whose files are made from an ONNX graph. Such formats have int8 files too (`export.int8`).
+
+    `int8_group_width` is `group_width` in int8, where other kernels run.
+    """
+
+    int8_group_width: int = 1
+
+    def write(self, program: InferenceProgram, path: Path) -> None:
+        """Write the file."""
+        self.write_graph(onnx_model(program), path)
+
+    @abstractmethod
+    def write_graph(self, model: onnx.ModelProto, path: Path) -> None:
+        """Write an ONNX graph, in float32 or int8, as this format; the graph may change."""
+
+
 @final
-class OnnxExporter(Exporter):
+class OnnxExporter(GraphExporter):
     """One `.onnx` file, in which every remaining shuffle is one Gather; weights above 2 GB are in a second file."""
 
     suffix = ".onnx"
     # The fast convolutions of ONNX Runtime work on blocks of 16 channels.
     group_width = 16
+    # In int8 it computes group by group, and pays for each call (docs/how-to/int8.md).
+    int8_group_width = 32
 
     def runtime(self) -> str:
         """The version of ONNX Runtime."""
         versions = [optional_module(name, extra="onnx").__version__ for name in ("onnx", "onnxscript", "onnxruntime")]
         return f"ONNX Runtime {versions[-1]}"
 
-    def write(self, program: InferenceProgram, path: Path) -> None:
+    def write_graph(self, model: onnx.ModelProto, path: Path) -> None:
         """Write the file."""
-        model = onnx_model(program)
         keep_paddings_(model.graph)
         write_onnx(model, path)
 

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from strucspars.export.onnx import onnx_model, write_onnx
+from strucspars.export.onnx import GraphExporter, write_onnx
 from strucspars.export.program import (
     Arguments,
-    Exporter,
     Inference,
-    InferenceProgram,
     first_line,
     optional_module,
     without_chatter,
@@ -27,25 +25,25 @@ EXACT = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": "1"}
 
 
 @final
-class OpenVinoExporter(Exporter):
+class OpenVinoExporter(GraphExporter):
     """An `.xml` file with a `.bin` file of its weights. Needs `pip install 'strucspars[openvino]'`."""
 
     suffix = ".xml"
     # With narrower groups a small network takes more than twice as long (docs/decisions/0014-inference.md).
     group_width = 16
+    int8_group_width = 16
 
     def runtime(self) -> str:
         """The version of OpenVINO."""
         openvino = optional_module("openvino", extra="openvino")
         return f"OpenVINO {openvino.__version__.partition('-')[0]}"
 
-    def write(self, program: InferenceProgram, path: Path) -> None:
-        """Write both files, by way of ONNX."""
-        proto = onnx_model(program)
+    def write_graph(self, model: onnx.ModelProto, path: Path) -> None:
+        """Write both files."""
         # OpenVINO 2026.4 moves a constant Gather along axis 1 into the dense convolution after it and applies the
         # inverse of its order. It does not look for axes counted from the end, which cost the same.
-        count_axes_from_the_end_(proto.graph)
-        write_openvino(proto, path)
+        count_axes_from_the_end_(model.graph)
+        write_openvino(model, path)
 
     def load(self, path: Path) -> Inference:
         """The network on the CPU, in full precision."""

@@ -33,6 +33,8 @@ PLAN_HASH_KEY = "strucspars.plan_sha256"
 GATHERS_KEY = "strucspars.num_gathers"
 # JSON: what images go through before the network.
 PREPROCESSING_KEY = "strucspars.preprocessing"
+# "int8" in files that were quantised.
+PRECISION_KEY = "strucspars.precision"
 # "true" if the samples of a batch may be computed one by one.
 INDEPENDENT_KEY = "strucspars.samples_are_independent"
 

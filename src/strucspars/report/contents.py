@@ -139,13 +139,16 @@ def _target(run: RunData) -> Iterator[Headline]:
 
 
 def _speed(run: RunData) -> Iterator[Headline]:
-    measured = fastest(run)
-    if measured is not None:
-        row, timing = measured
-        speedup = None if row.form == "dense" else timing.speedup
-        faster = "" if speedup is None else f"{speedup.median:.2f} x as fast as dense; "
-        note = f"{faster}{row.runtime}, {timing_conditions(row)}"
-        yield Headline(label="latency", value=f"{timing.ms:.3g} ms", note=note)
+    for label, int8 in (("latency", False), ("latency in int8", True)):
+        measured = fastest(run, int8=int8)
+        if measured is not None:
+            row, timing = measured
+            speedup = None if row.form == "dense" else timing.speedup
+            faster = "" if speedup is None else f"{speedup.median:.2f} x as fast as dense; "
+            if timing.speedup_over_float32 is not None:
+                faster += f"{timing.speedup_over_float32.median:.2f} x as fast as dense in float32; "
+            note = f"{faster}{row.runtime}, {timing_conditions(row)}"
+            yield Headline(label=label, value=f"{timing.ms:.3g} ms", note=note)
 
 
 def _time(run: RunData) -> Iterator[Headline]:

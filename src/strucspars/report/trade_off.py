@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from strucspars.bench.results import BenchRow, RowTiming
+from strucspars.bench.runtimes import known_runtime
 from strucspars.cost.text_table import percent, short_count
 from strucspars.paper.experiments import Experiment
 from strucspars.paper.noise import Sample, sample_of
@@ -46,11 +47,15 @@ LARGEST_LINEAR_SPAN = 6.0
 HIGHEST_TOP = 100.5
 
 
-def fastest(run: RunData) -> tuple[BenchRow, RowTiming] | None:
-    """The run's own network in its fastest runtime, at the smallest batch and the fewest threads that were timed."""
+def fastest(run: RunData, *, int8: bool = False) -> tuple[BenchRow, RowTiming] | None:
+    """The run's own network in its fastest runtime, at the smallest batch and the fewest threads that were timed.
+
+    In float32, whose accuracy the run has measured, or in int8.
+    """
     form = "dense" if run.recipe.kind == "dense" else "compressed"
-    rows = () if run.bench is None else run.bench.rows
-    timed = [(row, row.timing) for row in rows if row.form == form and row.timing is not None]
+    rows = [] if run.bench is None else list(run.bench.rows)
+    rows = [row for row in rows if row.form == form and known_runtime(row.runtime).is_int8 == int8]
+    timed = [(row, row.timing) for row in rows if row.timing is not None]
     return min(timed, key=lambda each: (each[0].batch, each[0].threads, each[1].ms), default=None)
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from strucspars.cost.summary import Summary, summary
 from strucspars.data.batches import Batches, EpochOrder, FolderBatches
 from strucspars.data.catalogue import batches_of, load_data
 from strucspars.data.folder import FolderSplit, calibration_images, evaluation_split, fits_outputs, test_folder
+from strucspars.export.int8 import Int8
 from strucspars.export.storage import read_plan
 from strucspars.models.catalogue import build_model, names_a_function
 from strucspars.models.preprocessing import preprocessing_of
@@ -38,7 +39,8 @@ from strucspars.train.recipe import (
     SparsifyRecipe,
     StageRecipe,
 )
-from strucspars.train.run import default_readers
+from strucspars.train.run import Run, default_readers
+from strucspars.train.run_folder import RunFolder
 
 BATCH_SIZE = 32
 # Of finetuning: for batches of 32 and at least so many steps.
@@ -128,9 +130,14 @@ def check_finite(model: nn.Module, weights: str) -> None:
 
 
 def calibration_batches(data: str, network: TrainedNetwork, *, count: int) -> list[torch.Tensor]:
-    """Images to compress with, from a folder or from those to learn from of `package.module:function`."""
+    """Images to compress a network with, as `images_to_calibrate` gives them."""
+    return images_to_calibrate(data, network.preprocessing, count=count)
+
+
+def images_to_calibrate(data: str, preprocessing: Preprocessing, *, count: int) -> list[torch.Tensor]:
+    """Batches of some images, from a folder or from those to learn from of `package.module:function`."""
     if not names_a_function(data):
-        images = calibration_images(Path(data).expanduser(), network.preprocessing, count=count)
+        images = calibration_images(Path(data).expanduser(), preprocessing, count=count)
         return list(torch.split(images, BATCH_SIZE))
     batches = batches_of(load_data(data, None), training=True, batch_size=BATCH_SIZE, device=CPU)
     return [batch.images.clone() for batch in itertools.islice(batches.epoch(0), math.ceil(count / BATCH_SIZE))]
@@ -151,6 +158,41 @@ def labelled_batches(
     split = evaluation_split(Path(data).expanduser(), preprocessing, num_classes=num_classes)
     order = EpochOrder(count=len(split), batch_size=BATCH_SIZE, shuffled=False, seed=0)
     return FolderBatches(split, order, device=device, workers=workers)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """The images of batches with their labels, each once, as often as they are asked for."""
+
+    batches: Batches
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of images and labels."""
+        for batch in self.batches.epoch(0):
+            yield batch.images[batch.valid].contiguous(), batch.labels[batch.valid]
+
+
+def int8_of_run(recipe: Recipe, folder: RunFolder, *, images: int, max_drop: float) -> Int8:
+    """How to quantise the network of a run: calibrated on images to learn from, checked on those to test on."""
+    run = Run(replace(recipe, engine=EngineRecipe(device="cpu")), folder)
+    return Int8(run.calibration_images(images), labelled=LabelledImages(run.test), max_drop=max_drop)
+
+
+def int8_of_data(
+    data: str,
+    val: str | None,
+    preprocessing: Preprocessing,
+    *,
+    images: int,
+    num_classes: int,
+    max_drop: float,
+) -> Int8:
+    """How to quantise a network with images of a folder or a function; labelled ones check it if there are some."""
+    place = val or (data if has_test_images(data) else None)
+    labelled = None
+    if place is not None:
+        labelled = LabelledImages(labelled_batches(place, preprocessing, num_classes=num_classes))
+    return Int8(images_to_calibrate(data, preprocessing, count=images), labelled=labelled, max_drop=max_drop)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
