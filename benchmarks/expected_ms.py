@@ -38,9 +38,9 @@ OUT = ROOT / "results" / "expected_ms.json"
 PAGE = """# Expected and measured milliseconds
 
 `benchmarks/expected_ms.py` writes this page from [expected_ms.json](expected_ms.json). Networks with random weights at
-224 x 224, batch 1, ONNX Runtime, one core, float32, order policy `{orders}`: plans with `budget="latency"`, and their exported
-files. The layers are timed anew in each of three runs. *Off by* is the median of the runs of expected over measured, and their range.
-Targets without a row are out of reach of a network.
+224 x 224, batch 1, ONNX Runtime, one core, float32, order policy `{orders}`: plans with `budget="latency"`, and their
+exported files. The layers are timed anew in each of three runs. *Off by* is expected over measured, the median of the
+runs and their range. Targets without a row are out of reach of a network.
 
 {table}
 
@@ -97,7 +97,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     def median(name: str) -> list[str]:
         return [f"{statistics.median(row[name] for row in each):.2f}" for each in runs.values()]
 
-    off = [[row["expected_ms"] / row["ms"] - 1 for row in each] for each in runs.values()]
+    off = [sorted(row["expected_ms"] / row["ms"] - 1 for row in each) for each in runs.values()]
+    spread = [f"{statistics.median(each):+.1%} ({each[0]:+.1%} to {each[-1]:+.1%})" for each in off]
     return markdown_table(
         [
             Column("network", [network for network, _ in runs], is_text=True),

@@ -37,6 +37,7 @@ from strucspars.train.run_folder import RunFolder
 BUDGETS, TARGETS = ("params", "macs"), (0.2, 0.35, 0.5)
 LEVELS: tuple[Levels, ...] = ("threshold", "knapsack")
 IMAGES = 1024
+OUT = ROOT / "results" / "levels.json"
 PAGE = """# Group levels by a threshold and by a knapsack
 
 `benchmarks/levels.py` writes this page from [levels.json](levels.json). Recorded dense networks on CIFAR-10, grouped
@@ -91,6 +92,18 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(columns)
 
 
+def page() -> str:
+    """The page of what was measured."""
+    document = json.loads(OUT.read_text())
+    known = document["environment"]
+    return PAGE.format(
+        table=table(document["rows"]),
+        command=known["command"],
+        commit=known["commit"],
+        cpu=known["hardware"]["cpu"],
+    )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="folder of CIFAR-10")
@@ -101,8 +114,5 @@ if __name__ == "__main__":
     rows = [row for path in arguments.runs for row in rows_of(RunFolder(path), arguments.data)]
     known: Any = describe(("torch", "scipy"))
     known["command"] = known["command"].replace(arguments.data, "~/cifar10")
-    (ROOT / "results" / "levels.json").write_text(json.dumps({"environment": known, "rows": rows}, indent=1) + "\n")
-    text = PAGE.format(
-        table=table(rows), command=known["command"], commit=known["commit"], cpu=known["hardware"]["cpu"]
-    )
-    (ROOT / "results" / "levels.md").write_text(text)
+    OUT.write_text(json.dumps({"environment": known, "rows": rows}, indent=1) + "\n")
+    OUT.with_suffix(".md").write_text(page())

@@ -3,6 +3,7 @@
 import gzip
 import json
 import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -10,8 +11,10 @@ from typing import Any
 
 import cifar10_page
 import compatibility
+import expected_ms
 import inference_page
 import int8_page
+import levels
 import one_shot
 import order_policies
 import over_runs
@@ -333,6 +336,19 @@ def test_int8_files_of_recorded_networks_lose_little() -> None:
         assert "error" not in row
         assert row["drop"] <= row["max_drop"] + 1e-9
         assert row["images"] == (10_000 if row["data"] == "cifar10" else 5_000)
+
+
+@pytest.mark.parametrize("benchmark", [expected_ms, levels])
+def test_a_page_is_that_of_its_measurements(benchmark: Any) -> None:
+    assert benchmark.OUT.with_suffix(".md").read_text() == benchmark.page()
+
+
+def test_plans_expect_the_milliseconds_of_their_files_within_a_tenth() -> None:
+    off: dict[tuple[str, float], list[float]] = {}
+    for row in json.loads(expected_ms.OUT.read_text())["rows"]:
+        off.setdefault((row["network"], row["target"]), []).append(row["expected_ms"] / row["ms"] - 1)
+    assert {network for network, _ in off} == set(expected_ms.NETWORKS)
+    assert all(len(each) == expected_ms.RUNS and abs(statistics.median(each)) <= 0.1 for each in off.values())
 
 
 def test_the_readme_is_right_about_the_loss_of_accuracy() -> None:
