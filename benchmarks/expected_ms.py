@@ -106,9 +106,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             Column("dense ms", median("dense_ms")),
             Column("expected ms", median("expected_ms")),
             Column("measured ms", median("ms")),
-            Column(
-                "off by", [f"{statistics.median(each):+.1%} ({min(each):+.1%} to {max(each):+.1%})" for each in off]
-            ),
+            Column("off by", spread),
             Column("runs", [str(len(each)) for each in runs.values()]),
         ]
     )
