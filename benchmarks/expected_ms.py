@@ -8,6 +8,7 @@ Writes results/expected_ms.json and a table, results/expected_ms.md.
 """
 
 import argparse
+import itertools
 import json
 import logging
 import os
@@ -127,16 +128,18 @@ def page() -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("networks", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--resume", action="store_true", help="measure only what the record lacks")
     arguments = parser.parse_args()
     logging.getLogger("strucspars").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    measured: list[dict[str, Any]] = []
-    for run in range(RUNS):
-        for each in arguments.networks:
-            with tempfile.TemporaryDirectory() as cache:
-                os.environ["STRUCSPARS_CACHE"] = cache
-                measured += [row | {"run": run} for row in rows_of(each)]
-            environment = describe(("torch", "torchvision", "onnxruntime"))
-            OUT.write_text(json.dumps({"environment": environment, "rows": measured}, indent=1) + "\n")
-            OUT.with_suffix(".md").write_text(page())
+    measured: list[dict[str, Any]] = json.loads(OUT.read_text())["rows"] if arguments.resume else []
+    done = {(row["run"], row["network"]) for row in measured}
+    for run, network in itertools.product(range(RUNS), NETWORKS):
+        if (run, network) in done:
+            continue
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["STRUCSPARS_CACHE"] = cache
+            measured += [row | {"run": run} for row in rows_of(network)]
+        environment = describe(("torch", "torchvision", "onnxruntime"))
+        OUT.write_text(json.dumps({"environment": environment, "rows": measured}, indent=1) + "\n")
+        OUT.with_suffix(".md").write_text(page())
