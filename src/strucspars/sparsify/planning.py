@@ -377,7 +377,7 @@ def reachable_budgets(
         raise ValueError(
             f"{(1 - config.target) * dense:.3g} ms cannot be reached: the fastest that groups make this network in "
             f"{size.latency.runtime} is {(1 - most) * dense:.3g} of {dense:.3g} ms; set target to at most "
-            f"{reachable_target(most)}, or share channel orders (orders='one-shuffle')"
+            f"{reachable_target(most)}{', or share channel orders (orders=one-shuffle)' * config.has_free_orders}"
         )
     if most < config.target:
         width = config.min_channels_per_group
