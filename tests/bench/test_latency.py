@@ -48,6 +48,15 @@ def test_every_layer_has_a_time_at_every_level(runtime: str) -> None:
     assert table.runtime.startswith({"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}[runtime])
 
 
+def test_a_layer_that_is_not_called_takes_no_time() -> None:
+    model = Residual()
+    model.unused = nn.Conv2d(32, 32, 1)
+    table = latency_table(model, EXAMPLE, SparsifyConfig())
+    assert table.ms_by_level("unused", 2) == (0.0, 0.0)
+    plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=0.0, budget="latency"), example_inputs=EXAMPLE)
+    assert plan.layers["unused"].num_groups == 1
+
+
 def test_copies_are_expected_where_layers_have_orders_of_their_own() -> None:
     model = Residual()
     sides = {shuffle.layers: shuffle.free_sides for shuffle in latency_table(model, EXAMPLE, SparsifyConfig()).shuffles}

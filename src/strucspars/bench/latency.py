@@ -71,14 +71,16 @@ def latency_table(
     arguments = random_arguments(_on_cpu(arguments_of(dense, example_inputs)), in_double=False)
     runtime = find_runtime(config.runtime)
     machine = " ".join(str(value) for value in hardware(environment()).values() if value)
-    layers = select_layers(dense, config).layers
+    counted = count_macs(dense, arguments).layers
+    # A layer that no call reaches, as in an auxiliary head, takes no time.
+    layers = [layer for layer in select_layers(dense, config).layers if counted[layer.name].macs]
     key = network_key(
         machine,
         runtime.title,
         config.orders,
         config.pieces,
         [(layer.name, layer.weight_shape, layer.largest_level) for layer in layers],
-        [(name, layer.macs) for name, layer in count_macs(dense, arguments).layers.items()],
+        [(name, layer.macs) for name, layer in counted.items()],
     )
     path = cache_folder() / f"{key}.json"
     try:
