@@ -1,6 +1,6 @@
 """One threshold for all layers against a knapsack of their kept norms, on trained networks, without finetuning.
 
-    python benchmarks/levels.py ~/cifar10 results/cifar10/cifar10-resnet20-dense results/cifar10/cifar10-resnet56-dense
+    python benchmarks/levels.py ~/cifar10 results/cifar10/cifar10-resnet20-dense results/cifar10/cifar10-resnet56-dense-seed2
 
 Groups a recorded dense network at some targets, recomputes its batch-norm statistics over 1,024 training images, and
 scores it on all test images. On the CPU, some 10 minutes for both networks. Writes results/levels.json and a table,
@@ -111,8 +111,11 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     logging.getLogger("strucspars").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    rows = [row for path in arguments.runs for row in rows_of(RunFolder(path), arguments.data)]
     known: Any = describe(("torch", "scipy"))
     known["command"] = known["command"].replace(arguments.data, "~/cifar10")
-    OUT.write_text(json.dumps({"environment": known, "rows": rows}, indent=1) + "\n")
-    OUT.with_suffix(".md").write_text(page())
+    for path in arguments.runs:
+        # Rows of other networks stay.
+        before = json.loads(OUT.read_text())["rows"] if OUT.exists() else []
+        rows = [row for row in before if row["run"] != path.name] + rows_of(RunFolder(path), arguments.data)
+        OUT.write_text(json.dumps({"environment": known, "rows": rows}, indent=1) + "\n")
+        OUT.with_suffix(".md").write_text(page())
