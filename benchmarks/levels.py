@@ -1,6 +1,6 @@
 """One threshold for all layers against a knapsack of their kept norms, on trained networks, without finetuning.
 
-    python benchmarks/levels.py ~/cifar10 results/cifar10/cifar10-resnet20-dense results/cifar10/cifar10-resnet56-dense-seed2
+    python benchmarks/levels.py ~/cifar10 results/cifar10/cifar10-resnet{20-dense,56-dense-seed2}
 
 Groups a recorded dense network at some targets, recomputes its batch-norm statistics over 1,024 training images, and
 scores it on all test images. On the CPU, some 10 minutes for both networks. Writes results/levels.json and a table,
