@@ -16,28 +16,19 @@ TEXT_WIDTH = 120
 # Cells by title; columns that are empty in all lines of a table are left out.
 Line = Mapping[str, str]
 TEXTS = ("runtime", "network", "orders", "images")
-NUMBERS = (
-    "ms",
-    "quartiles",
-    "fps",
-    "speed-up",
-    "of best",
-    "of fp32",
-    "bound",
-    "MACs",
-    "params",
-    "MB",
-    "gathers",
-    "note",
-)
+SPEEDS = ("ms", "quartiles", "fps", "speed-up", "of best", "of fp32", "bound")
+NUMBERS = (*SPEEDS, "MACs", "params", "MB", "gathers", "note")
 NOTES = (
     "network: the removed fraction of the convolutions' weights, as in the paper's Table 2. params: of all parameters, "
     "which is what a percentage means everywhere else (compress --target). MACs: how many times fewer than dense.",
     "ms: median over all calls for the whole batch, with quartiles. speed-up: against the same runtime's dense network "
-    "and against the best dense runtime of the table, of the same precision; of fp32: int8 against the best dense "
-    "runtime in float32; median over the rounds of the ratio within a round.",
+    "and against the best dense runtime of the table; median over the rounds of the ratio within a round.",
     "bound: speed-up of the same network without any gather, a limit and not a network to use. gathers: channel "
     "shuffles that are left.",
+)
+INT8_NOTE = (
+    "int8: calibrated on random images, to measure times alone. of best compares int8 with int8; of fp32 is over the "
+    "best dense runtime in float32. MB: the file."
 )
 
 
@@ -183,6 +174,7 @@ def report_text(report: BenchReport, published: PublishedTimes | None = None) ->
         title = table_title(row.network, row.image_shape, batch=row.batch, threads=row.threads)
         tables.setdefault(title, []).append(row)
     notes = [*NOTES] if report.rows else ["nothing was timed: none of the runtimes is installed"]
+    notes += [INT8_NOTE] * any(known_runtime(row.runtime).is_int8 for row in report.rows)
     compared = {row.network for row in report.rows if row.form != "dense"}
     dense_alone = dict.fromkeys(row.network for row in report.rows if row.network not in compared)
     notes += [f"{name}: nothing is removed from this network, so there is nothing to compare" for name in dense_alone]

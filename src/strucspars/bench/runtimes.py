@@ -22,6 +22,7 @@ Images = npt.NDArray[np.float32]
 Program = Callable[[Images], Images]
 
 INT8 = "-int8"
+_SHORT_TITLES = {"onnxruntime": "ORT", "openvino": "OV"}
 # Speed does not depend on the images that int8 files are calibrated with.
 CALIBRATION_IMAGES = 40
 
@@ -99,7 +100,7 @@ class Runtime:
             self,
             name=self.name + INT8,
             # The tables are as wide as the page.
-            title=f"{self.title} int8".replace("ONNX Runtime", "ORT"),
+            title=f"{_SHORT_TITLES[self.name]} int8",
             prepare=partial(self.prepare, int8=True),
             is_int8=True,
         )

@@ -173,7 +173,7 @@ class Int8Writer:
             Int8TooInaccurate: it does not with a fifth of the multiply-accumulates in float32.
         """
         assert self.graph is not None, "write_float32 comes first"
-        options, images = self.options, calibration_images(self.options.calibration, batch)
+        options, images = self.options, _all_images(self.options.calibration, batch)
         if options.labelled is None:
             is_held_out = torch.arange(len(images)) % HELD_OUT == 0
             images, checked = images[~is_held_out], [(images[is_held_out],)]
@@ -237,12 +237,14 @@ def needs_reduced_range(asked: bool | None) -> bool:
     """Whether weights get 7 bits; says so where the processor has no instructions for 8-bit numbers."""
     flags = _processor_flags()
     lacks = flags is not None and not flags & _DOT_PRODUCTS
+    is_reduced = lacks and platform.machine().lower() in ("x86_64", "amd64") if asked is None else asked
     if lacks:
         logger.warning(
             "this processor has no instructions for 8-bit dot products (VNNI): the int8 file works, but is hardly "
-            "faster here; weights get 7 bits, which such processors need"
+            "faster here%s",
+            "; weights get 7 bits, which such processors need" if is_reduced else "",
         )
-    return lacks and platform.machine().lower() in ("x86_64", "amd64") if asked is None else asked
+    return is_reduced
 
 
 def _processor_flags() -> frozenset[str] | None:
@@ -257,7 +259,7 @@ def _processor_flags() -> frozenset[str] | None:
     )
 
 
-def calibration_images(batches: Iterable[Images], batch: ExampleBatch) -> torch.Tensor:
+def _all_images(batches: Iterable[Images], batch: ExampleBatch) -> torch.Tensor:
     """All images of the batches, if the network can take them."""
     if len(batch.arguments) != 1 or not batch.arguments[0].is_floating_point():
         raise ValueError("quantize works for networks of one input, the images; wrap the network in a module with one")
