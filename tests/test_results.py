@@ -329,6 +329,18 @@ def test_int8_files_are_as_much_faster_as_was_asked_for(rate: float, orders: str
     assert over_float32.median >= int8_page.GOALS[rate, orders][1]
 
 
+def test_the_readme_is_right_about_shared_orders_and_int8() -> None:
+    orders = report_from_json((inference_page.FOLDER / "resnet50-orders.json").read_text())
+    int8 = report_from_json((int8_page.FOLDER / "resnet50.json").read_text())
+    row = int8_page.fastest(int8.rows, rate=0.85, orders="one-shuffle", int8=True)
+    assert row is not None
+    assert row.timing is not None
+    assert row.timing.speedup_over_best is not None
+    float32 = inference_page.best_by_orders(orders)[0.85, "one-shuffle"][0]
+    words = " ".join((ROOT / "README.md").read_text().split())
+    assert f"it runs {float32:.1f} times faster, and in int8 {row.timing.speedup_over_best.median:.1f} times" in words
+
+
 def test_int8_files_of_recorded_networks_lose_little() -> None:
     rows = json.loads((int8_page.FOLDER / "accuracy.json").read_text())["rows"]
     assert {row["data"] for row in rows} == {"cifar10", "imagenet"}
