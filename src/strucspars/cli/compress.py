@@ -179,7 +179,7 @@ def compress(
     from strucspars.train.recipe import SparsifyRecipe
 
     if (target is None) == (target_ms is None):
-        raise ValueError("give --target, the fraction to remove, or --target-ms, the milliseconds to reach")
+        raise ValueError("give one of --target, the fraction to remove, and --target-ms, the milliseconds to reach")
     asked: dict[str, Any] = {
         **({} if target is None else {"target": target}),
         "target_ms": target_ms,

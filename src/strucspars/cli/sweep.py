@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 EXAMPLES = console.examples(
     "strucspars sweep DEFAULT --model resnet50 --data ~/imagenet --targets 0.1,0.2,0.3",
     "strucspars sweep resnet50 --budget latency --orders one-shuffle --targets 0.3,0.5,0.7 --out sweep.png",
-    "strucspars sweep runs/demo-dense --targets 0.3,0.5",
+    "strucspars sweep runs/cifar10-resnet56-dense data.root=~/cifar10 --targets 0.3,0.5",
 )
 FIGURES = (".png", ".svg")
 
@@ -34,6 +35,10 @@ def sweep(
             autocompletion=console.complete_model,
         ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Of a run: changes to data.* of its recipe.", show_default="none"),
+    ] = None,
     targets: Annotated[
         str, typer.Option(metavar="0.3,0.5", help="Fractions to remove of all parameters, or of what --budget counts.")
     ] = "0.3,0.5,0.7",
@@ -93,7 +98,7 @@ def sweep(
     dense = found.network().eval()
     if any(is_grouped(module) for module in dense.modules()):
         raise ValueError(f"{network}: this network is compressed already; give dense weights, or a dense run")
-    calibration, batches = _images(found, dense, data, val, count=images)
+    calibration, batches = _images(found, dense, data, val, overrides or [], count=images)
     with console.work_progress(output) as show:
         outcome = swept(
             dense,
@@ -118,7 +123,7 @@ def sweep(
 
 
 def _images(
-    found: Target, dense: nn.Module, data: str | None, val: str | None, *, count: int
+    found: Target, dense: nn.Module, data: str | None, val: str | None, overrides: Sequence[str], *, count: int
 ) -> tuple[list[torch.Tensor] | None, Batches | None]:
     """Images to compress with and labelled ones to score on: of a folder or function, else of the run."""
     from dataclasses import replace
@@ -135,11 +140,16 @@ def _images(
     from strucspars.train.recipe import EngineRecipe
     from strucspars.train.run import Run
 
+    is_run = found.folder is not None and not found.folder.is_one_shot
+    for change in overrides:
+        if not change.startswith("data.") or not is_run or data is not None:
+            raise ValueError(f"{change!r}: only data.* of a run can change, without --data; leave it out")
     if data is None:
         refuse_ignored("there are no images to refit with without --data", {"--val": val})
-        if found.folder is None or found.recipe is None or found.folder.is_one_shot:
+        if found.folder is None or not is_run:
             return None, None
-        run = Run(replace(found.recipe, engine=EngineRecipe(device="cpu", cuda_graph=False)), found.folder)
+        recipe = found.folder.load_recipe(overrides)
+        run = Run(replace(recipe, engine=EngineRecipe(device="cpu", cuda_graph=False)), found.folder)
         return run.calibration_images(count), run.test
     known = found.preprocessing or preprocessing_of(found.name)
     num_classes = num_outputs(dense, found.image_shape)
