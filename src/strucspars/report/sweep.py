@@ -22,7 +22,7 @@ def sweep_figure(found: Sweep) -> NamedFigure:
             axis.annotate(label, place, xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
         axis.set_xlabel("ms per image, ONNX Runtime, one core")
         axis.set_ylabel(f"{what}, %")
-        axis.set_xlim(left=0)
+        axis.set_xlim(0, 1.1 * max(ms for ms, _ in places))
         axis.margins(y=0.15)
     points = "; ".join(
         f"{label}: {percent(share)} at {row.deployed.ms:.2f} ms"
