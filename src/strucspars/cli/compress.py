@@ -111,16 +111,11 @@ def compress(
     runtime: Annotated[
         str, typer.Option(help="Where milliseconds count, on one core: onnxruntime or openvino.")
     ] = "onnxruntime",
-    levels: Annotated[
-        str, typer.Option(help="Without --data: one threshold for all layers, or a knapsack of their kept norms.")
-    ] = "threshold",
+    levels: console.Levels = "threshold",
     importance: Annotated[
         str, typer.Option(help="How much a connection matters: l1, l2, or package.module:function.")
     ] = "l1",
-    orders: Annotated[
-        str,
-        typer.Option(help="Which layers share channel orders: free, shared, one-shuffle, or package.module:function."),
-    ] = "free",
+    orders: console.Orders = "free",
     pieces: Annotated[
         int, typer.Option(metavar="N", min=1, help="Shuffles that remain move whole pieces of so many channels.")
     ] = 1,

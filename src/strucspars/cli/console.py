@@ -125,6 +125,12 @@ ImageShapeOption = Annotated[
 MinChannelsPerGroup = Annotated[
     int, typer.Option(metavar="N", min=1, help="Fewest channels of a group; CPU runtimes are slow below 16.")
 ]
+Orders = Annotated[
+    str, typer.Option(help="Which layers share channel orders: free, shared, one-shuffle, or package.module:function.")
+]
+Levels = Annotated[
+    str, typer.Option(help="Without images: one threshold for all layers, or a knapsack of their kept norms.")
+]
 WidenGroupsBelow = Annotated[
     int | None,
     typer.Option(

@@ -55,12 +55,8 @@ def sweep(
     budget: Annotated[
         str, typer.Option(help="What the targets count: params, macs, latency, or package.module:function.")
     ] = "params",
-    orders: Annotated[
-        str, typer.Option(help="Which layers share channel orders: free, shared, one-shuffle, or others.")
-    ] = "free",
-    levels: Annotated[
-        str, typer.Option(help="Without images: one threshold for all layers, or a knapsack of their kept norms.")
-    ] = "threshold",
+    orders: console.Orders = "free",
+    levels: console.Levels = "threshold",
     min_channels_per_group: console.MinChannelsPerGroup = 1,
     model: console.Model = None,
     classes: console.Classes = None,
