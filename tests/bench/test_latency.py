@@ -40,7 +40,8 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 def test_every_layer_has_a_time_at_every_level(runtime: str) -> None:
-    table = latency_table(Residual(), EXAMPLE, SparsifyConfig(runtime=runtime))
+    config = SparsifyConfig(runtime=runtime)  # type: ignore[arg-type]  # by name
+    table = latency_table(Residual(), EXAMPLE, config)
     assert list(table.layers) == ["first", "second", "last"]
     assert {len(ms) for ms in table.layers.values()} == {6}
     assert all(time > 0 for ms in table.layers.values() for time in ms)
@@ -55,6 +56,24 @@ def test_a_layer_that_is_not_called_takes_no_time() -> None:
     assert table.ms_by_level("unused", 2) == (0.0, 0.0)
     plan = ss.one_shot_plan(model, ss.SparsifyConfig(target=0.0, budget="latency"), example_inputs=EXAMPLE)
     assert plan.layers["unused"].num_groups == 1
+
+
+def test_the_rules_for_layers_decide_what_is_timed_in_groups() -> None:
+    model = nn.Sequential(nn.Conv2d(32, 64, 1), nn.ReLU(), nn.Conv2d(64, 64, 1))
+    table = latency_table(model, EXAMPLE, SparsifyConfig(exclude=("0",), orders="shared"))
+    assert list(table.layers) == ["2"]
+
+
+def test_linear_layers_in_groups_cannot_be_timed_and_an_error_names_one() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(32 * 36, 64))
+    with pytest.raises(ValueError, match="lacks layer '1', so its time is not known; exclude the layer"):
+        latency_table(model, EXAMPLE, SparsifyConfig(layer_types=("Conv2d", "Linear")))
+
+
+def test_other_activations_are_measured_anew() -> None:
+    for activation in (nn.ReLU(), nn.SiLU()):
+        latency_table(nn.Sequential(nn.Conv2d(32, 32, 1), activation), EXAMPLE, SparsifyConfig())
+    assert len(list(cache_folder().iterdir())) == 2
 
 
 def test_copies_are_expected_where_layers_have_orders_of_their_own() -> None:
@@ -122,7 +141,7 @@ def test_times_that_cannot_be_kept_are_used_all_the_same(
 
 def test_an_unknown_runtime_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="runtime must be one of onnxruntime, openvino, got 'tensorrt'"):
-        latency_table(Residual(), EXAMPLE, SparsifyConfig(runtime="tensorrt"))
+        SparsifyConfig(runtime="tensorrt")  # type: ignore[arg-type]  # by name
 
 
 def test_the_network_does_not_change() -> None:

@@ -61,8 +61,13 @@ def test_milliseconds_can_be_named_themselves(table: list[LatencyTable]) -> None
     assert "expects 7.00 of 10.00 ms (1.43 x) in some runtime, one core" in repr(plan)
 
 
-def test_more_milliseconds_than_the_dense_network_takes_leave_it_dense(table: list[LatencyTable]) -> None:
-    assert {layer.num_groups for layer in planned(target_ms=12.0).layers.values()} == {1}
+def test_more_milliseconds_than_the_dense_network_takes_leave_it_dense_with_a_remark(
+    table: list[LatencyTable], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        plan = planned(target_ms=12.0)
+    assert {layer.num_groups for layer in plan.layers.values()} == {1}
+    assert "the dense network takes 10 ms, which is no more than target_ms=12: nothing is removed" in caplog.text
 
 
 def test_layers_that_no_level_makes_faster_stay_dense_and_the_summary_says_so(table: list[LatencyTable]) -> None:

@@ -11,9 +11,9 @@ from strucspars.models.catalogue import build_model
 from strucspars.train import deploy
 from strucspars.train.deploy import (
     TrainedNetwork,
-    calibration_batches,
     device_for,
     finetuning_recipe,
+    images_to_calibrate,
     labelled_batches,
     num_outputs,
     trained_network,
@@ -71,10 +71,10 @@ def recipe(data: str, *, epochs: int = 1, classes: int = 3, val: str | None = No
 def test_any_folder_of_images_and_any_function_gives_images_to_compress_with() -> None:
     write_image_folder(Path("images"), num_classes=3, train_images=15)
     for place, count in (("images", 40), ("images/train", 40), ("images/train/class0001", 15)):
-        batches = calibration_batches(place, network(), count=40)
+        batches = images_to_calibrate(place, network().preprocessing, count=40)
         assert sum(map(len, batches)) == count
         assert {batch.shape[1:] for batch in batches} == {(3, 16, 16)}
-    assert sum(map(len, calibration_batches("own_images_of_a_test:images", network(), count=33))) >= 33
+    assert sum(map(len, images_to_calibrate("own_images_of_a_test:images", network().preprocessing, count=33))) >= 33
 
 
 def test_the_gpu_is_used_where_there_is_one_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

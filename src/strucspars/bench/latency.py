@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from strucspars._version import __version__
 from strucspars.bench.machine import environment, hardware
 from strucspars.bench.networks import random_plan
 from strucspars.bench.suite import TimingRules, interleaved_times, quartiles
-from strucspars.channels.sharing import NetworkChannels, network_channels
+from strucspars.channels.sharing import NetworkChannels, UntraceableNetwork, network_channels
 from strucspars.convert.comparison import random_arguments
 from strucspars.convert.conversion import convert_
 from strucspars.core.budget import Shuffle
@@ -69,16 +70,25 @@ def latency_table(
     """
     dense = copied(unwrapped(model)).cpu().eval()
     arguments = random_arguments(_on_cpu(arguments_of(dense, example_inputs)), in_double=False)
-    runtime = find_runtime(config.runtime)
+    runtime = RUNTIMES[config.runtime]()
     machine = " ".join(str(value) for value in hardware(environment()).values() if value)
     counted = count_macs(dense, arguments).layers
     # A layer that no call reaches, as in an auxiliary head, takes no time.
     layers = [layer for layer in select_layers(dense, config).layers if counted[layer.name].macs]
+    try:
+        channels = network_channels(dense, arguments)
+    except UntraceableNetwork as error:
+        raise ValueError(f"budget='latency' follows the channels of the network, but {error}; or count macs") from error
     key = network_key(
+        __version__,
         machine,
         runtime.title,
         config.orders,
         config.pieces,
+        # Activations, norms and poolings are not among the layers.
+        str(dense),
+        sorted(channels.classes.items()),
+        [tuple(tensor.shape) for tensor in arguments],
         [(layer.name, layer.weight_shape, layer.largest_level) for layer in layers],
         [(name, layer.macs) for name, layer in counted.items()],
     )
@@ -89,7 +99,7 @@ def latency_table(
         pass
     except (OSError, ValueError) as error:
         logger.warning("the layers are timed again, because the table of their times cannot be read: %s", error)
-    measured = _measured(dense, arguments, layers, config, runtime, on_progress or ignore_progress)
+    measured = _measured(dense, arguments, layers, channels, config, runtime, on_progress or ignore_progress)
     table = LatencyTable(machine=machine, runtime=runtime.title, network=key, **measured)
     try:
         write_table(path, table)
@@ -116,12 +126,12 @@ def _measured(
     dense: nn.Module,
     arguments: tuple[Any, ...],
     layers: Sequence[SelectedLayer],
+    channels: NetworkChannels,
     config: SparsifyConfig,
     runtime: "ProfiledRuntime",
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     """The fields of a table that are measured."""
-    channels = network_channels(dense, arguments)
     orders = None if config.has_free_orders else network_orders(channels, layers, config)
     most = min(MOST_LEVELS, max((layer.largest_level for layer in layers), default=1))
     with tempfile.TemporaryDirectory(prefix="strucspars-latency-") as folder:
@@ -129,7 +139,7 @@ def _measured(
         for level in range(1, most + 1):
             on_progress("exporting networks to time", level, most)
             levels = {layer.name: min(level, layer.largest_level) for layer in layers}
-            form = dense if level == 1 else convert_(copied(dense), random_plan(dense, levels, orders, seed=0))
+            form = dense if level == 1 else convert_(copied(dense), random_plan(layers, levels, orders, seed=0))
             program = inference_program(form, arguments, group_width=runtime.exporter.group_width)
             files.append(Path(folder) / f"level{level}{runtime.exporter.suffix}")
             runtime.exporter.write(program, files[-1])
@@ -200,7 +210,7 @@ def _shuffles(
 
 
 class ProfiledRuntime(ABC):
-    """A runtime that tells how long each layer of a file takes; one core, float32."""
+    """A runtime that reports how long each layer of a file takes; one core, float32."""
 
     exporter: Exporter
 
@@ -341,7 +351,7 @@ class ProfiledOpenVino(ProfiledRuntime):
 
 def _layers_of_operations(model: Any) -> dict[str, str]:
     """The layer of every operation that has a weight, through the reshapes between the two."""
-    layers = {}
+    layers: dict[str, str] = {}
     for operation in model.get_ordered_ops():
         if operation.get_type_name() not in ("Convolution", "GroupConvolution", "MatMul"):
             continue
@@ -350,7 +360,9 @@ def _layers_of_operations(model: Any) -> dict[str, str]:
             source = source.input_value(0).get_node()
         name = source.get_friendly_name()
         if name.endswith(".weight"):
-            layers[operation.get_friendly_name()] = name.removesuffix(".weight")
+            own = operation.get_friendly_name()
+            # A product with its bias added is profiled under the name of both.
+            layers |= dict.fromkeys((own, own.removesuffix("/WithoutBiases")), name.removesuffix(".weight"))
     return layers
 
 
@@ -358,10 +370,3 @@ RUNTIMES: Mapping[str, Callable[[], ProfiledRuntime]] = {
     "onnxruntime": ProfiledOnnxRuntime,
     "openvino": ProfiledOpenVino,
 }
-
-
-def find_runtime(name: str) -> ProfiledRuntime:
-    """The runtime of this name."""
-    if name not in RUNTIMES:
-        raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)}, got {name!r}")
-    return RUNTIMES[name]()

@@ -138,10 +138,11 @@ def random_networks(
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
     example = torch.zeros(1, *image_shape)
-    names = {policy: _selection(dense, policy, example).orders for policy in orders}
+    selections = {policy: _selection(dense, policy, example) for policy in orders}
 
     def plan(levels: Mapping[str, int], policy: str) -> GroupingPlan:
-        return random_plan(dense, levels, names[policy], seed=seed)
+        selection = selections[policy]
+        return random_plan(selection.layers, levels, selection.orders, seed=seed)
 
     levels = _levels_by_rate(dense, example, name, rates, min_channels_per_group)
     return _dense_and_planned(dense, levels, orders, plan, image_shape, seed=seed)
@@ -243,16 +244,16 @@ def _selection(model: nn.Module, policy: str, example_inputs: ExampleInputs) -> 
 
 
 def random_plan(
-    model: nn.Module, levels: Mapping[str, int], network: NetworkOrders | None, *, seed: int
+    groupable: Sequence[SelectedLayer], levels: Mapping[str, int], network: NetworkOrders | None, *, seed: int
 ) -> GroupingPlan:
-    """Levels with random channel orders, shared where the network's are."""
+    """Levels of layers with random channel orders, shared where the network's are."""
     random = np.random.default_rng(seed)
     shared = {}
     if network is not None:
         shared = {name: random.permutation(width) for name, width in network.widths.items()}
         shared |= {name: np.arange(network.widths[name]) for name in network.fixed}
     layers = {}
-    for layer in select_layers(model).layers:
+    for layer in groupable:
         if network is None:
             perms = [random.permutation(width) for width in layer.weight_shape[:2]]
         else:

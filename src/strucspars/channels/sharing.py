@@ -240,7 +240,6 @@ def _untraceable(error: Exception, model: nn.Module) -> str:
             place = f"{names[module] or '(model)'} ({type(module).__name__}), {frame.f_code.co_filename}:{line}"
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return (
-        f"tracing stopped in {place} ({reason}), so every layer keeps channel orders of its own and the shuffles "
-        "between them remain as copies; change the code there so that it does not branch on tensors, or register what "
-        "the module does to channels with strucspars.channels.register_channel_rule"
+        f"tracing stopped in {place} ({reason}); change the code there so that it does not branch on tensors, or "
+        "register what the module does to channels with strucspars.channels.register_channel_rule"
     )

@@ -237,10 +237,11 @@ class _Job:
         from dataclasses import asdict
 
         from strucspars.export.storage import save
-        from strucspars.train.deploy import calibration_batches
+        from strucspars.train.deploy import images_to_calibrate
 
         scored = self._labelled()
-        batches = None if self.data is None else calibration_batches(self.data, self.network, count=images)
+        known = self.network.preprocessing
+        batches = None if self.data is None else images_to_calibrate(self.data, known, count=images)
         made = self._compressed_once(batches)
         save(made.small, out, plan=made.plan)
         written = [f"{out}  the compressed network; strucspars.load({str(out)!r}, model) reads it"]
@@ -311,7 +312,15 @@ class _Job:
         num_classes = num_outputs(small, source.image_shape)
         batches = labelled_batches(self.val or self.data, source.preprocessing, num_classes=num_classes)
         dense = source.model(num_classes)
-        pair = self._compared(dense, small, folder.path / "model.onnx", batches, is_dense_trained=is_taught)
+        plan = folder.load_plan()
+        pair = self._compared(
+            dense,
+            small,
+            folder.path / "model.onnx",
+            batches,
+            is_dense_trained=is_taught,
+            expected=None if plan is None else plan.latency,
+        )
         written = [f"{folder.model_path}  the compressed network"]
         if pair is not None:
             written.append(ONNX_FILE.format(pair.path))

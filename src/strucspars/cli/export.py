@@ -132,10 +132,9 @@ def export_network(
 
 def int8_options(found: Target, calibrate: str | None, val: str | None, *, images: int, max_drop: float) -> Int8:
     """How to quantise a network, with images of a folder or a function; without, those of its run."""
-    from dataclasses import replace
-
+    from strucspars.cli.networks import refuse_ignored
     from strucspars.core.plan import Preprocessing
-    from strucspars.models.preprocessing import usual_resize
+    from strucspars.models.preprocessing import at_size
     from strucspars.train.deploy import int8_of_data, int8_of_run, num_outputs
 
     if calibrate is None:
@@ -144,11 +143,9 @@ def int8_options(found: Target, calibrate: str | None, val: str | None, *, image
                 "--int8 needs images to calibrate with; give a folder of some hundred that look like those to come: "
                 "--calibrate FOLDER, or --calibrate package.module:function"
             )
+        refuse_ignored("a run is checked on its own test images without --calibrate", {"--val": val})
         return int8_of_run(found.recipe, found.folder, images=images, max_drop=max_drop)
-    size = found.image_shape[-1]
-    known = found.preprocessing or Preprocessing()
-    if known.size != size:
-        known = replace(known, size=size, resize=usual_resize(size))
+    known = at_size(found.preprocessing or Preprocessing(), found.image_shape[-1])
     outputs = num_outputs(found.network().eval(), found.image_shape)
     return int8_of_data(calibrate, val, known, images=images, num_classes=outputs, max_drop=max_drop)
 

@@ -109,6 +109,7 @@ def run(
     """Train, compress, finetune, evaluate and save a network as a recipe says. Resumes a stopped run."""
     from strucspars.cli.networks import find_target
     from strucspars.export.checked import find_exporter
+    from strucspars.export.int8 import Int8Writer
     from strucspars.paper.experiments import FinishedRun
     from strucspars.report.tables import beside_the_paper
     from strucspars.train.outcome import outcome_text, outcomes_text
@@ -119,6 +120,8 @@ def run(
         raise ValueError("--int8 is for an exported file; name its format with --export onnx or --export openvino")
     if export is not None:
         find_exporter(export).runtime()  # is it installed?
+    if export is not None and int8:
+        Int8Writer.of(find_exporter(export), [], format=export)  # has it int8 files?
     wanted = seeded_recipes(recipe, overrides or [], console.parse_seeds(seeds))
     if out is not None and len(wanted) == 1:
         recipes = {out: wanted[0]}

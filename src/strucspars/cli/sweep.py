@@ -72,7 +72,7 @@ def sweep(
 ) -> None:
     """Compress a network without training at several targets, and compare the files: accuracy, size, milliseconds.
 
-    With images it is refitted for every target, as by compress. Without, only the times and the kept norm are told.
+    With images it is refitted for every target, as by compress. Without, the table has only times and the kept norm.
     The files are timed in turn in ONNX Runtime, on one core. Run nothing else on the machine meanwhile.
     """
     from strucspars.cli.networks import find_target
@@ -125,11 +125,10 @@ def _images(
     from dataclasses import replace
 
     from strucspars.cli.networks import refuse_ignored
-    from strucspars.models.preprocessing import preprocessing_of
+    from strucspars.models.preprocessing import at_size, preprocessing_of
     from strucspars.train.deploy import (
-        TrainedNetwork,
-        calibration_batches,
         has_test_images,
+        images_to_calibrate,
         labelled_batches,
         num_outputs,
     )
@@ -140,18 +139,18 @@ def _images(
     for change in overrides:
         if not change.startswith("data.") or not is_run or data is not None:
             raise ValueError(f"{change!r}: only data.* of a run can change, without --data; leave it out")
+    if found.weights is None:
+        because = f"{found.name} by name has random weights; give DEFAULT or a checkpoint, and --model {found.name}"
+        refuse_ignored(because, {"--data": data, "--val": val})
     if data is None:
         refuse_ignored("there are no images to refit with without --data", {"--val": val})
         if found.folder is None or not is_run:
             return None, None
         recipe = found.folder.load_recipe(overrides)
-        run = Run(replace(recipe, engine=EngineRecipe(device="cpu", cuda_graph=False)), found.folder)
+        run = Run(replace(recipe, engine=EngineRecipe(device="cpu")), found.folder)
         return run.calibration_images(count), run.test
-    known = found.preprocessing or preprocessing_of(found.name)
-    num_classes = num_outputs(dense, found.image_shape)
-    network = TrainedNetwork(
-        name=found.name, weights="", num_classes=num_classes, preprocessing=known, image_shape=found.image_shape
-    )
+    known = at_size(found.preprocessing or preprocessing_of(found.name), found.image_shape[-1])
     place = val or (data if has_test_images(data) else None)
+    num_classes = num_outputs(dense, found.image_shape)
     labelled = None if place is None else labelled_batches(place, known, num_classes=num_classes)
-    return calibration_batches(data, network, count=count), labelled
+    return images_to_calibrate(data, known, count=count), labelled

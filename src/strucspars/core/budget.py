@@ -252,7 +252,9 @@ def levels_by_loss(
     whole = sum(layer.cost for layer in layers)
     for margin in MARGINS:
         found = choice.solved(np.append(total, np.zeros(len(shuffles))), at_least=(target + margin) * whole)
-        if found is not None and removed_fraction(layers, found, shuffles) >= target:
+        if found is None:
+            break
+        if removed_fraction(layers, found, shuffles) >= target:
             return found
     return choice.cheapest()
 

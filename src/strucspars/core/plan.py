@@ -221,7 +221,8 @@ class GroupingPlan:
         removed = f"removes {self.removed_param_fraction:.1%} of all params"
         if self.removed_mac_fraction is not None:
             removed += f" and {self.removed_mac_fraction:.1%} of all macs"
-        asked = "" if self.target is None else f" (asked for: {self.target:.1%} of all {self.budget})"
+        counted = f"all {self.budget}" if self.latency is None else "the time"
+        asked = "" if self.target is None else f" (asked for: {self.target:.1%} of {counted})"
         count = len(self.shared_orders)
         shared = f"\n{count} order{'s'[: count != 1]} of channels shared between layers" if count else ""
         expected = "" if self.latency is None else f"\n{self.latency}"

@@ -173,7 +173,7 @@ def _row(
 
 def _with_gain_noted(row: SummaryRow, latency: PlannedLatency) -> SummaryRow:
     """The row, with a note where the layer stays dense because groups do not make it faster."""
-    if row.name not in latency.layers_without_gain:
+    if row.name not in latency.layers_without_gain or row.groups.after > row.groups.before:
         return row
     slow = f"stays dense: no number of groups makes it faster in {latency.runtime} here"
     return replace(row, note="; ".join(filter(None, (row.note, slow))))

@@ -132,7 +132,8 @@ class Int8Report:
             parts.append(f"{', '.join(tops)} ({-self.drop:+.2f} points)")
         if self.agreement is not None:
             parts.append(f"same top class in {100 * self.agreement:.1f} % of {where}")
-        parts.append(f"outputs off by {100 * self.output_error:.1f} %" + ("" if self.agreement else f" on {where}"))
+        said = "" if self.agreement is not None else f" on {where}"
+        parts.append(f"outputs off by {100 * self.output_error:.1f} %{said}")
         kept = ", ".join(self.float32_layers)
         lines = [", ".join(parts)]
         if kept:
@@ -207,7 +208,7 @@ class Int8Writer:
             )
             if layers is None:
                 raise Int8TooInaccurate(
-                    f"int8 is too inaccurate: {complaint}, also with {100 * report.float32_macs_fraction:.0f} % of the "
+                    f"int8 is too inaccurate: {complaint}, also with {100 * report.float32_macs_fraction:.1f} % of the "
                     f"multiply-accumulates in float32; the best that was reached: {'; '.join(str(best).splitlines())}; "
                     f"{path.name} is not written. Calibrate with more images like those to come, allow a larger loss, "
                     "or export in float32"
@@ -330,11 +331,14 @@ class _Check:
                     "look for the layer in which the activations overflow"
                 )
         if not outputs:
-            raise ValueError("quantize: there are no images to check with")
+            fixed = "" if self.batch.is_dynamic else f"; the file takes batches of {self.batch.sizes[0]}: give more"
+            raise ValueError(f"quantize: there are no images to check with{fixed}")
         return outputs
 
     def _calls(self) -> Iterator[tuple[Arguments, torch.Tensor | None]]:
         for batch in self.batches:
+            if isinstance(batch, torch.Tensor):
+                raise ValueError("labelled must be pairs of images and labels, got images alone")
             images = _images_of(batch, self.batch)
             labels = batch[1].cpu() if len(batch) > 1 else None
             start = 0

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torchvision
@@ -30,6 +31,11 @@ def preprocessing_of(name: str, weights: str | None = None) -> Preprocessing:
     if name.startswith(tuple(OWN_NETWORKS)):
         return Preprocessing(size=CIFAR_SIZE, resize=usual_resize(CIFAR_SIZE))
     return Preprocessing()
+
+
+def at_size(preprocessing: Preprocessing, size: int) -> Preprocessing:
+    """The same for images of another size."""
+    return preprocessing if preprocessing.size == size else replace(preprocessing, size=size, resize=usual_resize(size))
 
 
 def usual_resize(size: int) -> int:

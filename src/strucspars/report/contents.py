@@ -125,6 +125,11 @@ def _accuracies(run: RunData) -> Iterator[Headline]:
 
 
 def _target(run: RunData) -> Iterator[Headline]:
+    if run.plan is not None and run.plan.latency is not None:
+        times = run.plan.latency
+        note = f"of {times.dense_ms:.2f} ms in {times.runtime}, one core"
+        yield Headline(label="expected time", value=f"{times.expected_ms:.2f} ms", note=note)
+        return
     outcome = run.summary or run.plan
     if outcome is None or outcome.target is None:
         return
@@ -177,8 +182,8 @@ def repeat_command(recipe: Recipe, recipe_path: Path, one_shot: Mapping[str, Any
 
 def _one_shot_command(recipe: Recipe, one_shot: Mapping[str, Any]) -> str:
     options, usual = recipe.sparsify, SparsifyRecipe()
-    words = ["--target", options.target]
-    for option in ("budget", "importance", "orders", "min_channels_per_group"):
+    words = ["--target", options.target] if options.target_ms is None else ["--target-ms", options.target_ms]
+    for option in ("budget", "runtime", "levels", "importance", "orders", "pieces", "min_channels_per_group"):
         if getattr(options, option) != getattr(usual, option):
             words += [f"--{option.replace('_', '-')}", getattr(options, option)]
     for flag, option in (("--include", "include"), ("--exclude", "exclude"), ("--layer-type", "layer_types")):

@@ -55,7 +55,7 @@ class Epochs:
     def target(self) -> float | None:
         """The removed fraction that the recipe asks for."""
         recipe = self.run.recipe
-        return {"slimming": recipe.slimming.target, "strucspars": recipe.sparsify.target}.get(recipe.kind)
+        return {"slimming": recipe.slimming.target, "strucspars": recipe.sparsify.known_target}.get(recipe.kind)
 
     @property
     def budget(self) -> str:

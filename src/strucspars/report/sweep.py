@@ -6,13 +6,15 @@ from strucspars.cost.text_table import percent
 from strucspars.report.drawing import BLUE, NamedFigure, house_style
 from strucspars.train.sweep import DENSE, Sweep
 
+BUDGETS = {"params": "all parameters", "macs": "all MACs", "latency": "the time"}
+
 
 def sweep_figure(found: Sweep) -> NamedFigure:
     """Top-1 against milliseconds; where nothing was scored, the share of the norm that is kept."""
     scored = [row.deployed.top1 for row in found.rows]
     shares = [row.kept_norm for row in found.rows] if None in scored else [share or 0.0 for share in scored]
     what = "norm kept" if None in scored else "top-1 accuracy"
-    labels = [DENSE if row.target is None else f"{row.target:.0%}" for row in found.rows]
+    labels = [DENSE if row.target is None else f"{100 * row.target:g}%" for row in found.rows]
     with house_style():
         figure = Figure(figsize=(6.0, 3.8), layout="constrained")
         axis = figure.add_subplot()
@@ -31,7 +33,7 @@ def sweep_figure(found: Sweep) -> NamedFigure:
     return NamedFigure(
         name="sweep",
         title=f"{found.network}: {what} against time",
-        caption=f"Labels: the removed fraction of all {found.budget} that was asked for.",
+        caption=f"Labels: the fraction of {BUDGETS.get(found.budget, found.budget)} that was to be removed.",
         alt=f"{what} against milliseconds: {points}.",
         figure=figure,
     )

@@ -19,6 +19,7 @@ from strucspars.sparsify.extensions import BUDGETS, DEFAULT_ORDERS, IMPORTANCES,
 Schedule = Literal["two-stage", "progressive"]
 Controller = Literal["auto", "paper"]
 Levels = Literal["threshold", "knapsack"]
+Runtime = Literal["onnxruntime", "openvino"]
 USUAL_MOMENTUM = 0.9
 
 
@@ -29,8 +30,8 @@ class SparsifyOptions(LayerRules):
     Attributes:
         target: fraction of the whole network to remove.
         target_ms: milliseconds that one call may take, in place of a target; with the budget `latency`.
-        budget: what the target counts: `params`, `macs`, `latency`, the milliseconds of the example inputs on this
-            machine, or a registered budget.
+        budget: what the target counts: `params`, `macs`, `latency` (milliseconds of a call with the example inputs, on
+            this machine), or a registered budget.
         runtime: what the budget `latency` measures in: `onnxruntime` or `openvino`, on one core.
         levels: how group levels meet the target: `threshold`, one kept norm for all layers as in the paper; or
             `knapsack`, those that lose the least norm in all, each layer's on a logarithmic scale. The budget `latency`
@@ -61,7 +62,7 @@ class SparsifyOptions(LayerRules):
     target: float = 0.5
     target_ms: float | None = None
     budget: str = "params"
-    runtime: str = "onnxruntime"
+    runtime: Runtime = "onnxruntime"
     levels: Levels = "threshold"
     importance: str = "l1"
     orders: str = "free"
@@ -85,6 +86,8 @@ class SparsifyOptions(LayerRules):
         checked_at_least("pieces", self.pieces, 1)
         checked_fraction("min_kept_norm", self.min_kept_norm)
         group_penalty(0, decay=self.decay)
+        if self.runtime not in get_args(Runtime):
+            raise ValueError(f"runtime must be one of {', '.join(get_args(Runtime))}, got {self.runtime!r}")
         if self.levels not in get_args(Levels):
             raise ValueError(f"levels must be one of {', '.join(get_args(Levels))}, got {self.levels!r}")
         if self.target_ms is not None and (not self.target_ms > 0 or self.budget != LATENCY_BUDGET):
@@ -113,6 +116,11 @@ class SparsifyOptions(LayerRules):
     def has_free_orders(self) -> bool:
         """Whether every layer has channel orders of its own."""
         return self.orders == DEFAULT_ORDERS and self.pieces == 1
+
+    @property
+    def known_target(self) -> float | None:
+        """The fraction to remove; None where milliseconds are named, until the network has been timed."""
+        return self.target if self.target_ms is None else None
 
     @property
     def counts_latency(self) -> bool:

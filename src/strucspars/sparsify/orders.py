@@ -56,7 +56,9 @@ def with_network_orders(
     try:
         channels = network_channels(model, example_inputs)
     except UntraceableNetwork as error:
-        logger.warning("%s", error)
+        logger.warning(
+            "every layer keeps channel orders of its own, and the shuffles between them remain as copies: %s", error
+        )
         return selection
     return replace(selection, orders=network_orders(channels, selection.layers, config))
 

@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import TypeVar, cast
@@ -135,6 +135,12 @@ def with_known_target(config: SparsifyConfig, latency: LatencyTable | None) -> S
     """The options with the fraction to remove that `target_ms` asks for."""
     if config.target_ms is None or latency is None:
         return config
+    if config.target_ms >= latency.dense_ms:
+        logger.warning(
+            "the dense network takes %.3g ms, which is no more than target_ms=%g: nothing is removed",
+            latency.dense_ms,
+            config.target_ms,
+        )
     # Rounded down, so that levels that take just these milliseconds meet it.
     target = max(0.0, 1 - config.target_ms / latency.dense_ms - 1e-9)
     return replace(config, target=target, target_ms=None)
@@ -370,14 +376,15 @@ def reachable_budgets(
     """The budget of the whole network, or a `ValueError` that says why the target is out of its reach."""
     budget = find_budget(config.budget)
     budgets, shuffles = network_budget(selection, states, size, budget), budget.shuffles(size)
-    with without_solver_lines():
+    with without_solver_lines() if shuffles else nullcontext():
         most = removed_fraction(budgets, cheapest_levels(budgets, shuffles), shuffles)
     if most < config.target and size.latency is not None and config.counts_latency:
         dense = size.latency.dense_ms
         raise ValueError(
             f"{(1 - config.target) * dense:.3g} ms cannot be reached: the fastest that groups make this network in "
-            f"{size.latency.runtime} is {(1 - most) * dense:.3g} of {dense:.3g} ms; set target to at most "
-            f"{reachable_target(most)}{', or share channel orders (orders=one-shuffle)' * config.has_free_orders}"
+            f"{size.latency.runtime} is {(1 - most) * dense:.3g} of {dense:.3g} ms; ask for at least "
+            f"{math.ceil(1000 * (1 - most) * dense) / 1000:g} ms, a target of at most {reachable_target(most)}"
+            f"{', or share channel orders (orders=one-shuffle)' * config.has_free_orders}"
         )
     if most < config.target:
         width = config.min_channels_per_group

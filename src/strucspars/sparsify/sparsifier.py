@@ -416,10 +416,11 @@ class Sparsifier:
                 f"cannot read sparsifier state of version {state.get('version')!r}, only of {STATE_VERSION}; give what "
                 "state_dict() of a Sparsifier returned"
             )
+        latency = self._latency
         if state.get("latency") is not None:
-            self._latency = as_record(LatencyTable, state["latency"], "sparsifier state", "latency")
-            self.config = with_known_target(self._asked, self._latency)
-        before, now = state["config"], asdict(self.config)
+            latency = as_record(LatencyTable, state["latency"], "sparsifier state", "latency")
+        config = with_known_target(self._asked, latency)
+        before, now = state["config"], asdict(config)
         if before != now:
             different = sorted(name for name in {*before, *now} if before.get(name, ...) != now.get(name, ...))
             raise ValueError(f"the state was saved with other options: {', '.join(different)}; use the same config")
@@ -428,6 +429,7 @@ class Sparsifier:
             raise ValueError(
                 f"the state belongs to the layers {list(saved)}, the model has {names}; give that of the same network"
             )
+        self.config, self._latency = config, latency
         self._states = [self._restored_state(index, layer) for index, layer in enumerate(saved.values())]
         self._controller = LambdaState(**state["controller"])
         self._aims = [LayerAim(**layer["aim"]) for layer in saved.values()]

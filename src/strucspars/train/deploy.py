@@ -129,11 +129,6 @@ def check_finite(model: nn.Module, weights: str) -> None:
             )
 
 
-def calibration_batches(data: str, network: TrainedNetwork, *, count: int) -> list[torch.Tensor]:
-    """Images to compress a network with, as `images_to_calibrate` gives them."""
-    return images_to_calibrate(data, network.preprocessing, count=count)
-
-
 def images_to_calibrate(data: str, preprocessing: Preprocessing, *, count: int) -> list[torch.Tensor]:
     """Batches of some images, from a folder or from those to learn from of `package.module:function`."""
     if not names_a_function(data):

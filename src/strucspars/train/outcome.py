@@ -155,7 +155,7 @@ def run_summary(
         params=params,
         macs=macs,
         paper_flops=BeforeAfter(before.paper_flops, after.paper_flops),
-        target={"strucspars": recipe.sparsify.target, "slimming": recipe.slimming.target}.get(recipe.kind),
+        target={"strucspars": recipe.sparsify.known_target, "slimming": recipe.slimming.target}.get(recipe.kind),
         removed_param_fraction=params.removed_fraction,
         removed_mac_fraction=macs.removed_fraction,
         min_kept_norm=compressed.get("min_kept_norm", rows[-1].get("min_kept_norm")),
@@ -176,7 +176,7 @@ def run_summary(
 def outcome_text(summary: RunSummary, recipe: Recipe, folder: RunFolder) -> str:
     """A finished run: sizes, accuracies at every stage, and where its files are."""
     heading = f"{summary.name}, seed {summary.seed}: {summary.model} on {summary.data}"
-    accuracies, facts = f"{_accuracies(summary, recipe)}\n{OPTIMISM}", "\n".join(_facts(summary, recipe))
+    accuracies, facts = f"{_accuracies(summary, recipe)}\n{OPTIMISM}", _facts(summary, recipe, folder)
     return "\n\n".join((heading, _sizes(summary), accuracies, facts, _places(summary, folder)))
 
 
@@ -238,9 +238,13 @@ def _accuracies(summary: RunSummary, recipe: Recipe) -> str:
     return text_table([Column("accuracy", titles, is_text=True), *columns])
 
 
-def _facts(summary: RunSummary, recipe: Recipe) -> list[str]:
+def _facts(summary: RunSummary, recipe: Recipe, folder: RunFolder) -> str:
+    plan = folder.load_plan() if summary.kind == "strucspars" and recipe.sparsify.counts_latency else None
+    latency = None if plan is None else plan.latency
     facts, threshold, before = [], summary.min_kept_norm, summary.removed_before_search
-    if summary.target is not None:
+    if latency is not None:
+        facts.append(f"target      the plan {latency}")
+    elif summary.target is not None:
         macs = summary.kind == "strucspars" and recipe.sparsify.budget == "macs"
         counted = "MACs" if macs else "parameters"
         reached = percent(summary.removed_mac_fraction if macs else summary.removed_param_fraction)
@@ -251,7 +255,7 @@ def _facts(summary: RunSummary, recipe: Recipe) -> list[str]:
         usual = recipe.sparsify.min_kept_norm
         facts.append(f"            with the {usual:g} of training, {percent(before)} would be removed")
     times = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in summary.seconds.items())
-    return [*facts, f"time        {times}"]
+    return "\n".join([*facts, f"time        {times}"])
 
 
 def _places(summary: RunSummary, folder: RunFolder) -> str:

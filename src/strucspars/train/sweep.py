@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,8 +31,8 @@ class SweptTarget:
 
     Attributes:
         kept_norm: share of the norm of all layers that can be grouped.
-        predicted_divergence: nats per image, where calibration images told.
-        expected_ms: of the plan, where the budget counts milliseconds.
+        predicted_divergence: nats per image; None without calibration images.
+        expected_ms: of the plan, or of the dense network; None unless the budget counts milliseconds.
     """
 
     target: float | None
@@ -55,9 +55,9 @@ class Sweep:
     images: int
 
     def __str__(self) -> str:
-        rows, has_labels = self.rows, bool(self.images)
+        rows = self.rows
         columns = [
-            Column("target", [DENSE if row.target is None else f"{row.target:.0%}" for row in rows], is_text=True),
+            Column("target", [DENSE if row.target is None else f"{100 * row.target:g}%" for row in rows], is_text=True),
             Column("params removed", [percent(row.removed_params) for row in rows]),
             Column("MACs removed", [percent(row.removed_macs) for row in rows]),
             Column("norm kept", [percent(row.kept_norm) for row in rows]),
@@ -65,7 +65,7 @@ class Sweep:
         if any(row.predicted_divergence is not None for row in rows):
             predicted = ["" if row.predicted_divergence is None else f"{row.predicted_divergence:.3f}" for row in rows]
             columns.append(Column("predicted nats", predicted))
-        if has_labels:
+        if self.images:
             columns.append(Column(f"top-1 on {self.images:,}", [percent(row.deployed.top1) for row in rows]))
         if any(row.expected_ms is not None for row in rows):
             expected = ["" if row.expected_ms is None else f"{row.expected_ms:.2f}" for row in rows]
@@ -117,7 +117,9 @@ def sweep(
             on_progress=lambda what, done: on_progress(what, round(100 * done), 100),
         )
     layers = select_layers(dense, config).layers
-    rows = [_row(None, None, 1.0, *found.networks[DENSE])]
+    latency = plans[0].latency
+    dense_row = _row(None, None, 1.0, *found.networks[DENSE])
+    rows = [dense_row if latency is None else replace(dense_row, expected_ms=latency.dense_ms)]
     for target, plan in zip(targets, plans, strict=True):
         rows.append(_row(target, plan, kept_fraction(layers, plan), *found.networks[f"{target:g}"]))
     return Sweep(network=name, budget=config.budget, rows=tuple(rows), images=found.images)
