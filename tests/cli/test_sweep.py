@@ -54,7 +54,7 @@ def test_a_run_is_compressed_with_its_own_images(call: Any, finished_dense: None
     [
         ((*OWN, "--targets", "2"), "--targets must be fractions between 0 and 1"),
         ((*OWN, "--out", "sweep.pdf"), "name a file that ends in .png or .svg"),
-        ((*OWN, "--val", "photos"), "there are no images to refit with without --data"),
+        ((*OWN, "--val", "photos"), "by name has random weights (give DEFAULT or a checkpoint with --model"),
         ((SMALL, "data.root=photos", *OWN[1:]), "only data.* of a run can change"),
         ((*OWN, "--levels", "best"), "levels must be one of threshold, knapsack"),
         ((*OWN, "--orders", "none"), "orders must be one of free, shared, one-shuffle"),

@@ -140,7 +140,7 @@ def _images(
         if not change.startswith("data.") or not is_run or data is not None:
             raise ValueError(f"{change!r}: only data.* of a run can change, without --data; leave it out")
     if found.weights is None:
-        because = f"{found.name} by name has random weights; give DEFAULT or a checkpoint, and --model {found.name}"
+        because = f"{found.name} by name has random weights (give DEFAULT or a checkpoint with --model {found.name})"
         refuse_ignored(because, {"--data": data, "--val": val})
     if data is None:
         refuse_ignored("there are no images to refit with without --data", {"--val": val})
