@@ -284,7 +284,7 @@ class Branching(nn.Module):
         return features if features.mean() > 0 else -features  # where tracing stops
 
 
-def test_a_network_that_cannot_be_traced_is_told_by_module_and_line_with_cost_and_remedy() -> None:
+def test_a_network_that_cannot_be_traced_is_told_by_module_and_line_with_a_remedy() -> None:
     model = nn.Sequential(conv(3, 8), nn.Sequential(nn.ReLU(), Branching()))
     with pytest.raises(UntraceableNetwork) as raised:
         found_in(model)
@@ -292,7 +292,6 @@ def test_a_network_that_cannot_be_traced_is_told_by_module_and_line_with_cost_an
         line = 1 + [text.rstrip().endswith("# where tracing stops") for text in source].index(True)
     message = str(raised.value)
     assert message.startswith(f"tracing stopped in 1.1 (Branching), {__file__}:{line} (TraceError: ")
-    assert "the shuffles between them remain as copies" in message
     assert message.endswith("strucspars.channels.register_channel_rule")
 
 

@@ -181,6 +181,7 @@ def test_a_network_that_cannot_be_traced_keeps_free_orders_with_one_warning(capl
     assert not plan.shared_orders
     (warning,) = [record.getMessage() for record in caplog.records if "traced" in record.getMessage()]
     assert "Branching" in warning
+    assert "the shuffles between them remain as copies" in warning
 
 
 def test_shared_orders_need_example_inputs() -> None:
