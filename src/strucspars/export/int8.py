@@ -1,33 +1,26 @@
-"""Int8 files: static quantisation of the ONNX graph after folding, checked before the file gets its name.
-
-ONNX Runtime's quantiser writes 8-bit weights and quantise/dequantise pairs around the operations; ONNX Runtime and
-OpenVINO both read them. See docs/how-to/int8.md for what each makes of such a graph.
-"""
+"""Int8 files: static quantisation of the ONNX graph after folding, checked before the file gets its name."""
 
 from __future__ import annotations
 
 import logging
 import math
 import platform
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
+from strucspars.export.int8_graph import Int8Graph, copy_of, steps
 from strucspars.export.onnx import GraphExporter, onnx_model
 from strucspars.export.program import (
-    PRECISION_KEY,
     Arguments,
     ExampleBatch,
     Exporter,
     Inference,
     InferenceProgram,
-    without_chatter,
 )
 
 if TYPE_CHECKING:
@@ -40,15 +33,10 @@ Images = torch.Tensor | Sequence[torch.Tensor]
 FEWEST_IMAGES = 32
 # Without labelled images, every so many-th one is kept to check with.
 HELD_OUT = 5
-# Images per call of the check.
-STEP = 16
-# Images per batch of the calibration (docs/decisions/0023-int8.md).
-RANGE_IMAGES = 8
 # Layers are ranked by the error that each causes alone, on so many images.
 RANKING_IMAGES = 16
 # Share of the multiply-accumulates that may stay in float32.
 MOST = 0.2
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 # Instructions that multiply 8-bit numbers and add them up in 32 bits: of x86, and of ARM.
 _DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
 
@@ -163,7 +151,7 @@ class Int8Writer:
     def write_float32(self, program: InferenceProgram, path: Path) -> None:
         """Write the graph that will be quantised."""
         self.graph = onnx_model(program)
-        self.exporter.write_graph(_copy(self.graph), path)
+        self.exporter.write_graph(copy_of(self.graph), path)
 
     def write_int8(self, batch: ExampleBatch, path: Path) -> Int8Report:
         """Replace the float32 file by an int8 one that passes the check.
@@ -293,15 +281,6 @@ def _images_of(given: Images, batch: ExampleBatch) -> torch.Tensor:
     return images
 
 
-def _steps(images: torch.Tensor, batch: ExampleBatch, size: int = STEP) -> Iterator[Arguments]:
-    """Images in calls that a file takes; a file of a fixed batch size leaves out an incomplete last one."""
-    size = size if batch.is_dynamic else batch.sizes[0]
-    for start in range(0, len(images), size):
-        part = images[start : start + size]
-        if batch.is_dynamic or len(part) == size:
-            yield (part.contiguous(),)
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Check:
     """Compares files with the float32 one, on images, with labels or without."""
@@ -342,7 +321,7 @@ class _Check:
             images = _images_of(batch, self.batch)
             labels = batch[1].cpu() if len(batch) > 1 else None
             start = 0
-            for arguments in _steps(images, self.batch):
+            for arguments in steps(images, self.batch):
                 stop = start + len(arguments[0])
                 yield arguments, None if labels is None else labels[start:stop]
                 start = stop
@@ -382,148 +361,3 @@ class _Check:
             output_error=error,
             **facts,
         )
-
-
-def _op_types() -> list[str]:
-    """The operations that are quantised: all that the library can."""
-    from onnxruntime.quantization.registry import QDQRegistry, QLinearOpsRegistry
-
-    return sorted({*QDQRegistry, *QLinearOpsRegistry})
-
-
-def _layer(node: onnx.NodeProto) -> str:
-    """The name of a layer in the network: that of its weight."""
-    return str(node.input[1]).removesuffix(".weight")
-
-
-def _outputs(model: onnx.ModelProto, images: torch.Tensor, batch: ExampleBatch) -> list[torch.Tensor]:
-    """The outputs of a graph for images, call after call."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    calls = (session.run(None, {name: arguments[0].numpy()}) for arguments in _steps(images, batch))
-    return [torch.from_numpy(array) for outputs in calls for array in outputs]
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a graph, to change it."""
-    copy = type(model)()
-    copy.CopyFrom(model)
-    return copy
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Int8Graph:
-    """An ONNX graph with the ranges of its tensors on calibration images; `quantised` makes int8 graphs of it."""
-
-    model: onnx.ModelProto
-    ranges: Any
-    reduce_range: bool
-
-    @classmethod
-    def calibrated(
-        cls, model: onnx.ModelProto, images: torch.Tensor, batch: ExampleBatch, *, reduce_range: bool
-    ) -> Int8Graph:
-        """Run the graph on images and record the range of every tensor."""
-        from onnxruntime.quantization.calibrate import CalibrationDataReader, create_calibrator
-
-        # The range of a tensor is the mean over such batches of the smallest and the largest value: over all images, a
-        # single unusual one would widen it for all; over single images, it would cut off too much of many.
-        name, steps = model.graph.input[0].name, _steps(images, batch, RANGE_IMAGES)
-
-        class Reader(CalibrationDataReader):  # type: ignore[misc]  # the library has no types
-            def get_next(self) -> dict[str, Any] | None:
-                return next(({name: arguments[0].numpy()} for arguments in steps), None)
-
-        with tempfile.TemporaryDirectory(prefix="strucspars-int8-") as folder, without_chatter():
-            source = Path(folder) / "network.onnx"
-            source.write_bytes(model.SerializeToString())
-            calibrator = create_calibrator(
-                source,
-                _op_types(),
-                augmented_model_path=str(Path(folder) / "augmented.onnx"),
-                extra_options={"moving_average": True},
-            )
-            calibrator.collect_data(Reader())
-            ranges = calibrator.compute_data()
-        for tensor, found in ranges.items():
-            if not np.isfinite(found.range_value).all():
-                raise ValueError(
-                    f"quantize: {tensor!r} of the graph is NaN or infinite for the images to calibrate with, so it has "
-                    "no range; look for the layer in which the activations overflow"
-                )
-        return cls(model=model, ranges=ranges, reduce_range=reduce_range)
-
-    def quantised(self, *, float32_layers: Iterable[str] = (), only: str | None = None) -> onnx.ModelProto:
-        """The int8 graph, with some layers left in float32, or with only one in int8."""
-        import onnx
-        from onnxruntime.quantization import QuantType
-        from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-
-        with without_chatter():
-            quantizer = QDQQuantizer(
-                _copy(self.model),
-                True,  # a scale per output channel of a weight
-                self.reduce_range,
-                QuantType.QInt8,
-                QuantType.QUInt8,
-                self.ranges,
-                [] if only is None else self.layers[only],
-                [node for layer in float32_layers for node in self.layers[layer]],
-                _op_types(),
-                # Scores of classes in 8 bits would often be equal, and clipped where the images are easy.
-                {"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
-            )
-            quantizer.quantize_model()
-            # The writers of files look at the ranks of tensors.
-            quantised: onnx.ModelProto = onnx.shape_inference.infer_shapes(quantizer.model.model)
-        quantised.metadata_props.add(key=PRECISION_KEY, value="int8")
-        return quantised
-
-    @cached_property
-    def layers(self) -> dict[str, list[str]]:
-        """The nodes of every layer with a weight, one per call, by the name of the layer."""
-        nodes: dict[str, list[str]] = {}
-        for node in self._weighted:
-            nodes.setdefault(_layer(node), []).append(node.name)
-        return nodes
-
-    @cached_property
-    def macs(self) -> dict[str, int]:
-        """Multiply-accumulates of every layer for one image."""
-        graph = self.model.graph
-        sizes = {
-            value.name: [size.dim_value or 1 for size in value.type.tensor_type.shape.dim]
-            for value in (*graph.input, *graph.value_info, *graph.output)
-        }
-        weights = {each.name: math.prod(each.dims) for each in graph.initializer}
-        counts = dict.fromkeys(self.layers, 0)
-        for node in self._weighted:
-            # A transposed convolution applies its weight at every pixel of its input, others at those of their output.
-            # A linear layer's output has the batch first, then maybe positions.
-            pixels = sizes[node.input[0] if node.op_type == "ConvTranspose" else node.output[0]]
-            positions = pixels[1:-1] if node.op_type in ("Gemm", "MatMul") else pixels[2:]
-            counts[_layer(node)] += weights[node.input[1]] * math.prod(positions)
-        return counts
-
-    def macs_fraction(self, layers: Iterable[str]) -> float:
-        """The share of these layers in all multiply-accumulates."""
-        return sum(self.macs[layer] for layer in layers) / max(sum(self.macs.values()), 1)
-
-    def by_harm(self, images: torch.Tensor, batch: ExampleBatch) -> list[str]:
-        """The layers by the error that each causes alone in int8, largest first."""
-        expected = _outputs(self.model, images, batch)
-
-        def harm(layer: str) -> float:
-            found = _outputs(self.quantised(only=layer), images, batch)
-            return sum(float((ours - theirs).square().sum()) for ours, theirs in zip(found, expected, strict=True))
-
-        return sorted(self.layers, key=harm, reverse=True)
-
-    @cached_property
-    def _weighted(self) -> list[onnx.NodeProto]:
-        weights = {each.name for each in self.model.graph.initializer}
-        return [node for node in self.model.graph.node if node.op_type in WEIGHTED and node.input[1] in weights]
