@@ -32,8 +32,7 @@ from strucspars.cost.counting import ExampleInputs, arguments_of, count_macs
 from strucspars.cost.gathers import RemainingGather
 from strucspars.cost.latency import LatencyTable, cache_folder, network_key, read_table, write_table
 from strucspars.export.onnx import OnnxExporter
-from strucspars.export.openvino import EXACT, OpenVinoExporter
-from strucspars.export.program import Exporter, inference_program, without_chatter
+from strucspars.export.program import Exporter, inference_program
 from strucspars.io.files import read_text
 from strucspars.io.records import parse_json
 from strucspars.nn.groupable import SelectedLayer, select_layers
@@ -319,54 +318,6 @@ def _by_layer(seconds: Mapping[str, float], layers: Mapping[str, str]) -> tuple[
     return dict(total), sum(seconds.values())
 
 
-@final
-class ProfiledOpenVino(ProfiledRuntime):
-    """OpenVINO. It keeps the names of the file's operations."""
-
-    exporter = OpenVinoExporter()
-
-    def load(self, path: Path) -> Callable[[list[Any]], object]:
-        """The program in a file."""
-        return partial(self._compiled(path, {})[0].infer)
-
-    def profile(self, path: Path, inputs: list[Any]) -> tuple[Mapping[str, float], float]:
-        """Seconds of every layer, and of all operations together."""
-        request, model = self._compiled(path, {"PERF_COUNT": "YES"})
-        seconds: dict[str, list[float]] = defaultdict(list)
-        for _ in range(PROFILED_CALLS):
-            request.infer(inputs)
-            for operation in request.profiling_info:
-                seconds[operation.node_name].append(operation.real_time.total_seconds())
-        layers = {name: layer for name, layer in _layers_of_operations(model).items() if name in seconds}
-        return _by_layer({name: float(np.median(each)) for name, each in seconds.items()}, layers)
-
-    def _compiled(self, path: Path, more: Mapping[str, str]) -> tuple[Any, Any]:
-        import openvino
-
-        with without_chatter():
-            model = openvino.Core().read_model(path)
-            compiled = openvino.Core().compile_model(model, "CPU", {**EXACT, "PERFORMANCE_HINT": "LATENCY", **more})
-        return compiled.create_infer_request(), model
-
-
-def _layers_of_operations(model: Any) -> dict[str, str]:
-    """The layer of every operation that has a weight, through the reshapes between the two."""
-    layers: dict[str, str] = {}
-    for operation in model.get_ordered_ops():
-        if operation.get_type_name() not in ("Convolution", "GroupConvolution", "MatMul"):
-            continue
-        source = operation.input_value(1).get_node()
-        while source.get_type_name() in ("Convert", "Reshape", "Transpose"):
-            source = source.input_value(0).get_node()
-        name = source.get_friendly_name()
-        if name.endswith(".weight"):
-            own = operation.get_friendly_name()
-            # A product with its bias added is profiled under the name of both.
-            layers |= dict.fromkeys((own, own.removesuffix("/WithoutBiases")), name.removesuffix(".weight"))
-    return layers
-
-
 RUNTIMES: Mapping[str, Callable[[], ProfiledRuntime]] = {
     "onnxruntime": ProfiledOnnxRuntime,
-    "openvino": ProfiledOpenVino,
 }
