@@ -45,7 +45,7 @@ runs and their range. Targets without a row are out of reach of a network.
 
 {table}
 
-- `{command}` (commit {commit}), {cpu}
+- `{command}` (commit {commit}), {cpu}{note}
 """
 
 
@@ -123,6 +123,7 @@ def page() -> str:
         command=known["command"],
         commit=known["commit"],
         cpu=known["hardware"]["cpu"],
+        note=f"; {known['note']}" if "note" in known else "",
     )
 
 

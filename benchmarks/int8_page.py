@@ -38,7 +38,7 @@ versions. [How int8 files are made](../docs/how-to/int8.md).
 One core with AVX-512 VNNI, batch 1, random weights and random channel orders of each policy. The faster of ONNX
 Runtime and OpenVINO, over the best dense network of the same precision, and in int8 also over the best dense one in
 float32: medians over the rounds of the ratio within a round, with quartiles. "No gathers" is a bound and no network to
-use.
+use. Other jobs used the second core during a part of the measurement.
 
 """
 ACCURACY = """

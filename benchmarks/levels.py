@@ -46,7 +46,7 @@ without training; statistics of the batch norms recomputed over 1,024 training i
 
 {table}
 
-- `{command}` (commit {commit}), {cpu}
+- `{command}` (commit {commit}), {cpu}{note}
 """
 
 
@@ -101,6 +101,7 @@ def page() -> str:
         command=known["command"],
         commit=known["commit"],
         cpu=known["hardware"]["cpu"],
+        note=f"; {known['note']}" if "note" in known else "",
     )
 
 
