@@ -1,6 +1,7 @@
 """The graph of channels by itself, without folding, and rules from outside."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -95,3 +96,24 @@ def test_a_wrong_rule_from_outside_makes_no_wrong_graph() -> None:
     folded = ss.fold(model, images)
     assert "off by" in ss.fold_report(folded).untraced_reason
     torch.testing.assert_close(folded(images), model(images))
+
+
+def test_networks_of_other_threads_run_and_are_traced_meanwhile() -> None:
+    other, images = Block(nn.ReLU()).eval(), torch.randn(1, 3, 4, 4)
+    wanted = other(images)
+
+    class Visited(Block):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            computed.append(threads.submit(other, symbol_free).result())
+            waiting.append(threads.submit(traced, other, (symbol_free,)))
+            return super().forward(images)
+
+    symbol_free = images.clone()
+    computed: list[torch.Tensor] = []
+    waiting: list[Future[fx.GraphModule]] = []
+    with ThreadPoolExecutor(2) as threads:
+        graph = traced(Visited(nn.ReLU()), (images,))
+    assert torch.equal(computed[0], wanted)
+    # The first call traces, the second one computes the shapes.
+    for each in (graph, *(future.result() for future in waiting)):
+        assert {str(node.target) for node in each.graph.nodes if node.op == "call_module"} >= {"stem", "norm", "head"}

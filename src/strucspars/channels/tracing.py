@@ -3,6 +3,7 @@
 import copy
 import inspect
 import operator
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import partialmethod
@@ -28,6 +29,9 @@ SPLIT_METHODS = frozenset({"chunk", "split"})
 # What does not depend on the order of channels. Not "type", which with an argument gives another tensor.
 SHAPE_METHODS = frozenset({"size", "dim", "numel", "is_floating_point"})
 SHAPE_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device"})
+
+# While PyTorch traces, the calls of all modules in the process go to the tracer.
+_TRACING = threading.RLock()
 
 
 class FoldedGraph(fx.GraphModule):
@@ -72,7 +76,9 @@ def traced(model: nn.Module, arguments: tuple[Any, ...]) -> FoldedGraph:
     tracer.arguments = arguments
     # The root is always opened: a single layer would fall apart into functions.
     root = nn.Sequential(model) if tracer.is_leaf_module(model, "") else model
-    graph_module = FoldedGraph(root, tracer.trace(root), type(model).__name__)
+    with _TRACING:
+        graph = tracer.trace(root)
+    graph_module = FoldedGraph(root, graph, type(model).__name__)
     _separate_calls_(graph_module)
     _Shapes(graph_module).run(*arguments)
     return graph_module
@@ -100,6 +106,18 @@ class _Tracer(fx.Tracer):
 
     # Without them when a pickled graph is loaded, which traces it again.
     arguments: tuple[Any, ...] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """As in PyTorch, but the networks of other threads go on as if there were no tracer."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
