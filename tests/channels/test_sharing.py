@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from data_parallel import parallel
 from torch import nn
 from torch.nn import functional
 
@@ -263,8 +264,8 @@ def test_widths_of_parts_add_up_to_those_of_their_layer() -> None:
 def test_names_are_those_without_wrappers_and_the_model_does_not_change() -> None:
     model = bottleneck()
     expected = found_in(model)
-    model.spatial = nn.DataParallel(cast(nn.Module, model.spatial))
-    wrapped = cast(nn.Module, torch.compile(nn.DataParallel(model)))
+    model.spatial = parallel(cast(nn.Module, model.spatial))
+    wrapped = cast(nn.Module, torch.compile(parallel(model)))
     wrapped.train()
     before = copy.deepcopy(model.state_dict())
     assert network_channels(wrapped, IMAGES) == expected

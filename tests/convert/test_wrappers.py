@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 import torch
 import torchvision
+from data_parallel import parallel
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torchvision.models.feature_extraction import create_feature_extractor
@@ -45,11 +46,6 @@ def check_folds_alike(wrapper: nn.Module, model: nn.Module) -> None:
     assert not any(isinstance(module, ss.ShuffledGroupConv2d) for module in folded.modules())
     with torch.no_grad():
         torch.testing.assert_close(folded(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
-
-
-def parallel(model: nn.Module) -> nn.Module:
-    """Wrapped for several GPUs, on the CPU: where there are GPUs, the wrapper takes the model there."""
-    return nn.DataParallel(model).cpu()
 
 
 WRAPPERS: list[Callable[[nn.Module], nn.Module]] = [
@@ -110,7 +106,7 @@ def test_a_wrapper_with_a_hook_before_its_call_keeps_what_that_does() -> None:
 
 def test_a_shared_wrapper_is_taken_off_under_all_its_names() -> None:
     layer = nn.Conv2d(8, 8, 1)
-    wrapper = nn.DataParallel(layer)
+    wrapper = parallel(layer)
     model = nn.Sequential(wrapper, nn.ReLU(), wrapper)
     unwrap_children_(model)
     assert model[0] is layer

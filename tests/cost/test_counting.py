@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from data_parallel import parallel
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.flop_counter import FlopCounterMode
@@ -350,8 +351,7 @@ def test_inputs_that_a_network_writes_into_stay_as_they_are() -> None:
     model, images, others = Writing(), torch.zeros(1, 8, 2, 2), torch.zeros(1, 8, 2, 2)
     inputs = images, {"others": [others]}
     count_macs(model, inputs)
-    # Back to the CPU, from which DataParallel takes the model to a GPU if there is one.
-    count_macs(nn.DataParallel(model).cpu(), inputs)
+    count_macs(parallel(model), inputs)
     summary(model, inputs)
     summary(fold(model, inputs), inputs)
     assert not images.any()

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from data_parallel import parallel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -360,7 +361,7 @@ def compiled(model: nn.Module) -> nn.Module:
     return cast(nn.Module, torch.compile(model, backend="eager"))
 
 
-WRAPPERS = [compiled, nn.DataParallel, lambda model: compiled(nn.DataParallel(model))]
+WRAPPERS = [compiled, parallel, lambda model: compiled(parallel(model))]
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
@@ -482,7 +483,7 @@ class OfTwoVersions(nn.Sequential):
 
 
 def test_the_versions_of_a_state_are_kept(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.DataParallel(OfTwoVersions(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8))))
+    model = nn.Sequential(parallel(OfTwoVersions(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8))))
     ss.save(model, tmp_path / "model.safetensors")
     fresh = nn.Sequential(OfTwoVersions(nn.Conv2d(4, 8, 1), nn.BatchNorm2d(8)))
     ss.load(tmp_path / "model.safetensors", fresh)

@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 import torchvision
+from data_parallel import parallel
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torchvision.models.feature_extraction import create_feature_extractor
@@ -32,7 +33,7 @@ def test_a_wrapped_network_exports_with_as_many_gathers_as_its_report_says(shuff
     model = nn.Sequential(shuffled(), nn.BatchNorm2d(8), nn.ReLU(), shuffled(), nn.Conv2d(8, 4, 1)).eval()
     path = tmp_path / "network.onnx"
     bare = ss.export(model, path, example_inputs=IMAGES, widen_groups_below=1).num_gathers
-    for wrapped in (nn.DataParallel(model), torch.compile(model, backend="eager")):
+    for wrapped in (parallel(model), torch.compile(model, backend="eager")):
         report = ss.export(cast(nn.Module, wrapped), path, example_inputs=IMAGES, widen_groups_below=1)
         kinds = [node.op_type for node in onnx.load(path).graph.node]
         assert report.num_gathers == bare == kinds.count("Gather")

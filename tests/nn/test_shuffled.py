@@ -4,6 +4,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from data_parallel import parallel
 from torch import nn
 from torch.func import functional_call, stack_module_state
 from torch.nn.utils import parametrizations, prune
@@ -218,7 +219,7 @@ def test_a_weight_that_is_recomputed_has_no_shape_to_read_off_and_the_layer_is_n
         with pytest.raises(ValueError, match=r"layer '\w*ShuffledGroupConv2d' has no plain weight"):
             dense_shape(layer)
         with pytest.raises(ValueError, match=r"layer '1\.0' has no plain weight"):
-            check_plain_weights(nn.Sequential(nn.ReLU(), nn.DataParallel(nn.Sequential(layer))))
+            check_plain_weights(nn.Sequential(nn.ReLU(), parallel(nn.Sequential(layer))))
     check_plain_weights(nn.Sequential(ShuffledGroupConv2d(8, 8, 1), parametrizations.weight_norm(nn.Conv2d(8, 8, 1))))
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from data_parallel import parallel
 from lightning.fabric import Fabric
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
@@ -23,10 +24,10 @@ def compiled(model: nn.Module) -> nn.Module:
 
 WRAPPERS: list[Wrap] = [
     compiled,
-    nn.DataParallel,
-    lambda model: compiled(nn.DataParallel(model)),
+    parallel,
+    lambda model: compiled(parallel(model)),
     checkpoint_wrapper,
-    lambda model: nn.DataParallel(checkpoint_wrapper(offload_wrapper(model))),
+    lambda model: parallel(checkpoint_wrapper(offload_wrapper(model))),
 ]
 NAMES = ["compiled", "parallel", "compiled-parallel", "recomputed", "parallel-recomputed-offloaded"]
 IMAGES = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -66,7 +67,7 @@ def test_modules_and_states_have_the_names_of_the_bare_network(build: Callable[[
 
 
 def test_a_shared_wrapper_has_all_its_names() -> None:
-    wrapper = nn.DataParallel(nn.Conv2d(4, 4, 1))
+    wrapper = parallel(nn.Conv2d(4, 4, 1))
     model = nn.Sequential(wrapper, nn.Sequential(wrapper))
     assert [name for name, _ in bare_modules(model)] == ["", "0", "1"]
     assert [name for name, _ in bare_modules(model, remove_duplicate=False)] == ["", "0", "1", "1.0"]
@@ -134,7 +135,7 @@ def test_counts_and_tables_are_those_of_the_bare_network(build: Callable[[Wrap],
 
 def test_a_wrapped_layer_whose_weight_its_parent_reads_is_left_alone() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    model.linear1 = nn.DataParallel(model.linear1)  # type: ignore[assignment]  # what users of it do
+    model.linear1 = parallel(model.linear1)  # type: ignore[assignment]  # what users of it do
     selection = ss.select_layers(model, ss.SparsifyConfig(layer_types=("Linear",)))
     reasons = {layer.name: layer.reason for layer in selection.skipped}
     assert "TransformerEncoderLayer computes with its weight itself" in reasons["linear1"]
