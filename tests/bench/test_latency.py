@@ -11,11 +11,12 @@ from onnx import helper
 from torch import nn
 
 import strucspars as ss
-from strucspars.bench import latency
-from strucspars.bench.latency import _layers_of_nodes, latency_table
+from strucspars.bench import latency, profiles
+from strucspars.bench.latency import latency_table
+from strucspars.bench.profiles import ProfiledOpenVino, _layers_of_nodes
 from strucspars.bench.suite import TimingRules
 from strucspars.cost.latency import cache_folder
-from strucspars.sparsify.config import SparsifyConfig
+from strucspars.sparsify.config import Runtime, SparsifyConfig
 
 EXAMPLE = torch.zeros(1, 32, 6, 6)
 
@@ -23,7 +24,7 @@ EXAMPLE = torch.zeros(1, 32, 6, 6)
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "RULES", TimingRules(seconds=0.1, visit_seconds=0.01, min_rounds=1, max_rounds=1))
-    monkeypatch.setattr(latency, "PROFILED_CALLS", 2)
+    monkeypatch.setattr(profiles, "PROFILED_CALLS", 2)
 
 
 class Residual(nn.Module):
@@ -38,13 +39,20 @@ class Residual(nn.Module):
         return outputs
 
 
-def test_every_layer_has_a_time_at_every_level() -> None:
-    table = latency_table(Residual(), EXAMPLE, SparsifyConfig())
+@pytest.mark.parametrize(("runtime", "title"), [("onnxruntime", "ONNX Runtime"), ("openvino", "OpenVINO")])
+def test_every_layer_has_a_time_at_every_level(runtime: Runtime, title: str) -> None:
+    table = latency_table(Residual(), EXAMPLE, SparsifyConfig(runtime=runtime))
     assert list(table.layers) == ["first", "second", "last"]
     assert {len(ms) for ms in table.layers.values()} == {6}
     assert all(time > 0 for ms in table.layers.values() for time in ms)
     assert sum(ms[0] for ms in table.layers.values()) <= table.dense_ms * (1 + 1e-9)
-    assert table.runtime.startswith("ONNX Runtime")
+    assert table.runtime.startswith(title)
+
+
+def test_a_process_that_fails_is_an_error_with_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "damaged.xml").write_text("no network")
+    with pytest.raises(ValueError, match=r"OpenVINO \S+ could not time the layers: .+; use runtime='onnxruntime'"):
+        ProfiledOpenVino().timed([tmp_path / "damaged.xml"], [], latency.RULES, lambda what, done, total: None)
 
 
 def test_a_layer_that_is_not_called_takes_no_time() -> None:
@@ -138,7 +146,7 @@ def test_times_that_cannot_be_kept_are_used_all_the_same(
 
 
 def test_an_unknown_runtime_is_an_error_that_names_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="runtime must be one of onnxruntime, got 'tensorrt'"):
+    with pytest.raises(ValueError, match="runtime must be one of onnxruntime, openvino, got 'tensorrt'"):
         SparsifyConfig(runtime="tensorrt")  # type: ignore[arg-type]  # by name
 
 

@@ -8,22 +8,19 @@ layout around them: it is shared out by the bytes that are copied.
 
 import logging
 import tempfile
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from strucspars._version import __version__
 from strucspars.bench.machine import environment, hardware
 from strucspars.bench.networks import random_plan
-from strucspars.bench.suite import TimingRules, interleaved_times, quartiles
+from strucspars.bench.profiles import RUNTIMES, ProfiledRuntime, TimedFile
+from strucspars.bench.suite import TimingRules
 from strucspars.channels.sharing import NetworkChannels, UntraceableNetwork, network_channels
 from strucspars.convert.comparison import random_arguments
 from strucspars.convert.conversion import convert_
@@ -31,10 +28,7 @@ from strucspars.core.budget import Shuffle
 from strucspars.cost.counting import ExampleInputs, arguments_of, count_macs
 from strucspars.cost.gathers import RemainingGather
 from strucspars.cost.latency import LatencyTable, cache_folder, network_key, read_table, write_table
-from strucspars.export.onnx import OnnxExporter
-from strucspars.export.program import Exporter, inference_program
-from strucspars.io.files import read_text
-from strucspars.io.records import parse_json
+from strucspars.export.program import inference_program
 from strucspars.nn.groupable import SelectedLayer, select_layers
 from strucspars.nn.names import copied, unwrapped
 from strucspars.sparsify.calibration import OnProgress, ignore_progress
@@ -47,10 +41,8 @@ logger = logging.getLogger(__name__)
 MOST_LEVELS = 6
 # For every network together.
 RULES = TimingRules(seconds=15.0, visit_seconds=0.2, max_calls=10, min_rounds=5, max_rounds=15)
-PROFILED_CALLS = 12
 # Between the quartiles, of the median.
 NOTABLE_SPREAD = 0.15
-PROFILE_BYTES = 2**28
 
 
 def latency_table(
@@ -127,7 +119,7 @@ def _measured(
     layers: Sequence[SelectedLayer],
     channels: NetworkChannels,
     config: SparsifyConfig,
-    runtime: "ProfiledRuntime",
+    runtime: ProfiledRuntime,
     on_progress: OnProgress,
 ) -> dict[str, Any]:
     """The fields of a table that are measured."""
@@ -143,7 +135,8 @@ def _measured(
             files.append(Path(folder) / f"level{level}{runtime.exporter.suffix}")
             runtime.exporter.write(program, files[-1])
             gathers.append(program.gathers)
-        forms = _timed(files, gathers, arguments, {layer.name for layer in layers}, runtime, on_progress)
+        timed = runtime.timed(files, [tensor.numpy() for tensor in arguments], RULES, on_progress)
+    forms = _divided(timed, gathers, {layer.name for layer in layers}, runtime)
     rest = forms[0].others
     copied_bytes = sum(gather.nbytes for form in forms for gather in form.gathers)
     # Noise can make this negative where next to nothing is copied.
@@ -158,21 +151,11 @@ def _measured(
     }
 
 
-def _timed(
-    files: Sequence[Path],
-    gathers: Sequence[Sequence[RemainingGather]],
-    arguments: tuple[Any, ...],
-    names: set[str],
-    runtime: "ProfiledRuntime",
-    on_progress: OnProgress,
+def _divided(
+    files: Sequence[TimedFile], gathers: Sequence[Sequence[RemainingGather]], names: set[str], runtime: ProfiledRuntime
 ) -> list[_TimedForm]:
-    inputs = [tensor.numpy() for tensor in arguments]
-    programs = {place: partial(runtime.load(file), inputs) for place, file in enumerate(files)}
-    steps = round(RULES.seconds)
-    times = interleaved_times(
-        programs, RULES, on_round=lambda _, elapsed: on_progress("timing networks", min(round(elapsed), steps), steps)
-    )
-    low, usual, high = quartiles(times[0])
+    """The time of every file, divided among its layers."""
+    low, usual, high = files[0].seconds
     if high - low > NOTABLE_SPREAD * usual:
         logger.warning(
             "the dense network takes %.2f to %.2f ms: the machine seems busy, so the milliseconds are uncertain; to "
@@ -181,19 +164,17 @@ def _timed(
             1000 * high,
             cache_folder(),
         )
-    seconds = [quartiles(times[place])[1] for place in programs]
-    profiles = [runtime.profile(file, inputs) for file in files]
     # Profiling takes time itself, of every network the same share.
-    scale = sum(seconds) / sum(total for _, total in profiles)
+    scale = sum(file.seconds[1] for file in files) / sum(file.profiled for file in files)
     forms = []
-    for (by_layer, _), whole, found in zip(profiles, seconds, gathers, strict=True):
-        if missing := names - set(by_layer):
+    for file, found in zip(files, gathers, strict=True):
+        if missing := names - set(file.layers):
             raise ValueError(
                 f"the profile of {runtime.title} lacks layer {min(missing)!r}, so its time is not known; exclude the "
                 "layer, use another runtime, or set budget='macs'"
             )
-        layers = {name: scale * by_layer[name] for name in names}
-        others = max(0.0, whole - sum(layers.values()))
+        layers = {name: scale * file.layers[name] for name in names}
+        others = max(0.0, file.seconds[1] - sum(layers.values()))
         forms.append(_TimedForm(layers=layers, others=others, gathers=found))
     return forms
 
@@ -206,118 +187,3 @@ def _shuffles(
         free_sides = 0 if found.is_fixed else 1
         if len(names) > free_sides:
             yield Shuffle(ms_per_byte * found.num_bytes, names, free_sides)
-
-
-class ProfiledRuntime(ABC):
-    """A runtime that reports how long each layer of a file takes; one core, float32."""
-
-    exporter: Exporter
-
-    @property
-    def title(self) -> str:
-        """Its name and version."""
-        return self.exporter.runtime()
-
-    @abstractmethod
-    def load(self, path: Path) -> Callable[[list[Any]], object]:
-        """The program in a file."""
-
-    @abstractmethod
-    def profile(self, path: Path, inputs: list[Any]) -> tuple[Mapping[str, float], float]:
-        """Seconds of every layer, by its name, and of all operations together."""
-
-
-@final
-class ProfiledOnnxRuntime(ProfiledRuntime):
-    """ONNX Runtime. It calls a fused operation by the last value or node that went into it."""
-
-    exporter = OnnxExporter()
-
-    def load(self, path: Path) -> Callable[[list[Any]], object]:
-        """The program in a file."""
-        return self._program(path, self._options())
-
-    def profile(self, path: Path, inputs: list[Any]) -> tuple[Mapping[str, float], float]:
-        """Seconds of every layer, and of all operations together."""
-        import onnx
-
-        options = self._options()
-        options.enable_profiling, options.profile_file_prefix = True, str(path.with_suffix(""))
-        program = self._program(path, options)
-        for _ in range(PROFILED_CALLS):
-            program(inputs)
-        trace = Path(program.keywords["session"].end_profiling())
-        events = [event for event in parse_json(read_text(trace, limit=PROFILE_BYTES), str(trace)) if _is_kernel(event)]
-        seconds: dict[str, list[float]] = defaultdict(list)
-        for event in events:
-            seconds[event["name"].removesuffix("_kernel_time")].append(event["dur"] / 1e6)
-        layers = _layers_of_nodes(onnx.load(path).graph, seconds)
-        return _by_layer({name: float(np.median(each)) for name, each in seconds.items()}, layers)
-
-    def _options(self) -> Any:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = 1, 4
-        return options
-
-    def _program(self, path: Path, options: Any) -> "partial[object]":
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        return partial(_run_session, session=session)
-
-
-def _run_session(inputs: list[Any], *, session: Any) -> object:
-    names = [value.name for value in session.get_inputs()]
-    return session.run(None, dict(zip(names, inputs, strict=True)))
-
-
-def _is_kernel(event: Mapping[str, Any]) -> bool:
-    return event.get("cat") == "Node" and str(event.get("name", "")).endswith("_kernel_time")
-
-
-# What a runtime may compute together with the convolution or matrix product before it.
-FUSED = {"Add", "BatchNormalization", "Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Mul"}
-FUSED |= {"PRelu", "QuickGelu", "Relu", "Sigmoid", "Softplus", "Sum", "Tanh"}
-
-
-def _layers_of_nodes(graph: Any, executed: Iterable[str]) -> dict[str, str]:
-    """The layer that each executed operation computes, of those that compute one.
-
-    An operation has the name of a node or, with a suffix, that of the value it makes. Fused ones have the name of the
-    last node or value: of the layers before it, it is the latest without an operation of its own.
-    """
-    weights = {value.name for value in graph.initializer}
-    behind: dict[str, list[str]] = defaultdict(list)  # by node and by value: layers that end there, in order
-    own: dict[str, str] = {}
-    for node in graph.node:
-        weight = next((name for name in node.input if name in weights and name.endswith(".weight")), None)
-        if weight is not None and node.op_type in ("Conv", "Gemm", "MatMul"):
-            layer = weight.removesuffix(".weight")
-            own[node.name] = own[node.output[0]] = layer
-            ends = [layer]
-        else:
-            ends = [layer for name in node.input for layer in behind[name]] if node.op_type in FUSED else []
-        for name in (node.name, *node.output):
-            behind[name] = ends
-    order = {layer: place for place, layer in enumerate(dict.fromkeys(own.values()))}
-    plain = {name: name.removesuffix("_nchwc").removeprefix("fused ") for name in executed}
-    found = {name: own[bare] for name, bare in plain.items() if bare in own}
-    for name, bare in plain.items():
-        left = [layer for layer in behind.get(bare, ()) if layer not in found.values()]
-        if name not in found and left:
-            found[name] = max(left, key=order.__getitem__)
-    return found
-
-
-def _by_layer(seconds: Mapping[str, float], layers: Mapping[str, str]) -> tuple[dict[str, float], float]:
-    total: dict[str, float] = defaultdict(float)
-    for name, layer in layers.items():
-        total[layer] += seconds[name]
-    return dict(total), sum(seconds.values())
-
-
-RUNTIMES: Mapping[str, Callable[[], ProfiledRuntime]] = {
-    "onnxruntime": ProfiledOnnxRuntime,
-}

@@ -108,7 +108,9 @@ def compress(
             show_default="params; latency with --target-ms",
         ),
     ] = "",
-    runtime: Annotated[str, typer.Option(help="Where milliseconds count, on one core: onnxruntime.")] = "onnxruntime",
+    runtime: Annotated[
+        str, typer.Option(help="Where milliseconds count, on one core: onnxruntime or openvino.")
+    ] = "onnxruntime",
     levels: console.Levels = "threshold",
     importance: Annotated[
         str, typer.Option(help="How much a connection matters: l1, l2, or package.module:function.")

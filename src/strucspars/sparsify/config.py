@@ -19,7 +19,7 @@ from strucspars.sparsify.extensions import BUDGETS, DEFAULT_ORDERS, IMPORTANCES,
 Schedule = Literal["two-stage", "progressive"]
 Controller = Literal["auto", "paper"]
 Levels = Literal["threshold", "knapsack"]
-Runtime = Literal["onnxruntime"]
+Runtime = Literal["onnxruntime", "openvino"]
 USUAL_MOMENTUM = 0.9
 
 
@@ -32,7 +32,7 @@ class SparsifyOptions(LayerRules):
         target_ms: milliseconds that one call may take, in place of a target; with the budget `latency`.
         budget: what the target counts: `params`, `macs`, `latency` (milliseconds of a call with the example inputs, on
             this machine), or a registered budget.
-        runtime: what the budget `latency` measures in, on one core: `onnxruntime`, so far the only one.
+        runtime: what the budget `latency` measures in, on one core: `onnxruntime` or `openvino`.
         levels: how group levels meet the target: `threshold`, one kept norm for all layers as in the paper; or
             `knapsack`, those that lose the least norm in all, each layer's on a logarithmic scale. The budget `latency`
             always takes `knapsack`, and so do plans with calibration images, where the loss is measured.
