@@ -14,7 +14,7 @@ few pixels in training. Runs in RUNS that are finished are not repeated.
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -29,6 +29,7 @@ from torch import nn
 from torchvision.transforms import functional
 
 from strucspars.core.plan import Preprocessing
+from strucspars.cost.text_table import Column, markdown_table
 from strucspars.data.folder import read_image, resized
 from strucspars.data.image_set import Augmentation, ImageSet, ResidentData
 from strucspars.train.deploy import TrainedNetwork, finetuning_recipe
@@ -161,6 +162,37 @@ def measured(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "test_loss": round(last["test_loss"], 4),
         "seconds": round(sum(summary.seconds.values())),
     }
+
+
+def table(sittings: Sequence[dict[str, Any]]) -> str:
+    """The rows of all sittings as a table of the documentation, each beside the dense network finetuned alike."""
+    rows = sorted((row for each in sittings for row in each["rows"]), key=lambda row: str(row["run"]))
+
+    def kind(row: dict[str, Any]) -> tuple[str, str]:
+        data, form = (
+            str(row["run"]).split(f"-{row['epochs']}")[0].rsplit("-", 1 if not row["removed_params"] else 2)[:2]
+        )
+        return data, form
+
+    dense = {(kind(row)[0], row["epochs"], row["seed"]): row["top1"] for row in rows if not row["removed_params"]}
+    cells = []
+    for row in rows:
+        data, form = kind(row)
+        lost = 100 * (row["top1"] - dense[data, row["epochs"], row["seed"]])
+        cells.append(
+            (
+                data,
+                form,
+                f"{row['removed_params']:.0%}, {row['removed_macs']:.0%}",
+                str(row["epochs"]),
+                f"{row['rate']:g}",
+                f"{row['top1']:.2%}",
+                "" if not row["removed_params"] else f"{lost:+.2f}",
+            )
+        )
+    titles = ("images", "form", "removed: params, MACs", "epochs", "rate", "top-1", "against dense")
+    columns = zip(titles, zip(*cells, strict=True), strict=True)
+    return markdown_table([Column(title, each, is_text=place < 2) for place, (title, each) in enumerate(columns)])
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import cifar10_page
 import compatibility
 import expected_ms
+import finetuned_weights
 import inference_page
 import int8_page
 import levels
@@ -482,6 +483,11 @@ def test_recorded_networks_load(path: Path) -> None:
     assert summary is not None
     network = load(path, build_model(recipe.model.name, num_classes=10))
     assert count_macs(network, torch.zeros(1, 3, 32, 32)).params == summary.params.after
+
+
+def test_the_table_of_finetuned_weights_shows_its_measured_numbers() -> None:
+    page = (ROOT / "docs" / "how-to" / "compress.md").read_text()
+    assert finetuned_weights.table(over_runs.read_sittings(finetuned_weights.OUT)) in page
 
 
 def test_the_results_stay_small() -> None:
