@@ -128,7 +128,8 @@ def compile_for_gpu(
     """
     model = unwrapped(model)
     arguments = arguments_of(model, example_inputs)
-    folded = fold(model, arguments)
+    with library_settings():
+        folded = fold(model, arguments)
     reason = _reason_against(arguments) or fold_report(folded).untraced_reason
     if not reason:
         device = _device(arguments)
@@ -275,6 +276,7 @@ class CapturedCall:
         return _described(arguments) == self.inputs
 
     def __call__(self, arguments: tuple[Any, ...]) -> Any:
+        """The outputs for inputs that fit."""
         for own, given in zip(pytree.tree_leaves(self._static), pytree.tree_leaves(arguments), strict=True):
             if isinstance(own, Tensor):
                 own.copy_(given)

@@ -11,8 +11,11 @@ accumulator starts as bias plus residual, and ReLU is applied before the tile is
 import triton
 import triton.language as tl
 
+# Compiled code that depends on these would be compiled for every batch and image anew.
+SIZES = ["num_positions", "in_height", "in_width", "out_height", "out_width", "num_groups"]
 
-@triton.jit
+
+@triton.jit(do_not_specialize=SIZES)
 def grouped_conv_kernel(
     x,
     weight,
