@@ -35,7 +35,7 @@ from torch import Tensor, fx, nn
 
 from strucspars.bench.networks import PAPER_GROUPS, random_networks
 from strucspars.convert.fold import fold
-from strucspars.convert.fusion import fuse_convolutions_
+from strucspars.convert.fusion import ConvStep, fuse_convolutions_
 from strucspars.export.gpu import DENSE, CapturedCall, planned, recorded_calls
 from strucspars.kernels.cache import Tuner, signature
 from strucspars.kernels.fused_conv import FusedConv
@@ -175,9 +175,9 @@ def measure_setting(
 def stock(folded: fx.GraphModule, x: Tensor) -> CapturedCall:
     """The dense network by cuDNN's fused convolutions alone, as one CUDA graph."""
     fused = copy.deepcopy(folded)
-    steps = {str(node.target): step for node, step in fuse_convolutions_(fused).items()}
-    for name, call in recorded_calls(fused, (x,), "ieee").items():
-        steps[name].run = LibraryConv().prepare(steps[name].conv, call, "dense")
+    fuse_convolutions_(fused)
+    for step, call in recorded_calls(fused, (x,), "ieee").items():
+        step.run = LibraryConv().prepare(step.conv, call, "dense")
     return CapturedCall(fused, (x,))
 
 
@@ -241,16 +241,16 @@ class LayerRow:
 def layer_table(report: Report, title: str, folded: fx.GraphModule, x: Tensor, tuner: Tuner, speed: float) -> None:
     """Every different convolution: the quickest of each kernel, beside its floor; from the times of the planner."""
     fused = copy.deepcopy(folded)
-    steps = {str(node.target): step for node, step in fuse_convolutions_(fused).items()}
+    fuse_convolutions_(fused)
     calls = recorded_calls(fused, (x,), "tf32x3")
-    alike: dict[str, list[str]] = defaultdict(list)
-    for name, call in calls.items():
-        alike[signature(steps[name].conv, call)].append(name)
+    alike: dict[str, list[ConvStep]] = defaultdict(list)
+    for step, call in calls.items():
+        alike[signature(step.conv, call)].append(step)
     rows = []
-    for names in alike.values():
-        conv, call = steps[names[0]].conv, calls[names[0]]
+    for first, *others in alike.values():
+        conv, call = first.conv, calls[first]
         times, shape = tuner.timed(conv, call), describe_layer(conv, call)
-        rows.append(LayerRow(steps[names[0]].name, len(names), shape, floor_ms(conv, call, speed), times))
+        rows.append(LayerRow(first.name, 1 + len(others), shape, floor_ms(conv, call, speed), times))
     report.content["layers"][title] = [asdict(row) | {"dense_ms": row.dense_ms} for row in rows]
     print(f"--- {title}: us of dense cuDNN, floor, quickest; then the quickest of every kernel")
     for row in sorted(rows, key=lambda row: row.count * (row.floor_ms - row.times[0].ms)):

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from strucspars.kernels.cache import signature
 from strucspars.kernels.fused_conv import FusedConv, in_double, reference
 from strucspars.kernels.kernel import Call, Kernel
 
@@ -91,7 +92,7 @@ def assert_exact(kernel: Kernel, conv: FusedConv, call: Call, option: str, *, se
     run = kernel.prepare(conv, call, option)
     with nan_in_new_memory():
         found = run(x, residual)
-    place = f"{conv}, {call}, {option}"
+    place = f"{signature(conv, call)}; {option}"
     assert found.dtype == call.dtype, place
     assert found.shape == expected.shape, place
     assert found.is_contiguous(memory_format=torch.channels_last), place

@@ -4,6 +4,7 @@ Convolutions that are no plain `nn.Conv2d`, and everything else, stay as they ar
 """
 
 import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import cast, final
@@ -204,6 +205,37 @@ def _is_relu(node: fx.Node, graph_module: fx.GraphModule) -> bool:
         module = graph_module.get_submodule(str(node.target))
         return type(module) is nn.ReLU and has_plain_forward(module)
     return node.op in ("call_function", "call_method") and node.target in RELU_CALLS
+
+
+def gathers_between(steps: Mapping[fx.Node, ConvStep]) -> Iterator[tuple[ConvStep, ConvStep]]:
+    """Convolutions (writer, reader) with a gather between them that either could absorb."""
+    for call, reader in steps.items():
+        source = call.args[0]
+        if not isinstance(source, fx.Node) or source not in steps or len(source.users) > 1:
+            continue
+        writer = steps[source]
+        is_added_to = len(source.args) > 1
+        if not is_added_to and (writer.conv.out_order is not None or reader.conv.in_order is not None):
+            yield writer, reader
+
+
+def with_gather_read(writer: FusedConv, reader: FusedConv) -> tuple[FusedConv, FusedConv]:
+    """The same two convolutions, the second directly after the first, with the gather between them in the second."""
+    order = writer.out_order
+    if order is None:
+        return writer, reader
+    bias = torch.empty_like(writer.bias).index_copy_(0, order, writer.bias)
+    in_order = order if reader.in_order is None else order[reader.in_order]
+    return replace(writer, bias=bias, out_order=None), replace(reader, in_order=in_order)
+
+
+def with_gather_written(writer: FusedConv, reader: FusedConv) -> tuple[FusedConv, FusedConv]:
+    """The same two convolutions with the gather between them in the first."""
+    order = reader.in_order
+    if order is None:
+        return writer, reader
+    out_order = order if writer.out_order is None else writer.out_order[order]
+    return replace(writer, bias=writer.bias[order], out_order=out_order), replace(reader, in_order=None)
 
 
 def _move_biases_(steps: dict[fx.Node, ConvStep]) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +14,18 @@ from torch.utils import _pytree as pytree
 
 from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.convert.fold import fold
-from strucspars.convert.fusion import ConvStep, fuse_convolutions_
+from strucspars.convert.fusion import (
+    ConvStep,
+    fuse_convolutions_,
+    gathers_between,
+    with_gather_read,
+    with_gather_written,
+)
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments
 from strucspars.cost.gathers import fold_report
 from strucspars.cost.text_table import Column, text_table
 from strucspars.kernels.cache import Tuner
+from strucspars.kernels.fused_conv import FusedConv
 from strucspars.kernels.grouped_conv import has_triton
 from strucspars.kernels.kernel import Call, Float32Products
 from strucspars.kernels.library import library_settings
@@ -175,20 +183,24 @@ def planned(
 ) -> tuple["CapturedCall", GpuReport]:
     """The quickest form of a folded network among those in which every convolution runs at its best or dense."""
     fused = copy.deepcopy(folded)
-    steps = {str(node.target): step for node, step in fuse_convolutions_(fused).items()}
+    steps = fuse_convolutions_(fused)
     calls = recorded_calls(fused, arguments, products)
-    best: dict[str, Timed] = {}
-    dense: dict[str, Timed] = {}
-    for done, (name, call) in enumerate(calls.items()):
+    for done, (step, call) in enumerate(calls.items()):
         on_progress("timing kernels", done, len(calls))
-        times = tuner.timed(steps[name].conv, call)
-        if times:
-            best[name] = times[0]
-            dense[name] = next((each for each in times if (each.kernel, each.option) == DENSE), times[0])
+        tuner.timed(step.conv, call)
+    on_progress("placing gathers", 0, 1)
+    _place_gathers_(steps, calls, tuner)
+    best: dict[ConvStep, Timed] = {}
+    dense: dict[ConvStep, Timed] = {}
+    for step, call in calls.items():
+        # Nothing computes some convolutions, such as those in double precision: they stay plain operations.
+        if times := tuner.timed(step.conv, call):
+            best[step] = times[0]
+            dense[step] = next((each for each in times if (each.kernel, each.option) == DENSE), times[0])
 
-    def set_steps(choice: Mapping[str, Timed]) -> None:
-        for name, timed in choice.items():
-            steps[name].run = timed.prepare(steps[name].conv, calls[name])
+    def set_steps(choice: Mapping[ConvStep, Timed]) -> None:
+        for step, timed in choice.items():
+            step.run = timed.prepare(step.conv, calls[step])
 
     with torch.no_grad(), library_settings():
         set_steps(dense)
@@ -200,21 +212,39 @@ def planned(
         run = CapturedCall(fused, arguments)
         _check(run, folded, arguments)
     layers = tuple(
-        LayerChoice(layer=steps[name].name, kernel=each.kernel, option=each.option, ms=each.ms, dense_ms=dense[name].ms)
-        for name, each in chosen.items()
+        LayerChoice(layer=step.name, kernel=each.kernel, option=each.option, ms=each.ms, dense_ms=dense[step].ms)
+        for step, each in chosen.items()
     )
     return run, GpuReport(layers=layers, ms=min(ms, dense_ms), dense_ms=dense_ms)
 
 
-def recorded_calls(fused: fx.GraphModule, arguments: tuple[Any, ...], products: Float32Products) -> dict[str, Call]:
-    """What every fused convolution is called with, by the name of its module in the graph."""
-    calls: dict[str, Call] = {}
+def _place_gathers_(steps: Mapping[fx.Node, ConvStep], calls: Mapping[ConvStep, Call], tuner: Tuner) -> None:
+    """Let every gather between two convolutions be absorbed by the one that takes less time for it, in place."""
+
+    def ms(pair: tuple[FusedConv, FusedConv], writer: ConvStep, reader: ConvStep) -> float:
+        times = [tuner.timed(conv, calls[step]) for conv, step in zip(pair, (writer, reader), strict=True)]
+        return sum(each[0].ms if each else math.inf for each in times)
+
+    for writer, reader in gathers_between(steps):
+        read = with_gather_read(writer.conv, reader.conv)
+        written = with_gather_written(*read)
+        quicker = read if ms(read, writer, reader) <= ms(written, writer, reader) else written
+        writer.set_conv(quicker[0])
+        reader.set_conv(quicker[1])
+
+
+def recorded_calls(
+    fused: fx.GraphModule, arguments: tuple[Any, ...], products: Float32Products
+) -> dict[ConvStep, Call]:
+    """What every fused convolution is called with."""
+    calls: dict[ConvStep, Call] = {}
 
     class Recorder(fx.Interpreter):
         def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if isinstance(self.fetch_attr(target), ConvStep):
+            step = self.fetch_attr(target)
+            if isinstance(step, ConvStep):
                 x = args[0]
-                calls[target] = Call(
+                calls[step] = Call(
                     input_shape=tuple(x.shape),
                     has_residual=len(args) > 1,
                     dtype=x.dtype,
