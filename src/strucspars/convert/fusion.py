@@ -15,7 +15,7 @@ from torch.fx.passes.shape_prop import TensorMetadata
 from torch.nn import functional
 
 from strucspars.channels.tracing import free_name, has_plain_forward, tensor_shape
-from strucspars.kernels.fused_conv import FusedConv, Pair, reference
+from strucspars.kernels.fused_conv import FusedConv, MaxPool, Pair, reference
 from strucspars.kernels.kernel import Run
 
 RELU_CALLS = (functional.relu, torch.relu, "relu", "relu_")
@@ -138,11 +138,11 @@ def _with_inputs(
 def _with_outputs(
     conv: FusedConv, node: fx.Node, graph_module: fx.GraphModule
 ) -> tuple[FusedConv, fx.Node | None, list[fx.Node]]:
-    """Absorb a gather, the addition of a residual, and ReLU, in this order, while nothing else reads their inputs."""
+    """Absorb gathers, the addition of a residual, ReLU and a pooling, while nothing else reads their inputs."""
     absorbed: list[fx.Node] = []
     residual: fx.Node | None = None
     last = node
-    while len(last.users) == 1 and not conv.relu:
+    while len(last.users) == 1 and conv.pool is None:
         (user,) = last.users
         order = _gather_order(user, graph_module)
         if order is not None and residual is None:
@@ -151,10 +151,12 @@ def _with_outputs(
                 bias=conv.bias[order],
                 out_order=order if conv.out_order is None else conv.out_order[order],
             )
-        elif residual is None and (other := _other_summand(user, last)) is not None:
+        elif residual is None and not conv.relu and (other := _other_summand(user, last)) is not None:
             residual = other
-        elif _is_relu(user, graph_module):
+        elif _is_relu(user, graph_module) and not conv.relu:
             conv = replace(conv, relu=True)
+        elif (pool := _max_pool(user, graph_module)) is not None and residual is None:
+            conv = replace(conv, pool=pool)
         else:
             break
         absorbed.append(user)
@@ -207,6 +209,17 @@ def _is_relu(node: fx.Node, graph_module: fx.GraphModule) -> bool:
     return node.op in ("call_function", "call_method") and node.target in RELU_CALLS
 
 
+def _max_pool(node: fx.Node, graph_module: fx.GraphModule) -> MaxPool | None:
+    """The window of a max pooling of images; None for any other call."""
+    module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if not isinstance(module, nn.MaxPool2d) or type(module) is not nn.MaxPool2d or not has_plain_forward(module):
+        return None
+    if module.ceil_mode or module.return_indices or module.dilation not in (1, (1, 1)):
+        return None
+    window = (module.kernel_size, module.stride, module.padding)
+    return MaxPool(*((size, size) if isinstance(size, int) else _pair(size) for size in window))
+
+
 def gathers_between(steps: Mapping[fx.Node, ConvStep]) -> Iterator[tuple[ConvStep, ConvStep]]:
     """Convolutions (writer, reader) with a gather between them that either could absorb."""
     for call, reader in steps.items():
@@ -245,6 +258,6 @@ def _move_biases_(steps: dict[fx.Node, ConvStep]) -> None:
         if len(call.args) == 1 or not isinstance(residual, fx.Node) or len(residual.users) > 1:
             continue
         source = steps.get(residual)
-        if source is not None and not source.conv.relu:
+        if source is not None and not source.conv.relu and source.conv.pool is None:
             step.set_conv(replace(step.conv, bias=step.conv.bias + source.conv.bias))
             source.set_conv(replace(source.conv, bias=torch.zeros_like(source.conv.bias)))

@@ -42,6 +42,7 @@ def signature(conv: FusedConv, call: Call) -> str:
         "" if conv.out_order is None else f"writes pieces of {piece_table(conv.out_order, conv.out_width)[1]}",
         "residual" if call.has_residual else "",
         "relu" if conv.relu else "",
+        "" if conv.pool is None else str(conv.pool),
     ]
     return ", ".join(part for part in parts if part)
 

@@ -1,6 +1,7 @@
 """A convolution with what surrounds it in an inference graph: what it computes, and a plain implementation."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,9 +15,18 @@ Pair = tuple[int, int]
 LARGEST_PIECE = 16
 
 
+@dataclass(frozen=True)
+class MaxPool:
+    """The window of a max pooling."""
+
+    kernel_size: Pair
+    stride: Pair
+    padding: Pair
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FusedConv:
-    """`relu(conv(x[:, in_order])[:, out_order] + bias + residual)`; None for the natural order.
+    """`max_pool(relu(conv(x[:, in_order])[:, out_order] + bias + residual))`; None for the natural order, and no pool.
 
     Attributes:
         weight: `(C_out, C_in / G, height, width)`, for channels in the orders that the convolution sees.
@@ -35,6 +45,7 @@ class FusedConv:
     in_order: Tensor | None = None
     out_order: Tensor | None = None
     relu: bool = False
+    pool: MaxPool | None = None
 
     @property
     def in_channels(self) -> int:
@@ -66,13 +77,28 @@ class FusedConv:
         """Whether each result depends on the input at its own position alone."""
         return self.kernel_size == self.stride == (1, 1) and self.padding == (0, 0)
 
+    def conv_size(self, height: int, width: int) -> Pair:
+        """Height and width after the convolution, for an input of this size."""
+        reach = _pair(step * (kernel - 1) + 1 for step, kernel in zip(self.dilation, self.kernel_size, strict=True))
+        return _window_places((height, width), reach, self.stride, self.padding)
+
     def out_size(self, height: int, width: int) -> Pair:
         """Height and width of the result for an input of this size."""
-        sizes = zip((height, width), self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
-        found = [
-            (size + 2 * pad - dilation * (kernel - 1) - 1) // step + 1 for size, kernel, step, pad, dilation in sizes
-        ]
-        return found[0], found[1]
+        size = self.conv_size(height, width)
+        if self.pool is None:
+            return size
+        return _window_places(size, self.pool.kernel_size, self.pool.stride, self.pool.padding)
+
+
+def _window_places(size: Pair, window: Pair, stride: Pair, padding: Pair) -> Pair:
+    """In how many places a window lies, along both axes."""
+    axes = zip(size, window, stride, padding, strict=True)
+    return _pair((length + 2 * pad - reach) // step + 1 for length, reach, step, pad in axes)
+
+
+def _pair(values: Iterable[int]) -> Pair:
+    one, other = values
+    return one, other
 
 
 def reference(conv: FusedConv, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -85,7 +111,12 @@ def reference(conv: FusedConv, x: Tensor, residual: Tensor | None = None) -> Ten
     y = y + conv.bias[:, None, None]
     if residual is not None:
         y = y + residual
-    return y.relu() if conv.relu else y
+    return pooled(y.relu() if conv.relu else y, conv.pool)
+
+
+def pooled(y: Tensor, pool: MaxPool | None) -> Tensor:
+    """The result after the pooling."""
+    return y if pool is None else functional.max_pool2d(y, pool.kernel_size, pool.stride, pool.padding)
 
 
 def in_double(conv: FusedConv) -> FusedConv:

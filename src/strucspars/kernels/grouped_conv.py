@@ -52,12 +52,13 @@ class GroupedConv(Kernel):
     """`grouped_conv_kernel` with the tiles that fit a convolution."""
 
     def supports(self, conv: FusedConv, call: Call) -> bool:
-        """Any convolution without dilation, on GPUs with tensor cores, in three precisions."""
+        """Any convolution without dilation and pooling, on GPUs with tensor cores, in three precisions."""
         batch, channels, height, width = call.input_shape
         out_height, out_width = conv.out_size(height, width)
         entries = batch * max(height * width * channels, out_height * out_width * conv.out_channels)
         is_known_dtype = call.dtype in (torch.float16, torch.bfloat16, torch.float32)
-        return has_triton(call.device) and is_known_dtype and conv.dilation == (1, 1) and entries <= MOST_ENTRIES
+        is_known_conv = conv.dilation == (1, 1) and conv.pool is None
+        return has_triton(call.device) and is_known_dtype and is_known_conv and entries <= MOST_ENTRIES
 
     def options(self, conv: FusedConv, call: Call) -> Sequence[str]:
         """Some tiles for each useful number of groups."""

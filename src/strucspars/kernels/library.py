@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strucspars.kernels.fused_conv import FusedConv, with_orders_in_weight
+from strucspars.kernels.fused_conv import FusedConv, pooled, with_orders_in_weight
 from strucspars.kernels.kernel import Call, Kernel, Run
 from strucspars.nn.layers import gather_channels
 
@@ -55,6 +55,7 @@ class LibraryConv(Kernel):
             # Of the convolution, before its channels are gathered.
             bias=conv.bias if out_order is None else conv.bias[out_order.argsort()],
             relu=conv.relu and out_order is None,
+            pool=conv.pool if out_order is None else None,
             in_order=None,
             out_order=None,
         )
@@ -66,7 +67,8 @@ class LibraryConv(Kernel):
             x = x if in_order is None else gather_channels(x, 1, in_order)
             if out_order is None:
                 return run_plain(x, residual)
-            return _finished(gather_channels(run_plain(x, None), 1, out_order), residual, relu=conv.relu)
+            y = _finished(gather_channels(run_plain(x, None), 1, out_order), residual, relu=conv.relu)
+            return pooled(y, conv.pool)
 
         return run
 
@@ -78,11 +80,13 @@ def _runner(conv: FusedConv) -> Run:
     bias = conv.bias if conv.bias.any() else None
 
     def run(x: Tensor, residual: Tensor | None) -> Tensor:
-        if conv.relu and x.is_cuda and x.numel():
-            if residual is None:
-                return torch.cudnn_convolution_relu(x, conv.weight, conv.bias, *window)
-            return torch.cudnn_convolution_add_relu(x, conv.weight, residual, 1.0, conv.bias, *window)
-        return _finished(functional.conv2d(x, conv.weight, bias, *window), residual, relu=conv.relu)
+        if not (conv.relu and x.is_cuda and x.numel()):
+            y = _finished(functional.conv2d(x, conv.weight, bias, *window), residual, relu=conv.relu)
+        elif residual is None:
+            y = torch.cudnn_convolution_relu(x, conv.weight, conv.bias, *window)
+        else:
+            y = torch.cudnn_convolution_add_relu(x, conv.weight, residual, 1.0, conv.bias, *window)
+        return pooled(y, conv.pool)
 
     return run
 
@@ -98,7 +102,7 @@ class MatrixProduct(Kernel):
 
     def supports(self, conv: FusedConv, call: Call) -> bool:
         """Convolutions that are one matrix product, with zeros between groups."""
-        return conv.is_pointwise and not call.has_residual
+        return conv.is_pointwise and conv.pool is None and not call.has_residual
 
     def options(self, conv: FusedConv, call: Call) -> Sequence[str]:
         """One."""

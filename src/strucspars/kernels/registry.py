@@ -7,9 +7,11 @@ from strucspars.kernels.fused_conv import FusedConv
 from strucspars.kernels.grouped_conv import GroupedConv
 from strucspars.kernels.kernel import Call, Kernel
 from strucspars.kernels.library import LibraryConv, MatrixProduct
+from strucspars.kernels.pooled_stem import PooledStem
 
 KERNELS: Registry[Kernel] = Registry(
-    "kernel", {"cudnn": LibraryConv(), "cublas": MatrixProduct(), "triton": GroupedConv()}
+    "kernel",
+    {"cudnn": LibraryConv(), "cublas": MatrixProduct(), "triton": GroupedConv(), "triton stem": PooledStem()},
 )
 
 

@@ -80,7 +80,7 @@ def example_tensors(conv: FusedConv, call: Call) -> tuple[Tensor, Tensor | None]
         values = torch.randn(shape, generator=generator, device=call.device, dtype=call.dtype)
         return values.to(memory_format=torch.channels_last)
 
-    out_shape = (batch, conv.out_channels, *conv.out_size(height, width))
+    out_shape = (batch, conv.out_channels, *conv.conv_size(height, width))
     return drawn(*call.input_shape), drawn(*out_shape) if call.has_residual else None
 
 
