@@ -1,8 +1,8 @@
 """The code of `GroupedConv` that runs on the GPU.
 
 A program computes a tile of positions times output channels of one group. For every tap of the kernel and every block
-of input channels it multiplies a tile of the input with a tile of the weight: nothing is unfolded in memory. The
-accumulator starts as bias plus residual, and ReLU is applied before the tile is stored.
+of input channels it multiplies a tile of the input with a tile of the weight: nothing is unfolded in memory. Bias,
+residual and ReLU follow before the tile is stored.
 """
 
 # What Triton compiles has types of its own.
@@ -71,10 +71,11 @@ def grouped_conv_kernel(
     out_offsets = positions[:, None] * out_channels + places_out[None, :]
     is_inside = is_position[:, None] & is_column[None, :]
 
-    accumulator = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    accumulator += tl.load(bias + places_out, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    # Loaded early and added late: the products need not wait for them.
+    shift = tl.load(bias + places_out, mask=is_column, other=0.0)
     if HAS_RESIDUAL:
-        accumulator += tl.load(residual + out_offsets, mask=is_inside, other=0.0).to(tl.float32)
+        others = tl.load(residual + out_offsets, mask=is_inside, other=0.0)
+    accumulator = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
 
     # The first position that each row reads; in the padding it is outside of the input.
     if IS_POINTWISE:
@@ -111,6 +112,9 @@ def grouped_conv_kernel(
         weights = tl.load(weight + weight_offsets, mask=is_channel[:, None] & is_column[None, :], other=0.0)
         accumulator = tl.dot(inputs, weights, accumulator, input_precision=PRODUCTS)
 
+    accumulator += shift.to(tl.float32)[None, :]
+    if HAS_RESIDUAL:
+        accumulator += others.to(tl.float32)
     if RELU:
         accumulator = tl.maximum(accumulator, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + out_offsets, accumulator.to(out.dtype.element_ty), mask=is_inside)
