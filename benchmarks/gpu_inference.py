@@ -35,12 +35,14 @@ from torch import Tensor, fx, nn
 
 from strucspars.bench.networks import PAPER_GROUPS, random_networks
 from strucspars.convert.fold import fold
-from strucspars.convert.fusion import ConvStep, fuse_convolutions_
-from strucspars.export.gpu import DENSE, CapturedCall, planned, recorded_calls
-from strucspars.kernels.cache import Tuner, signature
+from strucspars.convert.fusion import ConvStep
+from strucspars.export.gpu import CapturedCall, planned
+from strucspars.export.gpu_plan import DENSE, dense_form, fused_graph
+from strucspars.kernels.cache import Tuner
 from strucspars.kernels.fused_conv import FusedConv
-from strucspars.kernels.kernel import Call
-from strucspars.kernels.library import LibraryConv, library_settings
+from strucspars.kernels.kernel import Call, signature
+from strucspars.kernels.library import library_settings
+from strucspars.kernels.registry import ConvProblem
 from strucspars.kernels.tuning import Timed, graph_timer
 
 # Folding looks at small images: the graph is the same for all sizes.
@@ -91,6 +93,7 @@ class Report:
             "settings": {"pieces": PIECES, "size": SIZE, "rounds": ROUNDS},
             "networks": {},
             "layers": {},
+            "choices": {},
             "errors": [],
         }
 
@@ -153,9 +156,12 @@ def measure_setting(
             try:
                 captured, chosen = planned(folded, (x,), tuner, graph_timer, products="tf32x3")
                 runs[form.name] = captured.replay
-                report.say(
-                    f"{setting} {form.name}: planned {chosen.ms:.4f} ms, all layers dense {chosen.dense_ms:.4f} ms"
-                )
+                layers = sum(each.ms for each in chosen.layers)
+                summary = f"{chosen.ms:.4f} ms, sum of layers {layers:.4f}, all dense {chosen.dense_ms:.4f}"
+                report.say(f"{setting} {form.name}: {summary}")
+                report.content["choices"][f"{setting} {form.name}"] = [asdict(each) for each in chosen.layers]
+                for layer in chosen.layers:
+                    print(f"{layer.layer:60} {1000 * layer.ms:8.1f} {layer.kernel} ({layer.option})")
             except Exception:
                 report.content["errors"].append({"part": f"{setting} {form.name}", "error": traceback.format_exc()})
                 print(traceback.format_exc(), flush=True)
@@ -174,11 +180,7 @@ def measure_setting(
 
 def stock(folded: fx.GraphModule, x: Tensor) -> CapturedCall:
     """The dense network by cuDNN's fused convolutions alone, as one CUDA graph."""
-    fused = copy.deepcopy(folded)
-    fuse_convolutions_(fused)
-    for step, call in recorded_calls(fused, (x,), "ieee").items():
-        step.run = LibraryConv().prepare(step.conv, call, "dense")
-    return CapturedCall(fused, (x,))
+    return CapturedCall(dense_form(fused_graph(folded, (x,), "ieee")).graph, (x,))
 
 
 def interleaved(runs: dict[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
@@ -240,16 +242,14 @@ class LayerRow:
 
 def layer_table(report: Report, title: str, folded: fx.GraphModule, x: Tensor, tuner: Tuner, speed: float) -> None:
     """Every different convolution: the quickest of each kernel, beside its floor; from the times of the planner."""
-    fused = copy.deepcopy(folded)
-    fuse_convolutions_(fused)
-    calls = recorded_calls(fused, (x,), "tf32x3")
+    calls = fused_graph(folded, (x,), "tf32x3").calls
     alike: dict[str, list[ConvStep]] = defaultdict(list)
     for step, call in calls.items():
         alike[signature(step.conv, call)].append(step)
     rows = []
     for first, *others in alike.values():
         conv, call = first.conv, calls[first]
-        times, shape = tuner.timed(conv, call), describe_layer(conv, call)
+        times, shape = tuner.timed(ConvProblem(conv, call)), describe_layer(conv, call)
         rows.append(LayerRow(first.name, 1 + len(others), shape, floor_ms(conv, call, speed), times))
     report.content["layers"][title] = [asdict(row) | {"dense_ms": row.dense_ms} for row in rows]
     print(f"--- {title}: us of dense cuDNN, floor, quickest; then the quickest of every kernel")

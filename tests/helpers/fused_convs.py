@@ -7,9 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from strucspars.kernels.cache import signature
-from strucspars.kernels.fused_conv import FusedConv, in_double, reference
-from strucspars.kernels.kernel import Call, Kernel
+from strucspars.kernels.fused_conv import FusedConv, in_precision, reference
+from strucspars.kernels.kernel import Call, Kernel, signature
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Fractions of the largest entry: rounding of the result, and of sums in float32.
@@ -88,7 +87,7 @@ def nan_in_new_memory() -> Iterator[None]:
 def assert_exact(kernel: Kernel, conv: FusedConv, call: Call, option: str, *, seed: int = 0) -> None:
     """A kernel gives what double precision gives, up to rounding, and writes every entry."""
     x, residual = random_inputs(conv, call, seed=seed)
-    expected = reference(in_double(conv), x.double(), None if residual is None else residual.double())
+    expected = reference(in_precision(conv, torch.float64), x.double(), None if residual is None else residual.double())
     run = kernel.prepare(conv, call, option)
     with nan_in_new_memory():
         found = run(x, residual)

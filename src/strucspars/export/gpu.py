@@ -2,10 +2,10 @@
 
 import copy
 import logging
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -14,40 +14,19 @@ from torch.utils import _pytree as pytree
 
 from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.convert.fold import fold
-from strucspars.convert.fusion import (
-    ConvStep,
-    fuse_convolutions_,
-    gathers_between,
-    with_gather_read,
-    with_gather_written,
-)
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments
 from strucspars.cost.gathers import fold_report
 from strucspars.cost.text_table import Column, text_table
+from strucspars.export.gpu_plan import LayerChoice, dense_form, fused_graph, quickest_form
 from strucspars.kernels.cache import Tuner
-from strucspars.kernels.fused_conv import FusedConv
 from strucspars.kernels.grouped_conv import has_triton
-from strucspars.kernels.kernel import Call, Float32Products
+from strucspars.kernels.kernel import Float32Products
 from strucspars.kernels.library import library_settings
-from strucspars.kernels.tuning import Timed, Timer, graph_timer
+from strucspars.kernels.tuning import Timer, graph_timer
 from strucspars.nn.names import unwrapped
 from strucspars.sparsify.calibration import OnProgress, ignore_progress
 
 logger = logging.getLogger(__name__)
-
-# What every convolution of the dense form runs as, with zeros between the groups.
-DENSE = ("cudnn", "dense")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerChoice:
-    """How a layer runs, and its milliseconds so and as the dense layer."""
-
-    layer: str
-    kernel: str
-    option: str
-    ms: float
-    dense_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +34,7 @@ class GpuReport:
     """How a network runs on a GPU. `str()` of it is a table.
 
     Attributes:
-        layers: its convolutions; empty where nothing was chosen.
+        layers: its convolutions; none where all run dense.
         ms, dense_ms: milliseconds of the whole network as it runs, and with every convolution dense.
         fallback_reason: why the network runs as its folded graph in PyTorch; empty if it does not.
     """
@@ -181,81 +160,17 @@ def planned(
     products: Float32Products,
     on_progress: OnProgress = ignore_progress,
 ) -> tuple["CapturedCall", GpuReport]:
-    """The quickest form of a folded network among those in which every convolution runs at its best or dense."""
-    fused = copy.deepcopy(folded)
-    steps = fuse_convolutions_(fused)
-    calls = recorded_calls(fused, arguments, products)
-    for done, (step, call) in enumerate(calls.items()):
-        on_progress("timing kernels", done, len(calls))
-        tuner.timed(step.conv, call)
-    on_progress("placing gathers", 0, 1)
-    _place_gathers_(steps, calls, tuner)
-    best: dict[ConvStep, Timed] = {}
-    dense: dict[ConvStep, Timed] = {}
-    for step, call in calls.items():
-        # Nothing computes some convolutions, such as those in double precision: they stay plain operations.
-        if times := tuner.timed(step.conv, call):
-            best[step] = times[0]
-            dense[step] = next((each for each in times if (each.kernel, each.option) == DENSE), times[0])
-
-    def set_steps(choice: Mapping[ConvStep, Timed]) -> None:
-        for step, timed in choice.items():
-            step.run = timed.prepare(step.conv, calls[step])
-
+    """The quicker of two forms of a folded network: all convolutions dense, and each as it is the quickest."""
     with torch.no_grad(), library_settings():
-        set_steps(dense)
-        dense_ms = timer(lambda: fused(*arguments))
-        set_steps(best)
-        ms = timer(lambda: fused(*arguments))
-        chosen = best if ms <= dense_ms else dense
-        set_steps(chosen)
-        run = CapturedCall(fused, arguments)
+        forms = (
+            dense_form(fused_graph(folded, arguments, products)),
+            quickest_form(fused_graph(folded, arguments, products), tuner, on_progress),
+        )
+        dense_ms, ms = (timer(partial(form.graph, *arguments)) for form in forms)
+        form = forms[ms < dense_ms]
+        run = CapturedCall(form.graph, arguments)
         _check(run, folded, arguments)
-    layers = tuple(
-        LayerChoice(layer=step.name, kernel=each.kernel, option=each.option, ms=each.ms, dense_ms=dense[step].ms)
-        for step, each in chosen.items()
-    )
-    return run, GpuReport(layers=layers, ms=min(ms, dense_ms), dense_ms=dense_ms)
-
-
-def _place_gathers_(steps: Mapping[fx.Node, ConvStep], calls: Mapping[ConvStep, Call], tuner: Tuner) -> None:
-    """Let every gather between two convolutions be absorbed by the one that takes less time for it, in place."""
-
-    def ms(pair: tuple[FusedConv, FusedConv], writer: ConvStep, reader: ConvStep) -> float:
-        times = [tuner.timed(conv, calls[step]) for conv, step in zip(pair, (writer, reader), strict=True)]
-        return sum(each[0].ms if each else math.inf for each in times)
-
-    for writer, reader in gathers_between(steps):
-        read = with_gather_read(writer.conv, reader.conv)
-        written = with_gather_written(*read)
-        quicker = read if ms(read, writer, reader) <= ms(written, writer, reader) else written
-        writer.set_conv(quicker[0])
-        reader.set_conv(quicker[1])
-
-
-def recorded_calls(
-    fused: fx.GraphModule, arguments: tuple[Any, ...], products: Float32Products
-) -> dict[ConvStep, Call]:
-    """What every fused convolution is called with."""
-    calls: dict[ConvStep, Call] = {}
-
-    class Recorder(fx.Interpreter):
-        def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            step = self.fetch_attr(target)
-            if isinstance(step, ConvStep):
-                x = args[0]
-                calls[step] = Call(
-                    input_shape=tuple(x.shape),
-                    has_residual=len(args) > 1,
-                    dtype=x.dtype,
-                    device=x.device,
-                    float32_products=products if x.dtype == torch.float32 else "ieee",
-                )
-            return super().call_module(target, args, kwargs)
-
-    with torch.no_grad():
-        Recorder(fused).run(*fresh_arguments(arguments))
-    return calls
+    return run, GpuReport(layers=form.layers, ms=min(ms, dense_ms), dense_ms=dense_ms)
 
 
 def _check(run: "CapturedCall", folded: fx.GraphModule, arguments: tuple[Any, ...]) -> None:

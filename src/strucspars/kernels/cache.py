@@ -12,9 +12,7 @@ import torch
 from strucspars._version import __version__
 from strucspars.io.files import read_text, user_cache, write_text
 from strucspars.io.records import as_record, check_header, parse_json, to_json
-from strucspars.kernels.fused_conv import FusedConv, piece_table
-from strucspars.kernels.kernel import Call
-from strucspars.kernels.tuning import Timed, Timer, timed_implementations
+from strucspars.kernels.tuning import Problem, Timed, Timer, timed_implementations
 
 logger = logging.getLogger(__name__)
 
@@ -23,37 +21,15 @@ FORMAT: Mapping[str, str | int] = {"format": "strucspars-kernel-times", "format_
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTimes:
-    """The implementations of convolutions on one machine, by their signatures, the quickest first."""
+    """The implementations of problems on one machine, by their signatures, the quickest first."""
 
     machine: str
     times: Mapping[str, tuple[Timed, ...]]
 
 
-def signature(conv: FusedConv, call: Call) -> str:
-    """A text that differs wherever the time of a convolution may."""
-    parts = [
-        str(call.dtype).removeprefix("torch."),
-        call.float32_products if call.dtype == torch.float32 else "",
-        "x".join(map(str, call.input_shape)),
-        f"to {conv.out_channels}",
-        *(f"{name} {one}x{two}" for name, (one, two) in _window(conv).items()),
-        f"groups {conv.groups}",
-        "" if conv.in_order is None else f"reads pieces of {piece_table(conv.in_order, conv.in_width)[1]}",
-        "" if conv.out_order is None else f"writes pieces of {piece_table(conv.out_order, conv.out_width)[1]}",
-        "residual" if call.has_residual else "",
-        "relu" if conv.relu else "",
-        "" if conv.pool is None else str(conv.pool),
-    ]
-    return ", ".join(part for part in parts if part)
-
-
-def _window(conv: FusedConv) -> dict[str, tuple[int, int]]:
-    return {"kernel": conv.kernel_size, "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
-
-
 @final
 class Tuner:
-    """Times every different convolution once, and keeps the times in a file for each GPU and set of versions."""
+    """Times every different problem once, and keeps the times in a file for each GPU and set of versions."""
 
     def __init__(self, machine: str, timer: Timer) -> None:
         self._machine, self._timer = machine, timer
@@ -61,11 +37,11 @@ class Tuner:
         self._path = user_cache("kernels") / f"{key}.json"
         self._times = dict(_read(self._path))
 
-    def timed(self, conv: FusedConv, call: Call) -> tuple[Timed, ...]:
-        """The implementations of a convolution, the quickest first; at least one."""
-        key = signature(conv, call)
+    def timed(self, problem: Problem) -> tuple[Timed, ...]:
+        """The implementations of a problem, the quickest first; none if nothing computes it."""
+        key = problem.signature
         if key not in self._times:
-            self._times[key] = tuple(timed_implementations(conv, call, self._timer))
+            self._times[key] = tuple(timed_implementations(problem, self._timer))
             self._write()
         return self._times[key]
 

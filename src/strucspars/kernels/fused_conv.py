@@ -119,9 +119,9 @@ def pooled(y: Tensor, pool: MaxPool | None) -> Tensor:
     return y if pool is None else functional.max_pool2d(y, pool.kernel_size, pool.stride, pool.padding)
 
 
-def in_double(conv: FusedConv) -> FusedConv:
-    """The same convolution in double precision."""
-    return replace(conv, weight=conv.weight.double(), bias=conv.bias.double())
+def in_precision(conv: FusedConv, dtype: torch.dtype) -> FusedConv:
+    """The same convolution in another precision."""
+    return replace(conv, weight=conv.weight.to(dtype), bias=conv.bias.to(dtype))
 
 
 def with_wider_groups(conv: FusedConv, groups: int) -> FusedConv:

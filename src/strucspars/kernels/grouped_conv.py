@@ -162,8 +162,8 @@ def _tiles(conv: FusedConv, call: Call, groups: int) -> Iterator[Tiles]:
     widest_n = _power_of_two(group_out, 128)
     for block_n in dict.fromkeys((widest_n, min(widest_n, 64))):
         columns = groups * -(-group_out // block_n)
-        enough = [m for m in (256, 128, 64, 32, 16) if -(-num_positions // m) * columns >= MULTIPROCESSORS]
-        for block_m in (enough or [16])[:3]:
+        enough = [m for m in (128, 64, 32, 16) if -(-num_positions // m) * columns >= MULTIPROCESSORS]
+        for block_m in (enough or [16])[:2]:
             num_warps = 8 if block_m * block_n >= 128 * 128 else 4
             yield Tiles(groups, block_m, block_n, block_k, num_warps, 3)
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strucspars.kernels.fused_conv import FusedConv
+from strucspars.kernels.fused_conv import FusedConv, piece_table
 
 # For float32 on tensor cores: products of exact factors, or each factor as the sum of three TF32 numbers.
 Float32Products = Literal["ieee", "tf32x3"]
@@ -25,6 +25,28 @@ class Call:
     dtype: torch.dtype
     device: torch.device
     float32_products: Float32Products = "ieee"
+
+
+def signature(conv: FusedConv, call: Call) -> str:
+    """A text that differs wherever the time of a convolution may."""
+    parts = [
+        str(call.dtype).removeprefix("torch."),
+        call.float32_products if call.dtype == torch.float32 else "",
+        "x".join(map(str, call.input_shape)),
+        f"to {conv.out_channels}",
+        *(f"{name} {one}x{two}" for name, (one, two) in _window(conv).items()),
+        f"groups {conv.groups}",
+        "" if conv.in_order is None else f"reads pieces of {piece_table(conv.in_order, conv.in_width)[1]}",
+        "" if conv.out_order is None else f"writes pieces of {piece_table(conv.out_order, conv.out_width)[1]}",
+        "residual" if call.has_residual else "",
+        "relu" if conv.relu else "",
+        "" if conv.pool is None else str(conv.pool),
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _window(conv: FusedConv) -> dict[str, tuple[int, int]]:
+    return {"kernel": conv.kernel_size, "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
 
 
 class Kernel(ABC):

@@ -1,23 +1,23 @@
-"""Choose among the implementations of a fused convolution by measurement."""
+"""Choose among implementations by measurement."""
 
 import logging
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from strucspars.kernels.fused_conv import FusedConv, reference
-from strucspars.kernels.kernel import Call, Run
+from strucspars.kernels.kernel import Call
 from strucspars.kernels.library import library_settings
-from strucspars.kernels.registry import KERNELS, implementations
 
 logger = logging.getLogger(__name__)
 
 # Milliseconds of a function that starts work on the device.
 Timer = Callable[[Callable[[], object]], float]
+Outputs = Tensor | Sequence[Tensor | None]
 
 # Differences from the result in float32, as fractions of its largest entry, that rounding explains.
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
@@ -37,27 +37,53 @@ class Timed:
     kernel: str
     option: str
 
-    def prepare(self, conv: FusedConv, call: Call) -> Run:
-        """The convolution, ready to run."""
-        return KERNELS.find(self.kernel).prepare(conv, call, self.option)
+
+class Problem(ABC):
+    """Something to compute, with several implementations."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Of inputs and outputs."""
+
+    @property
+    @abstractmethod
+    def signature(self) -> str:
+        """A text that differs wherever the times of implementations may."""
+
+    @abstractmethod
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """Random inputs; not zeros, on which GPUs run faster."""
+
+    @abstractmethod
+    def expected(self, inputs: tuple[Tensor | None, ...]) -> Outputs:
+        """What the plain implementation gives in float32."""
+
+    @abstractmethod
+    def implementations(self) -> Iterator[tuple[str, str]]:
+        """Kernels and options, by name."""
+
+    @abstractmethod
+    def prepare(self, kernel: str, option: str) -> Callable[..., Outputs]:
+        """An implementation, ready to run."""
 
 
-def timed_implementations(conv: FusedConv, call: Call, timer: Timer) -> list[Timed]:
-    """All implementations that compute the convolution correctly, the quickest first.
+def timed_implementations(problem: Problem, timer: Timer) -> list[Timed]:
+    """All implementations that compute the problem correctly, the quickest first.
 
     Correct means close to the plain one in float32. What raises an error or is off is left out, and logged.
     """
-    x, residual = example_tensors(conv, call)
+    inputs = problem.inputs()
     found = []
     with torch.no_grad(), library_settings():
-        expected = _in_float32(conv, x, residual)
-        for kernel, option in implementations(conv, call):
+        expected = _tensors(problem.expected(inputs))
+        for kernel, option in problem.implementations():
             try:
-                run = KERNELS.find(kernel).prepare(conv, call, option)
-                _poison_memory(expected, call.dtype)
-                off = largest_difference(run(x, residual), expected)
-                if off <= TOLERANCE[call.dtype]:
-                    found.append(Timed(timer(partial(run, x, residual)), kernel, option))
+                run = problem.prepare(kernel, option)
+                _poison_memory(expected, problem.dtype)
+                off = max(map(largest_difference, _tensors(run(*inputs)), expected))
+                if off <= TOLERANCE[problem.dtype]:
+                    found.append(Timed(timer(partial(run, *inputs)), kernel, option))
                 else:
                     logger.warning("%s (%s) is off by %.2g of the largest entry and not used", kernel, option, off)
             # Kernels can ask for more memory or registers than a GPU has, and libraries lack engines for some shapes.
@@ -66,22 +92,21 @@ def timed_implementations(conv: FusedConv, call: Call, timer: Timer) -> list[Tim
     return sorted(found)
 
 
-def _poison_memory(result: Tensor, dtype: torch.dtype) -> None:
+def _tensors(outputs: Outputs) -> list[Tensor]:
+    return [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
+
+
+def _poison_memory(results: list[Tensor], dtype: torch.dtype) -> None:
     """Leave NaN in the memory that the allocator hands out next, where another implementation left correct results."""
-    torch.full_like(result, torch.nan, dtype=dtype)
+    # All at once: the next one would be in the memory of the one before.
+    _ = [torch.full_like(result, torch.nan, dtype=dtype) for result in results]
 
 
-def example_tensors(conv: FusedConv, call: Call) -> tuple[Tensor, Tensor | None]:
-    """Random input and residual; not zeros, on which GPUs run faster."""
-    generator = torch.Generator(call.device).manual_seed(0)
-    batch, _, height, width = call.input_shape
-
-    def drawn(*shape: int) -> Tensor:
-        values = torch.randn(shape, generator=generator, device=call.device, dtype=call.dtype)
-        return values.to(memory_format=torch.channels_last)
-
-    out_shape = (batch, conv.out_channels, *conv.conv_size(height, width))
-    return drawn(*call.input_shape), drawn(*out_shape) if call.has_residual else None
+def random_tensor(shape: tuple[int, ...], call: Call, *, seed: int) -> Tensor:
+    """Random numbers, channels last."""
+    generator = torch.Generator(call.device).manual_seed(seed)
+    values = torch.randn(shape, generator=generator, device=call.device, dtype=call.dtype)
+    return values.to(memory_format=torch.channels_last)
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -90,11 +115,6 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
         return 0.0
     off = ((found - expected).abs().max() / expected.abs().max()).item()
     return off if off == off else float("inf")
-
-
-def _in_float32(conv: FusedConv, x: Tensor, residual: Tensor | None) -> Tensor:
-    exact = replace(conv, weight=conv.weight.float(), bias=conv.bias.float())
-    return reference(exact, x.float(), None if residual is None else residual.float())
 
 
 def graph_timer(run: Callable[[], object]) -> float:
