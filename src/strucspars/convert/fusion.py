@@ -21,6 +21,8 @@ from strucspars.kernels.kernel import Run
 RELU_CALLS = (functional.relu, torch.relu, "relu", "relu_")
 SUM_CALLS = (operator.add, operator.iadd, torch.add, "add", "add_")
 IN_PLACE_SUMS = (operator.iadd, "add_")
+# In eval mode.
+IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout2d)
 # Channels of a batch of images, counted from either end.
 CHANNEL_AXES = (1, -3)
 
@@ -54,6 +56,7 @@ class ConvStep(nn.Module):
 
 def fuse_convolutions_(graph_module: fx.GraphModule) -> dict[fx.Node, ConvStep]:
     """Replace plain convolutions, and what can be fused into each, by a `ConvStep`, in place; returns their calls."""
+    _remove_identities_(graph_module)
     steps: dict[fx.Node, ConvStep] = {}
     for node in list(graph_module.graph.nodes):
         if _is_plain_convolution(node, graph_module):
@@ -67,6 +70,17 @@ def fuse_convolutions_(graph_module: fx.GraphModule) -> dict[fx.Node, ConvStep]:
     graph_module.graph.lint()
     graph_module.recompile()
     return steps
+
+
+def _remove_identities_(graph_module: fx.GraphModule) -> None:
+    """Remove the calls that return their input: networks keep places for other layers so."""
+    for node in list(graph_module.graph.nodes):
+        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+            continue
+        module = graph_module.get_submodule(str(node.target))
+        if type(module) in IDENTITIES and has_plain_forward(module):
+            node.replace_all_uses_with(node.args[0])
+            graph_module.graph.erase_node(node)
 
 
 def _is_plain_convolution(node: fx.Node, graph_module: fx.GraphModule) -> bool:

@@ -63,8 +63,8 @@ def grouped_conv_kernel(
     # The channels of the result.
     places = group * GROUP_OUT + columns
     if OUT_PIECE > 0:
-        pieces = tl.load(out_pieces + places // OUT_PIECE, mask=is_column, other=0)
-        places_out = pieces * OUT_PIECE + places % OUT_PIECE
+        written = tl.load(out_pieces + places // OUT_PIECE, mask=is_column, other=0)
+        places_out = written * OUT_PIECE + places % OUT_PIECE
         places_out = tl.max_contiguous(tl.multiple_of(places_out, OUT_PIECE), OUT_PIECE)
     else:
         places_out = places
@@ -94,8 +94,8 @@ def grouped_conv_kernel(
         is_channel = channels < GROUP_IN
         sources = group * GROUP_IN + channels
         if IN_PIECE > 0:
-            pieces = tl.load(in_pieces + sources // IN_PIECE, mask=is_channel, other=0)
-            sources = pieces * IN_PIECE + sources % IN_PIECE
+            read = tl.load(in_pieces + sources // IN_PIECE, mask=is_channel, other=0)
+            sources = read * IN_PIECE + sources % IN_PIECE
             sources = tl.max_contiguous(tl.multiple_of(sources, IN_PIECE), IN_PIECE)
         if IS_POINTWISE:
             is_read = is_position
