@@ -105,13 +105,15 @@ def _in_place_sum(one: nn.Module, two: nn.Module, images: torch.Tensor) -> torch
     first = one(images)
     other = first.sigmoid()
     other += two(first)
-    return other.relu() * other
+    product: torch.Tensor = other.relu() * other
+    return product
 
 
 def _changed_first_summand(one: nn.Module, two: nn.Module, images: torch.Tensor) -> torch.Tensor:
     base = images * 2
     total = base.add_(one(images))
-    return functional.relu(total) + two(base)
+    result: torch.Tensor = functional.relu(total) + two(base)
+    return result
 
 
 def _read_before_relu(one: nn.Module, two: nn.Module, images: torch.Tensor) -> torch.Tensor:

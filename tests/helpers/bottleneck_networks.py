@@ -74,4 +74,5 @@ def grouped_bottleneck_network(orders: str, *, level: int = 2, pieces: int = 1) 
     example = torch.randn(1, *IMAGE, generator=torch.Generator().manual_seed(0))
     selection = with_network_orders(select_layers(model), model, config, example)
     levels = {layer.name: min(level, layer.largest_level) for layer in selection.layers}
-    return ss.convert_(model, random_plan(selection.layers, levels, selection.orders, seed=0))
+    ss.convert_(model, random_plan(selection.layers, levels, selection.orders, seed=0))
+    return model

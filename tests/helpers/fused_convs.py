@@ -1,7 +1,7 @@
 """Random fused convolutions of all kinds, and a comparison of kernels with double precision."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,12 +16,17 @@ TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 5e-6}
 WIDTHS = (1, 3, 4, 8, 12, 16, 24, 32, 40, 64)
 
 
-def random_conv(seed: int, *, most_images: int = 2, largest_image: int = 6) -> tuple[FusedConv, Call]:
+KERNELS = ((1, 1), (1, 1), (3, 3), (3, 3), (1, 3), (5, 5))
+
+
+def random_conv(
+    seed: int, *, most_images: int = 2, largest_image: int = 6, kernels: Sequence[tuple[int, int]] = KERNELS
+) -> tuple[FusedConv, Call]:
     """A convolution of random shape, groups, stride, precision, orders and surroundings; some have no images."""
     draw = random.Random(seed)
     groups = draw.choice((1, 1, 2, 3, 4, 8))
     in_width, out_width = draw.choice(WIDTHS), draw.choice(WIDTHS)
-    kernel = draw.choice(((1, 1), (1, 1), (3, 3), (3, 3), (1, 3), (5, 5)))
+    kernel = draw.choice(kernels)
     dtype = draw.choice((torch.float16, torch.bfloat16, torch.float32))
     generator = torch.Generator().manual_seed(seed)
 

@@ -19,8 +19,8 @@ from strucspars.cost.gathers import fold_report
 from strucspars.cost.text_table import Column, text_table
 from strucspars.export.gpu_plan import LayerChoice, dense_form, fused_graph, quickest_form
 from strucspars.kernels.cache import Tuner
-from strucspars.kernels.grouped_conv import has_triton
 from strucspars.kernels.kernel import Float32Products
+from strucspars.kernels.launch import has_triton
 from strucspars.kernels.library import library_settings
 from strucspars.kernels.tuning import Timer, graph_timer
 from strucspars.nn.names import unwrapped

@@ -3,11 +3,9 @@
 Orders of channels are tables of pieces: a piece of 8 channels in half precision is one load of 16 bytes.
 """
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Self, final
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from strucspars.kernels.fused_conv import FusedConv, piece_table, with_wider_groups
 from strucspars.kernels.kernel import Call, Kernel, Run
+from strucspars.kernels.launch import has_triton, launch
 
 # Triton's matrix products need 16 rows and columns.
 SMALLEST_TILE = 16
@@ -62,21 +61,22 @@ class GroupedConv(Kernel):
 
     def options(self, conv: FusedConv, call: Call) -> Sequence[str]:
         """Some tiles for each useful number of groups."""
-        return [str(tiles) for groups in _merged_groups(conv) for tiles in _tiles(conv, call, groups)]
+        widest = 64 if max(conv.kernel_size) > 1 else 32
+        return [str(tiles) for groups in wider_groups(conv, widest=widest) for tiles in _tiles(conv, call, groups)]
 
     def prepare(self, conv: FusedConv, call: Call, option: str) -> Run:
         """The convolution with these tiles."""
-        from strucspars.kernels.grouped_conv_triton import grouped_conv_kernel
-
         tiles = Tiles.read(option)
         merged = with_wider_groups(conv, tiles.groups)
         weight = merged.weight.permute(0, 2, 3, 1).contiguous()
         out_places = None if conv.out_order is None else conv.out_order.argsort()
-        in_pieces, in_piece = _table(conv.in_order, merged.in_width)
-        out_pieces, out_piece = _table(out_places, merged.out_width)
+        in_pieces, in_piece = order_table(conv.in_order, merged.in_width)
+        out_pieces, out_piece = order_table(out_places, merged.out_width)
         kernel_h, kernel_w = conv.kernel_size
 
         def run(x: Tensor, residual: Tensor | None) -> Tensor:
+            from strucspars.kernels.grouped_conv_triton import grouped_conv_kernel
+
             x = x.contiguous(memory_format=torch.channels_last)
             batch, in_channels, in_height, in_width = x.shape
             out_height, out_width = conv.out_size(in_height, in_width)
@@ -88,7 +88,9 @@ class GroupedConv(Kernel):
             programs = -(-num_positions // tiles.block_m) * tiles.groups * -(-merged.out_width // tiles.block_n)
             if not programs:
                 return out
-            grouped_conv_kernel[(programs,)](
+            launch(
+                grouped_conv_kernel,
+                (programs,),
                 x,
                 weight,
                 conv.bias,
@@ -127,22 +129,14 @@ class GroupedConv(Kernel):
         return run
 
 
-def has_triton(device: torch.device) -> bool:
-    """Whether Triton is installed and runs here: on NVIDIA's GPUs since Ampere, or anywhere in its interpreter."""
-    if find_spec("triton") is None:
-        return False
-    if device.type == "cuda" and torch.version.hip is None:
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _table(order: Tensor | None, group_width: int) -> tuple[Tensor | None, int]:
+def order_table(order: Tensor | None, group_width: int) -> tuple[Tensor | None, int]:
+    """The table of an order and the width of its pieces; no table and no width for the natural order."""
     return (None, 0) if order is None else piece_table(order, group_width)
 
 
-def _merged_groups(conv: FusedConv) -> list[int]:
+def wider_groups(conv: FusedConv, *, widest: int) -> list[int]:
     """Numbers of groups to run with: as narrow as tiles can be, and wider where that saves many small products."""
-    narrower, widest = min(conv.in_width, conv.out_width), 64 if max(conv.kernel_size) > 1 else 32
+    narrower = min(conv.in_width, conv.out_width)
     found = []
     for wanted in (SMALLEST_TILE, 32, 64):
         if wanted <= widest:
@@ -158,8 +152,8 @@ def _tiles(conv: FusedConv, call: Call, groups: int) -> Iterator[Tiles]:
     num_positions = batch * out_height * out_width
     group_in, group_out = conv.in_channels // groups, conv.out_channels // groups
     widest_k = 64 if call.dtype.itemsize == 2 else 32
-    block_k = _power_of_two(group_in, widest_k)
-    widest_n = _power_of_two(group_out, 128)
+    block_k = power_of_two(group_in, widest_k)
+    widest_n = power_of_two(group_out, 128)
     for block_n in dict.fromkeys((widest_n, min(widest_n, 64))):
         columns = groups * -(-group_out // block_n)
         enough = [m for m in (128, 64, 32, 16) if -(-num_positions // m) * columns >= MULTIPROCESSORS]
@@ -168,6 +162,6 @@ def _tiles(conv: FusedConv, call: Call, groups: int) -> Iterator[Tiles]:
             yield Tiles(groups, block_m, block_n, block_k, num_warps, 3)
 
 
-def _power_of_two(number: int, most: int) -> int:
+def power_of_two(number: int, most: int) -> int:
     """The smallest power of two that is as large, between the smallest tile and the most."""
     return min(max(1 << (number - 1).bit_length(), SMALLEST_TILE), most)

@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from strucspars.kernels.fused_conv import FusedConv, MaxPool, with_orders_in_weight
-from strucspars.kernels.grouped_conv import MOST_ENTRIES, has_triton
+from strucspars.kernels.grouped_conv import MOST_ENTRIES
 from strucspars.kernels.kernel import Call, Kernel, Run
+from strucspars.kernels.launch import has_triton, launch
 
 POOL = MaxPool((3, 3), (2, 2), (1, 1))
 # Channels of a pixel in the padded images.
@@ -55,8 +56,6 @@ class PooledStem(Kernel):
 
     def prepare(self, conv: FusedConv, call: Call, option: str) -> Run:
         """The convolution with these strips and tiles."""
-        from strucspars.kernels.pooled_stem_triton import pad_kernel, pooled_stem_kernel
-
         strip, columns, block_n, warps = map(int, re.findall(r"\d+", option))
         dense = with_orders_in_weight(conv)
         kernel_h, kernel_w = conv.kernel_size
@@ -67,6 +66,8 @@ class PooledStem(Kernel):
         stride = conv.stride[0]
 
         def run(x: Tensor, residual: Tensor | None) -> Tensor:
+            from strucspars.kernels.pooled_stem_triton import pad_kernel, pooled_stem_kernel
+
             x = x.contiguous(memory_format=torch.channels_last)
             batch, channels, height, width = x.shape
             conv_height, conv_width = conv.conv_size(height, width)
@@ -78,7 +79,9 @@ class PooledStem(Kernel):
             padded_height, padded_width = _padded_size(conv, height, width)
             num_pixels = batch * padded_height * padded_width
             padded = torch.empty(num_pixels * PIXEL, dtype=x.dtype, device=x.device)
-            pad_kernel[(-(-num_pixels // COPIED_PIXELS),)](
+            launch(
+                pad_kernel,
+                (-(-num_pixels // COPIED_PIXELS),),
                 x,
                 padded,
                 num_pixels,
@@ -94,7 +97,9 @@ class PooledStem(Kernel):
                 BLOCK=COPIED_PIXELS,
             )
             grid = (-(-batch * pooled_width // columns), -(-pooled_height // strip), conv.out_channels // block_n)
-            pooled_stem_kernel[grid](
+            launch(
+                pooled_stem_kernel,
+                grid,
                 padded,
                 weight,
                 dense.bias,

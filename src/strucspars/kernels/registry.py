@@ -13,11 +13,18 @@ from strucspars.kernels.grouped_conv import GroupedConv
 from strucspars.kernels.kernel import Call, Kernel, Run, signature
 from strucspars.kernels.library import LibraryConv, MatrixProduct
 from strucspars.kernels.pooled_stem import PooledStem
+from strucspars.kernels.row_conv import RowConv
 from strucspars.kernels.tuning import Problem, random_tensor
 
 KERNELS: Registry[Kernel] = Registry(
     "kernel",
-    {"cudnn": LibraryConv(), "cublas": MatrixProduct(), "triton": GroupedConv(), "triton stem": PooledStem()},
+    {
+        "cudnn": LibraryConv(),
+        "cublas": MatrixProduct(),
+        "triton": GroupedConv(),
+        "triton rows": RowConv(),
+        "triton stem": PooledStem(),
+    },
 )
 
 

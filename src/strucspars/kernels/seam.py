@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from strucspars.kernels.fused_conv import FusedConv, Pair, in_precision, piece_table, reference
-from strucspars.kernels.grouped_conv import MOST_ENTRIES, MULTIPROCESSORS, SMALLEST_TILE, has_triton
+from strucspars.kernels.grouped_conv import MOST_ENTRIES, MULTIPROCESSORS, SMALLEST_TILE
 from strucspars.kernels.kernel import Call, signature
+from strucspars.kernels.launch import has_triton, launch
 from strucspars.kernels.tuning import Problem, random_tensor
 
 # Narrow channels that a program holds, of every group.
@@ -166,7 +167,9 @@ class SeamRun:
             return outputs
         other_channels, other_height, other_width = (0, 0, 0) if other is None else other.shape[1:]
         first_weight, shortcut_weight, second_weight = self._weights
-        seam_kernel[(-(-num_positions // self._block_m) * self._groups,)](
+        launch(
+            seam_kernel,
+            (-(-num_positions // self._block_m) * self._groups,),
             narrow,
             first_weight,
             self._bias,
