@@ -121,8 +121,9 @@ class Report:
 
 def bytes_per_second() -> float:
     """Bytes read and written by a copy of a gigabyte, per second."""
-    source = torch.randn(2**28, device="cuda")
+    source = torch.randn(2**30, device="cuda")
     target = torch.empty_like(source)
+    warm_up([lambda: target.copy_(source)])
     ms = graph_timer(lambda: target.copy_(source))
     return 2 * source.nbytes / (ms / 1000)
 
@@ -185,11 +186,7 @@ def stock(folded: fx.GraphModule, x: Tensor) -> CapturedCall:
 
 def interleaved(runs: dict[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
     """Milliseconds of every form, timed in turn after the clocks are warm."""
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < WARM_SECONDS:
-        for run in runs.values():
-            run()
-        torch.cuda.synchronize()
+    warm_up(list(runs.values()))
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(ROUNDS):
         for name, run in runs.items():
@@ -202,6 +199,15 @@ def interleaved(runs: dict[str, Callable[[], object]]) -> dict[str, dict[str, fl
         }
         for name, each in ((name, sorted(each)) for name, each in times.items())
     }
+
+
+def warm_up(runs: list[Callable[[], object]]) -> None:
+    """Keep the GPU busy until its clocks are up."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < WARM_SECONDS:
+        for run in runs:
+            run()
+        torch.cuda.synchronize()
 
 
 def event_ms(run: Callable[[], object]) -> float:

@@ -1,6 +1,5 @@
 """Start Triton kernels, or only compile them: many at once, before the first of them runs."""
 
-import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,8 @@ from typing import Any
 
 import torch
 
-logger = logging.getLogger(__name__)
-
-_ONLY_COMPILED: ContextVar[bool] = ContextVar("_ONLY_COMPILED", default=False)
+# What is being compiled, inside `only_compiled`.
+_COMPILED: ContextVar[list[Any] | None] = ContextVar("_COMPILED", default=None)
 
 
 def has_triton(device: torch.device) -> bool:
@@ -32,20 +30,25 @@ def is_interpreted() -> bool:
 
 def launch(kernel: Any, programs: tuple[int, ...], *arguments: object, **options: object) -> None:
     """Start so many programs of a kernel; inside `only_compiled`, compile it for such arguments."""
-    if _ONLY_COMPILED.get():
-        kernel.warmup(*arguments, grid=programs, **options)
-    else:
+    compiled = _COMPILED.get()
+    if compiled is None:
         kernel[programs](*arguments, **options)
+    else:
+        compiled.append(kernel.warmup(*arguments, grid=programs, **options))
 
 
 @contextmanager
-def only_compiled() -> Iterator[None]:
-    """Kernels are compiled by several threads and do not run: their results are undefined. Errors are left out."""
+def only_compiled() -> Iterator[list[Any]]:
+    """Kernels are compiled by several threads and do not run: what they would write is undefined.
+
+    Gives the list of them, or of their futures, which are complete at the end and raise the error of the compiler.
+    """
     from triton import AsyncCompileMode
 
-    token = _ONLY_COMPILED.set(True)
+    compiled: list[Any] = []
+    token = _COMPILED.set(compiled)
     try:
         with ThreadPoolExecutor() as threads, AsyncCompileMode(threads, ignore_errors=True):
-            yield
+            yield compiled
     finally:
-        _ONLY_COMPILED.reset(token)
+        _COMPILED.reset(token)

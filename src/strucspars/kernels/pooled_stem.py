@@ -139,5 +139,7 @@ def _padded_size(conv: FusedConv, height: int, width: int) -> tuple[int, int]:
     stride, (kernel_h, kernel_w) = conv.stride[0], conv.kernel_size
     pooled_height, pooled_width = conv.out_size(height, width)
     pixels = max(16, 1 << (kernel_w * PIXEL - 1).bit_length()) // PIXEL
-    # The last window ends at row 2 * pooled - 1 of the convolution.
-    return 2 * pooled_height * stride + kernel_h, 2 * pooled_width * stride + pixels
+    # The last window ends at row 2 * pooled - 1 of the convolution. Rows begin at multiples of 16 pixels: the compiler
+    # looks for that, and loads 16 bytes at a time.
+    reached = 2 * pooled_width * stride + pixels
+    return 2 * pooled_height * stride + kernel_h, -(-reached // 16) * 16

@@ -4,6 +4,7 @@ import logging
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from strucspars.kernels.kernel import Call
+from strucspars.kernels.launch import is_interpreted, only_compiled
 from strucspars.kernels.library import library_settings
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ def timed_implementations(problem: Problem, timer: Timer) -> list[Timed]:
     inputs = problem.inputs()
     found = []
     with torch.no_grad(), library_settings():
+        _compile_ahead(problem, inputs)
         expected = _tensors(problem.expected(inputs))
         for kernel, option in problem.implementations():
             try:
@@ -84,12 +87,23 @@ def timed_implementations(problem: Problem, timer: Timer) -> list[Timed]:
                 off = max(map(largest_difference, _tensors(run(*inputs)), expected))
                 if off <= TOLERANCE[problem.dtype]:
                     found.append(Timed(timer(partial(run, *inputs)), kernel, option))
+                    logger.debug("%s: %s", problem.signature, found[-1])
                 else:
                     logger.warning("%s (%s) is off by %.2g of the largest entry and not used", kernel, option, off)
             # Kernels can ask for more memory or registers than a GPU has, and libraries lack engines for some shapes.
             except Exception as error:
                 logger.info("%s (%s) is not used: %s: %s", kernel, option, type(error).__name__, error)
     return sorted(found)
+
+
+def _compile_ahead(problem: Problem, inputs: tuple[Tensor | None, ...]) -> None:
+    """Compile all kernels of a problem at once; those that fail do so again when they are to run."""
+    if is_interpreted() or not any(each is not None and each.is_cuda for each in inputs):
+        return
+    with only_compiled():
+        for kernel, option in problem.implementations():
+            with suppress(Exception):
+                problem.prepare(kernel, option)(*inputs)
 
 
 def _tensors(outputs: Outputs) -> list[Tensor]:
