@@ -61,8 +61,8 @@ class GroupedConv(Kernel):
 
     def options(self, conv: FusedConv, call: Call) -> Sequence[str]:
         """Some tiles for each useful number of groups."""
-        widest = 64 if max(conv.kernel_size) > 1 else 32
-        return [str(tiles) for groups in wider_groups(conv, widest=widest) for tiles in _tiles(conv, call, groups)]
+        widths = (32, 64) if max(conv.kernel_size) > 1 else (32,)
+        return [str(tiles) for groups in wider_groups(conv, *widths) for tiles in _tiles(conv, call, groups)]
 
     def prepare(self, conv: FusedConv, call: Call, option: str) -> Run:
         """The convolution with these tiles."""
@@ -134,14 +134,13 @@ def order_table(order: Tensor | None, group_width: int) -> tuple[Tensor | None, 
     return (None, 0) if order is None else piece_table(order, group_width)
 
 
-def wider_groups(conv: FusedConv, *, widest: int) -> list[int]:
-    """Numbers of groups to run with: as narrow as tiles can be, and wider where that saves many small products."""
+def wider_groups(conv: FusedConv, *widths: int) -> list[int]:
+    """Numbers of groups to run with, so that both sides of a group have at least so many channels, if there are."""
     narrower = min(conv.in_width, conv.out_width)
     found = []
-    for wanted in (SMALLEST_TILE, 32, 64):
-        if wanted <= widest:
-            fitting = (n for n in range(conv.groups, 1, -1) if conv.groups % n == 0)
-            found.append(next((n for n in fitting if narrower * (conv.groups // n) >= wanted), 1))
+    for width in widths:
+        fitting = (n for n in range(conv.groups, 1, -1) if conv.groups % n == 0)
+        found.append(next((n for n in fitting if narrower * (conv.groups // n) >= width), 1))
     return list(dict.fromkeys(found))
 
 
@@ -154,7 +153,8 @@ def _tiles(conv: FusedConv, call: Call, groups: int) -> Iterator[Tiles]:
     widest_k = 64 if call.dtype.itemsize == 2 else 32
     block_k = power_of_two(group_in, widest_k)
     widest_n = power_of_two(group_out, 128)
-    for block_n in dict.fromkeys((widest_n, min(widest_n, 64))):
+    narrowest_n = widest_n if max(conv.kernel_size) > 1 else min(widest_n, 64)
+    for block_n in dict.fromkeys((widest_n, narrowest_n)):
         columns = groups * -(-group_out // block_n)
         enough = [m for m in (128, 64, 32, 16) if -(-num_positions // m) * columns >= MULTIPROCESSORS]
         for block_m in (enough or [16])[:2]:

@@ -22,8 +22,8 @@ POOL = MaxPool((3, 3), (2, 2), (1, 1))
 # Channels of a pixel in the padded images.
 PIXEL = 4
 COPIED_PIXELS = 1024
-# Rows of a strip, columns and output channels of a tile, warps.
-OPTIONS = ((8, 64, 64, 8), (8, 64, 32, 4), (8, 128, 32, 8), (8, 128, 64, 8), (28, 64, 32, 4), (2, 64, 32, 4))
+# Rows of a strip, columns and output channels of a tile, warps, depth of the pipeline of loads.
+OPTIONS = ((8, 64, 64, 4, 3), (8, 64, 64, 8, 3), (8, 128, 64, 8, 3), (8, 64, 64, 8, 1), (2, 64, 32, 4, 3))
 
 
 @final
@@ -50,13 +50,13 @@ class PooledStem(Kernel):
     def options(self, conv: FusedConv, call: Call) -> Sequence[str]:
         """Strips of some rows, and tiles of some columns."""
         return [
-            f"strip {strip}, tile {columns}x{_tile_width(conv, outs)}, warps {warps}"
-            for strip, columns, outs, warps in OPTIONS
+            f"strip {strip}, tile {columns}x{_tile_width(conv, outs)}, warps {warps}, stages {stages}"
+            for strip, columns, outs, warps, stages in OPTIONS
         ]
 
     def prepare(self, conv: FusedConv, call: Call, option: str) -> Run:
         """The convolution with these strips and tiles."""
-        strip, columns, block_n, warps = map(int, re.findall(r"\d+", option))
+        strip, columns, block_n, warps, stages = map(int, re.findall(r"\d+", option))
         dense = with_orders_in_weight(conv)
         kernel_h, kernel_w = conv.kernel_size
         entries = max(16, 1 << (kernel_w * PIXEL - 1).bit_length())
@@ -122,7 +122,7 @@ class PooledStem(Kernel):
                 BLOCK_M=columns,
                 BLOCK_N=block_n,
                 num_warps=warps,
-                num_stages=3,
+                num_stages=stages,
             )
             return out
 

@@ -53,7 +53,7 @@ class RowConv(Kernel):
         batch, _, height, width = call.input_shape
         out_height, out_width = conv.out_size(height, width)
         wider = max(conv.in_channels, conv.out_channels)
-        fitting = [groups for groups in wider_groups(conv, widest=WIDEST_GROUP) if wider // groups <= WIDEST_GROUP]
+        fitting = [groups for groups in wider_groups(conv, 32, WIDEST_GROUP) if wider // groups <= WIDEST_GROUP]
         for groups in fitting or [conv.groups]:
             group_width = wider // groups
             num_warps = 8 if group_width == WIDEST_GROUP or call.dtype.itemsize == 4 else 4

@@ -6,7 +6,7 @@ width, its shortcut is a convolution, and is added in the accumulator of the fir
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
@@ -262,6 +262,6 @@ class SeamProblem(Problem):
         if KERNEL.supports(self.seam, self.call):
             yield from ((NAME, option) for option in KERNEL.options(self.seam, self.call))
 
-    def prepare(self, kernel: str, option: str) -> SeamRun:
+    def prepare(self, kernel: str, option: str) -> Callable[..., SeamOutputs]:
         """The seam, ready to run."""
         return KERNEL.prepare(self.seam, self.call, option)
