@@ -48,7 +48,7 @@ class PlannedForm:
 
 
 @dataclass(frozen=True)
-class _Fused:
+class FusedGraph:
     """A graph of fused convolutions, the steps of its calls, and what they are called with."""
 
     graph: fx.GraphModule
@@ -56,11 +56,11 @@ class _Fused:
     calls: dict[ConvStep, Call]
 
 
-def fused_graph(folded: fx.GraphModule, arguments: tuple[Any, ...], products: Float32Products) -> _Fused:
+def fused_graph(folded: fx.GraphModule, arguments: tuple[Any, ...], products: Float32Products) -> FusedGraph:
     """A copy of a folded graph with fused convolutions, run once to see their inputs."""
     graph = copy.deepcopy(folded)
     steps = fuse_convolutions_(graph)
-    return _Fused(graph, steps, _recorded_calls(graph, arguments, products))
+    return FusedGraph(graph, steps, _recorded_calls(graph, arguments, products))
 
 
 def _recorded_calls(
@@ -87,14 +87,14 @@ def _recorded_calls(
     return calls
 
 
-def dense_form(fused: _Fused) -> PlannedForm:
+def dense_form(fused: FusedGraph) -> PlannedForm:
     """Every convolution by cuDNN, dense: the network without groups."""
     for step, call in fused.calls.items():
         step.run = ConvProblem(step.conv, call).prepare(*DENSE)
     return PlannedForm(fused.graph, ())
 
 
-def quickest_form(fused: _Fused, tuner: Tuner, on_progress: OnProgress = ignore_progress) -> PlannedForm:
+def quickest_form(fused: FusedGraph, tuner: Tuner, on_progress: OnProgress = ignore_progress) -> PlannedForm:
     """Every convolution, or several together, by what takes the least time for it."""
     for done, (step, call) in enumerate(fused.calls.items()):
         on_progress("timing kernels", done, len(fused.calls))
@@ -117,7 +117,7 @@ def quickest_form(fused: _Fused, tuner: Tuner, on_progress: OnProgress = ignore_
     return PlannedForm(fused.graph, tuple(layers.values()))
 
 
-def _place_gathers_(fused: _Fused, tuner: Tuner) -> None:
+def _place_gathers_(fused: FusedGraph, tuner: Tuner) -> None:
     """Let every gather between two convolutions be absorbed by the one that takes less time for it, in place."""
 
     def ms(pair: tuple[FusedConv, FusedConv], calls: tuple[Call, Call]) -> float:
@@ -133,7 +133,7 @@ def _place_gathers_(fused: _Fused, tuner: Tuner) -> None:
         reader.set_conv(quicker[1])
 
 
-def _join_if_quicker_(fused: _Fused, site: SeamSite, tuner: Tuner, layers: dict[fx.Node, LayerChoice]) -> None:
+def _join_if_quicker_(fused: FusedGraph, site: SeamSite, tuner: Tuner, layers: dict[fx.Node, LayerChoice]) -> None:
     """Compute the convolutions of a seam, or two of them, together where that takes less time, in place."""
     saved: dict[SeamSite, tuple[float, SeamProblem, LayerChoice]] = {}
     for part in site.parts():
@@ -160,7 +160,7 @@ def _join_if_quicker_(fused: _Fused, site: SeamSite, tuner: Tuner, layers: dict[
             layers.pop(node, None)  # type: ignore[arg-type]
 
 
-def _seam_call(site: SeamSite, fused: _Fused) -> SeamCall:
+def _seam_call(site: SeamSite, fused: FusedGraph) -> SeamCall:
     first = fused.calls[fused.steps[site.first]]
     size = first.input_shape[2:] if site.shortcut is None else fused.calls[fused.steps[site.shortcut]].input_shape[2:]
     return SeamCall(first=first, other_size=(size[0], size[1]))
