@@ -155,7 +155,7 @@ def measure_setting(
             if form.name == "dense":
                 runs["stock"] = stock(folded, x).replay
             try:
-                captured, chosen = planned(folded, (x,), tuner, graph_timer, products="tf32x3")
+                captured, chosen = planned(folded, (x,), tuner.timed, graph_timer, products="tf32x3")
                 runs[form.name] = captured.replay
                 layers = sum(each.ms for each in chosen.layers)
                 summary = f"{chosen.ms:.4f} ms, sum of layers {layers:.4f}, all dense {chosen.dense_ms:.4f}"

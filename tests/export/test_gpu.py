@@ -12,7 +12,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.export import gpu
 from strucspars.export.gpu import CapturedCall, GpuNetwork, GpuReport, WrongResultError, planned
-from strucspars.export.gpu_plan import FusedGraph, PlannedForm, dense_form, fused_graph
+from strucspars.export.gpu_plan import FusedGraph, PlannedForm, TimesOf, dense_form, fused_graph
 from strucspars.kernels.cache import Tuner
 from strucspars.kernels.tuning import Problem, Timed
 
@@ -22,19 +22,17 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these tests interpret the kernels")
 
 
-class Chooser(Tuner):
-    """Lists every implementation without running it, the wanted kernels first, the others in a random order."""
+def preferring(*wanted: str, seed: int = 0) -> TimesOf:
+    """Made-up times of every implementation: the wanted kernels come first, the others in a random order."""
 
-    def __init__(self, *wanted: str, seed: int = 0) -> None:
-        super().__init__(f"{wanted} {seed}", lambda run: 1.0)
-        self._wanted, self._seed = wanted, seed
+    def timed(problem: Problem) -> list[Timed]:
+        def ms(kernel: str, option: str) -> float:
+            number = hashlib.sha256(f"{problem.signature} {kernel} {option} {seed}".encode()).digest()[0]
+            return 1 + number if kernel in wanted else 1000 + number
 
-    def timed(self, problem: Problem) -> tuple[Timed, ...]:
-        def rank(kernel: str, option: str) -> float:
-            number = hashlib.sha256(f"{problem.signature} {kernel} {option} {self._seed}".encode()).digest()[0]
-            return 1 + number if kernel in self._wanted else 1000 + number
+        return sorted(Timed(ms(*each), *each) for each in problem.implementations())
 
-        return tuple(sorted(Timed(rank(*each), *each) for each in problem.implementations()))
+    return timed
 
 
 def timer_for(form: str) -> Callable[[Callable[[], object]], float]:
@@ -43,9 +41,9 @@ def timer_for(form: str) -> Callable[[Callable[[], object]], float]:
     return lambda run: next(times)
 
 
-def compiled(model: nn.Module, chooser: Tuner, form: str = "best") -> GpuNetwork:
+def compiled(model: nn.Module, timed: TimesOf, form: str = "best") -> GpuNetwork:
     folded = ss.fold(model, IMAGES)
-    run, report = planned(folded, (IMAGES,), chooser, timer_for(form), products="ieee")
+    run, report = planned(folded, (IMAGES,), timed, timer_for(form), products="ieee")
     return GpuNetwork(folded, run, report)
 
 
@@ -58,7 +56,7 @@ def assert_same(network: nn.Module, model: nn.Module) -> None:
 @pytest.mark.parametrize("wanted", ["cudnn", "cublas", "triton", "triton rows", "triton stem", "triton seam"])
 def test_every_kernel_gives_the_function_of_the_network(wanted: str, orders: str) -> None:
     model = grouped_bottleneck_network(orders, pieces=4)
-    network = compiled(model, Chooser(wanted))
+    network = compiled(model, preferring(wanted))
     used = {each.kernel for each in network.report.layers}
     # A seam has no gathers on wide channels, which free orders leave.
     assert wanted in used or (wanted, orders) == ("triton seam", "free")
@@ -68,14 +66,14 @@ def test_every_kernel_gives_the_function_of_the_network(wanted: str, orders: str
 @pytest.mark.parametrize("seed", range(3))
 def test_random_choices_give_the_function_of_the_network(seed: int) -> None:
     model = grouped_bottleneck_network("one-shuffle", level=3)
-    network = compiled(model, Chooser(seed=seed))
+    network = compiled(model, preferring(seed=seed))
     assert len({each.kernel for each in network.report.layers}) > 2
     assert_same(network, model)
 
 
 def test_the_dense_form_is_kept_where_it_is_faster() -> None:
     model = grouped_bottleneck_network("free")
-    network = compiled(model, Chooser("triton"), form="dense")
+    network = compiled(model, preferring("triton"), form="dense")
     assert network.report.layers == ()
     assert network.report.ms == network.report.dense_ms == 1.0
     assert_same(network, model)
@@ -84,7 +82,7 @@ def test_the_dense_form_is_kept_where_it_is_faster() -> None:
 def test_half_precision_is_within_its_tolerance() -> None:
     model = bottleneck_network().half()
     folded = ss.fold(model, IMAGES.half())
-    run, _ = planned(folded, (IMAGES.half(),), Chooser("triton"), timer_for("best"), products="ieee")
+    run, _ = planned(folded, (IMAGES.half(),), preferring("triton"), timer_for("best"), products="ieee")
     expected = bottleneck_network()(IMAGES).detach()
     assert ((run((IMAGES.half(),)) - expected).abs().max() / expected.abs().max()).item() < 1e-2
 
@@ -92,7 +90,7 @@ def test_half_precision_is_within_its_tolerance() -> None:
 def test_the_plan_is_by_measured_times() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1)).eval()
     times = iter(range(1000, 0, -1))
-    network = compiled(model, Tuner("a GPU", lambda run: float(next(times))))
+    network = compiled(model, Tuner("a GPU", lambda run: float(next(times))).timed)
     # Each implementation takes less time than the one before it.
     assert [each.kernel for each in network.report.layers] == ["triton", "triton rows"]
     assert_same(network, model)
@@ -101,7 +99,7 @@ def test_the_plan_is_by_measured_times() -> None:
 
 def test_other_shapes_run_in_pytorch_and_warn() -> None:
     model = bottleneck_network()
-    network = compiled(model, Chooser("cudnn"))
+    network = compiled(model, preferring("cudnn"))
     more = torch.cat([IMAGES, IMAGES])
     with pytest.warns(UserWarning, match=r"compiled for .*float32 \(2, 3, 17, 17\).*call compile_for_gpu"):
         found = network(more)
@@ -111,7 +109,7 @@ def test_other_shapes_run_in_pytorch_and_warn() -> None:
 def test_a_wrong_plan_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "dense_form", _shifted)
     with pytest.raises(WrongResultError, match="differs from its folded graph"):
-        compiled(bottleneck_network(), Chooser("cudnn"), form="dense")
+        compiled(bottleneck_network(), preferring("cudnn"), form="dense")
 
 
 def _shifted(fused: FusedGraph) -> PlannedForm:

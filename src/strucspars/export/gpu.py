@@ -17,7 +17,7 @@ from strucspars.convert.fold import fold
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments
 from strucspars.cost.gathers import fold_report
 from strucspars.cost.text_table import Column, text_table
-from strucspars.export.gpu_plan import LayerChoice, dense_form, fused_graph, quickest_form
+from strucspars.export.gpu_plan import LayerChoice, TimesOf, dense_form, fused_graph, quickest_form
 from strucspars.kernels.cache import Tuner
 from strucspars.kernels.kernel import Float32Products
 from strucspars.kernels.launch import has_triton
@@ -121,10 +121,10 @@ def compile_for_gpu(
     if not reason:
         device = _device(arguments)
         products: Float32Products = "tf32x3" if torch.backends.cudnn.allow_tf32 else "ieee"
-        tuner = Tuner(torch.cuda.get_device_name(device), graph_timer)
+        timed = Tuner(torch.cuda.get_device_name(device), graph_timer).timed
         with torch.cuda.device(device):
             try:
-                run, report = planned(folded, arguments, tuner, graph_timer, products=products, on_progress=on_progress)
+                run, report = planned(folded, arguments, timed, graph_timer, products=products, on_progress=on_progress)
                 return GpuNetwork(folded, run, report)
             except (WrongResultError, torch.cuda.OutOfMemoryError) as error:
                 reason = str(error).splitlines()[0]
@@ -154,7 +154,7 @@ class WrongResultError(RuntimeError):
 def planned(
     folded: fx.GraphModule,
     arguments: tuple[Any, ...],
-    tuner: Tuner,
+    timed: TimesOf,
     timer: Timer,
     *,
     products: Float32Products,
@@ -164,7 +164,7 @@ def planned(
     with torch.no_grad(), library_settings():
         forms = (
             dense_form(fused_graph(folded, arguments, products)),
-            quickest_form(fused_graph(folded, arguments, products), tuner, on_progress),
+            quickest_form(fused_graph(folded, arguments, products), timed, on_progress),
         )
         dense_ms, ms = (timer(partial(form.graph, *arguments)) for form in forms)
         form = forms[ms < dense_ms]

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +18,17 @@ from strucspars.convert.fusion import (
 )
 from strucspars.convert.seams import SeamSite, join_seam_, seam_of, seam_sites
 from strucspars.cost.counting import fresh_arguments
-from strucspars.kernels.cache import Tuner
 from strucspars.kernels.fused_conv import FusedConv
 from strucspars.kernels.kernel import Call, Float32Products
 from strucspars.kernels.registry import ConvProblem
 from strucspars.kernels.seam import SeamCall, SeamProblem
+from strucspars.kernels.tuning import Problem, Timed
 from strucspars.sparsify.calibration import OnProgress, ignore_progress
 
 # What every convolution of the dense form runs as, with zeros between the groups.
 DENSE = ("cudnn", "dense")
+# The implementations of a problem, the quickest first: `Tuner.timed`.
+TimesOf = Callable[[Problem], Sequence[Timed]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +97,17 @@ def dense_form(fused: FusedGraph) -> PlannedForm:
     return PlannedForm(fused.graph, ())
 
 
-def quickest_form(fused: FusedGraph, tuner: Tuner, on_progress: OnProgress = ignore_progress) -> PlannedForm:
+def quickest_form(fused: FusedGraph, timed: TimesOf, on_progress: OnProgress = ignore_progress) -> PlannedForm:
     """Every convolution, or several together, by what takes the least time for it."""
     for done, (step, call) in enumerate(fused.calls.items()):
         on_progress("timing kernels", done, len(fused.calls))
-        tuner.timed(ConvProblem(step.conv, call))
-    _place_gathers_(fused, tuner)
+        timed(ConvProblem(step.conv, call))
+    _place_gathers_(fused, timed)
     layers = {}
     for node, step in fused.steps.items():
         problem = ConvProblem(step.conv, fused.calls[step])
         # Nothing computes some convolutions, such as those in double precision: they stay plain operations.
-        if times := tuner.timed(problem):
+        if times := timed(problem):
             step.run = problem.prepare(times[0].kernel, times[0].option)
             dense_ms = next((each.ms for each in times if (each.kernel, each.option) == DENSE), math.inf)
             layers[node] = LayerChoice(
@@ -113,15 +116,15 @@ def quickest_form(fused: FusedGraph, tuner: Tuner, on_progress: OnProgress = ign
     sites = list(seam_sites(fused.steps))
     for done, site in enumerate(sites):
         on_progress("timing seams", done, len(sites))
-        _join_if_quicker_(fused, site, tuner, layers)
+        _join_if_quicker_(fused, site, timed, layers)
     return PlannedForm(fused.graph, tuple(layers.values()))
 
 
-def _place_gathers_(fused: FusedGraph, tuner: Tuner) -> None:
+def _place_gathers_(fused: FusedGraph, timed: TimesOf) -> None:
     """Let every gather between two convolutions be absorbed by the one that takes less time for it, in place."""
 
     def ms(pair: tuple[FusedConv, FusedConv], calls: tuple[Call, Call]) -> float:
-        times = [tuner.timed(ConvProblem(conv, call)) for conv, call in zip(pair, calls, strict=True)]
+        times = [timed(ConvProblem(conv, call)) for conv, call in zip(pair, calls, strict=True)]
         return sum(each[0].ms if each else math.inf for each in times)
 
     for writer, reader in gathers_between(fused.steps):
@@ -133,13 +136,13 @@ def _place_gathers_(fused: FusedGraph, tuner: Tuner) -> None:
         reader.set_conv(quicker[1])
 
 
-def _join_if_quicker_(fused: FusedGraph, site: SeamSite, tuner: Tuner, layers: dict[fx.Node, LayerChoice]) -> None:
+def _join_if_quicker_(fused: FusedGraph, site: SeamSite, timed: TimesOf, layers: dict[fx.Node, LayerChoice]) -> None:
     """Compute the convolutions of a seam, or two of them, together where that takes less time, in place."""
     saved: dict[SeamSite, tuple[float, SeamProblem, LayerChoice]] = {}
     for part in site.parts():
         nodes = [node for node in (part.shortcut, part.first, part.second) if node is not None]
-        problem = SeamProblem(seam_of(part, fused.steps), _seam_call(part, fused))
-        times = tuner.timed(problem)
+        problem = SeamProblem(seam_of(part, fused.steps), seam_call(part, fused))
+        times = timed(problem)
         if not times or not all(node in layers for node in nodes):
             continue
         choice = LayerChoice(
@@ -160,7 +163,8 @@ def _join_if_quicker_(fused: FusedGraph, site: SeamSite, tuner: Tuner, layers: d
             layers.pop(node, None)  # type: ignore[arg-type]
 
 
-def _seam_call(site: SeamSite, fused: FusedGraph) -> SeamCall:
+def seam_call(site: SeamSite, fused: FusedGraph) -> SeamCall:
+    """What a seam is called with."""
     first = fused.calls[fused.steps[site.first]]
     size = first.input_shape[2:] if site.shortcut is None else fused.calls[fused.steps[site.shortcut]].input_shape[2:]
     return SeamCall(first=first, other_size=(size[0], size[1]))

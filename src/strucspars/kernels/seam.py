@@ -41,6 +41,14 @@ class Seam:
     shortcut: FusedConv | None = None
     second: FusedConv | None = None
 
+    @property
+    def common_width(self) -> int:
+        """Wide channels that are in one group of every convolution."""
+        widths = [self.first.out_width]
+        widths += [] if self.shortcut is None else [self.shortcut.out_width]
+        widths += [] if self.second is None else [self.second.in_width]
+        return math.gcd(*widths)
+
 
 def seam_reference(seam: Seam, narrow: Tensor, other: Tensor | None) -> SeamOutputs:
     """The same by plain operations of PyTorch."""
@@ -84,7 +92,7 @@ class SeamKernel:
             and (seam.second is None or _is_plain(seam.second))
             and (seam.shortcut is None or _is_shortcut(seam.shortcut))
             and max(narrow) <= WIDEST_NARROW
-            and _common_width(seam) % SMALLEST_TILE == 0
+            and seam.common_width % SMALLEST_TILE == 0
             and max(entries, other) <= MOST_ENTRIES
         )
 
@@ -93,7 +101,7 @@ class SeamKernel:
         batch, _, height, width = call.first.input_shape
         groups = (seam.second or seam.first).groups
         enough = [m for m in (128, 64, 32, 16) if -(-batch * height * width // m) * groups >= MULTIPROCESSORS]
-        chunks = [chunk for chunk in (128, 64, 32, 16) if _common_width(seam) % chunk == 0]
+        chunks = [chunk for chunk in (128, 64, 32, 16) if seam.common_width % chunk == 0]
         return [
             f"tile {block_m}, chunk {chunk}, warps {8 if block_m == 128 else 4}, stages 2"
             for block_m in (enough or [16])[:2]
@@ -204,14 +212,6 @@ def _is_shortcut(conv: FusedConv) -> bool:
     has_orders = conv.out_order is not None or conv.in_order is not None
     is_single = conv.kernel_size == (1, 1) and conv.padding == (0, 0) and conv.stride[0] == conv.stride[1]
     return is_single and conv.pool is None and not conv.relu and not has_orders
-
-
-def _common_width(seam: Seam) -> int:
-    """Wide channels that are in one group of every convolution."""
-    widths = [seam.first.out_width]
-    widths += [] if seam.shortcut is None else [seam.shortcut.out_width]
-    widths += [] if seam.second is None else [seam.second.in_width]
-    return math.gcd(*widths)
 
 
 def _tile_of(width: int) -> int:
