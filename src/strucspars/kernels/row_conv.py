@@ -60,7 +60,9 @@ class RowConv(Kernel):
             for block_m, warps in ((128, num_warps), (64, 4)):
                 tiles = -(-batch * out_width // block_m) * groups
                 rows = next((r for r in (14, 7, 4) if tiles * -(-out_height // r) >= 2 * MULTIPROCESSORS), 2)
-                yield f"groups {groups}, rows {min(rows, out_height)}, columns {block_m}, warps {warps}, stages 2"
+                # Stride 2 loads two rows at once: only narrow groups leave memory for those of the next step.
+                stages = 1 if conv.stride == (2, 2) and group_width * call.dtype.itemsize > 64 else 2
+                yield f"groups {groups}, rows {min(rows, out_height)}, columns {block_m}, warps {warps}, stages {stages}"
 
     def prepare(self, conv: FusedConv, call: Call, option: str) -> Run:
         """The convolution with these tiles."""

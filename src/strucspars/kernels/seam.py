@@ -21,6 +21,9 @@ from strucspars.kernels.tuning import Problem, random_tensor
 
 # Narrow channels that a program holds, of every group.
 WIDEST_NARROW = 256
+NUM_STAGES = 2
+# Of a program on Hopper, with some to spare.
+SHARED_BYTES = 200 * 1024
 
 
 class SeamOutputs(NamedTuple):
@@ -102,11 +105,15 @@ class SeamKernel:
         groups = (seam.second or seam.first).groups
         enough = [m for m in (128, 64, 32, 16) if -(-batch * height * width // m) * groups >= MULTIPROCESSORS]
         chunks = [chunk for chunk in (128, 64, 32, 16) if seam.common_width % chunk == 0]
-        return [
-            f"tile {block_m}, chunk {chunk}, warps {8 if block_m == 128 else 4}, stages 2"
-            for block_m in (enough or [16])[:2]
-            for chunk in chunks[:2]
-        ]
+        found = []
+        for block_m in (enough or [16])[:2]:
+            fitting = [chunk for chunk in chunks if _shared_bytes(seam, call, block_m, chunk) <= SHARED_BYTES]
+            num_warps = 8 if block_m == 128 else 4
+            found += [
+                f"tile {block_m}, chunk {chunk}, warps {num_warps}, stages {NUM_STAGES}"
+                for chunk in (fitting or chunks[-1:])[:2]
+            ]
+        return found
 
     def prepare(self, seam: Seam, call: SeamCall, option: str) -> "SeamRun":
         """The seam with these tiles."""
@@ -212,6 +219,13 @@ def _is_shortcut(conv: FusedConv) -> bool:
     has_orders = conv.out_order is not None or conv.in_order is not None
     is_single = conv.kernel_size == (1, 1) and conv.padding == (0, 0) and conv.stride[0] == conv.stride[1]
     return is_single and conv.pool is None and not conv.relu and not has_orders
+
+
+def _shared_bytes(seam: Seam, call: SeamCall, block_m: int, chunk: int) -> int:
+    """About how much shared memory a program needs: inputs, and the tiles of all weights at every stage."""
+    inputs = _tile_of(seam.first.in_width) + (0 if seam.shortcut is None else _tile_of(seam.shortcut.in_width))
+    outputs = 0 if seam.second is None else _tile_of(seam.second.out_width)
+    return call.first.dtype.itemsize * (block_m * inputs + NUM_STAGES * chunk * (inputs + outputs))
 
 
 def _tile_of(width: int) -> int:
