@@ -3,12 +3,15 @@
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from strucspars.kernels.fused_conv import FusedConv, in_precision, reference
 from strucspars.kernels.kernel import Call, Kernel, signature
+from strucspars.kernels.pooled_stem import POOL
+from strucspars.kernels.seam import Seam, SeamCall, SeamProblem, seam_in_precision, seam_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # Fractions of the largest entry: rounding of the result, and of sums in float32.
@@ -64,6 +67,68 @@ def random_conv(
     return conv, call
 
 
+def random_3x3(seed: int, *, most_images: int = 2, largest_image: int = 6) -> tuple[FusedConv, Call]:
+    """A 3x3 convolution with padding, of stride 1 or 2."""
+    conv, call = random_conv(seed, most_images=most_images, largest_image=largest_image, kernels=[(3, 3)])
+    stride = 1 + seed % 2
+    return replace(conv, stride=(stride, stride), padding=(1, 1)), replace(call, has_residual=False)
+
+
+def pooled_stem(channels: int, outs: int, size: int, stride: int, padding: int, dtype: torch.dtype) -> FusedConv:
+    """A convolution of few channels before the usual pooling."""
+    torch.manual_seed(size)
+    weight = torch.randn(outs, channels, size, size) / size
+    return FusedConv(
+        weight=weight.to(DEVICE, dtype),
+        bias=torch.randn(outs).to(DEVICE, dtype),
+        stride=(stride, stride),
+        padding=(padding, padding),
+        in_order=torch.randperm(channels).to(DEVICE),
+        pool=POOL,
+    )
+
+
+def call_of(conv: FusedConv, batch: int, height: int, width: int) -> Call:
+    """How it is called with so many images."""
+    shape = (batch, conv.in_channels, height, width)
+    return Call(input_shape=shape, has_residual=False, dtype=conv.weight.dtype, device=DEVICE)
+
+
+def pointwise(outs: int, ins: int, draw: random.Random, dtype: torch.dtype, *, stride: int = 1) -> FusedConv:
+    groups = draw.choice([groups for groups in (1, 2, 3, 4, 8) if outs % groups == ins % groups == 0])
+    weight = torch.randn(outs, ins // groups, 1, 1) * (ins // groups) ** -0.5
+    bias = torch.randn(outs)
+    strides = (stride, stride)
+    return FusedConv(weight=weight.to(DEVICE, dtype), bias=bias.to(DEVICE, dtype), groups=groups, stride=strides)
+
+
+def random_seam(seed: int, *, most_images: int = 3, largest_image: int = 6) -> SeamProblem:
+    """A seam of random widths, groups, orders and shortcut; of groups that do not fit, too."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = draw.choice((torch.float16, torch.bfloat16, torch.float32))
+    wide = draw.choice((64, 96, 128, 192))
+    narrow, narrow_out, others = (draw.choice((8, 16, 24, 48, 64)) for _ in range(3))
+    stride = draw.choice((1, 2))
+    first = replace(pointwise(wide, narrow, draw, dtype), relu=draw.random() < 0.8)
+    piece = draw.choice((0, 1, 8))
+    if piece:
+        order = (torch.randperm(narrow // piece)[:, None] * piece + torch.arange(piece)).flatten()
+        first = replace(first, in_order=order.to(DEVICE))
+    shortcut = pointwise(wide, others, draw, dtype, stride=stride) if draw.random() < 0.5 else None
+    second = replace(pointwise(narrow_out, wide, draw, dtype), relu=True) if draw.random() < 0.7 else None
+    size = draw.randint(1, largest_image), draw.randint(1, largest_image)
+    call = Call(
+        input_shape=(draw.randint(0, most_images), narrow, *size),
+        has_residual=shortcut is not None or draw.random() < 0.7,
+        dtype=dtype,
+        device=DEVICE,
+    )
+    odd = draw.randint(0, 1) if stride == 2 else 0
+    other_size = size if shortcut is None else (size[0] * stride - odd, size[1] * stride)
+    return SeamProblem(Seam(first=first, shortcut=shortcut, second=second), SeamCall(first=call, other_size=other_size))
+
+
 def random_inputs(conv: FusedConv, call: Call, *, seed: int = 0) -> tuple[Tensor, Tensor | None]:
     """Input and residual, channels last; with odd seeds they begin in the middle of 16 bytes."""
     generator = torch.Generator().manual_seed(seed)
@@ -103,3 +168,22 @@ def assert_exact(kernel: Kernel, conv: FusedConv, call: Call, option: str, *, se
     if expected.numel():
         off = ((found.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)).item()
         assert off <= TOLERANCE[call.dtype], f"off by {off}: {place}"
+
+
+def assert_exact_seam(problem: SeamProblem, option: str) -> None:
+    """A seam gives what double precision gives, up to rounding, and writes every entry."""
+    inputs = problem.inputs()
+    narrow, other = (None if each is None else each.double() for each in inputs)
+    assert narrow is not None
+    expected = seam_reference(seam_in_precision(problem.seam, torch.float64), narrow, other)
+    with nan_in_new_memory():
+        found = problem.prepare("", option)(*inputs)
+    for one, wanted in zip(found, expected, strict=True):
+        if one is None or wanted is None:
+            assert one is wanted is None
+            continue
+        assert one.shape == wanted.shape
+        if wanted.numel():
+            off = ((one.double() - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)).item()
+            # The narrow result is computed from the rounded wide one.
+            assert off <= 2 * TOLERANCE[problem.dtype], f"off by {off}: {problem.signature}; {option}"

@@ -4,33 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fused_convs import DEVICE, assert_exact
+from fused_convs import assert_exact, call_of, pooled_stem
 
-from strucspars.kernels.fused_conv import FusedConv, MaxPool
-from strucspars.kernels.kernel import Call
-from strucspars.kernels.pooled_stem import POOL, PooledStem
+from strucspars.kernels.fused_conv import MaxPool
+from strucspars.kernels.pooled_stem import PooledStem
 
 pytest.importorskip("triton")
 
 KERNEL = PooledStem()
-
-
-def stem(channels: int, outs: int, size: int, stride: int, padding: int, dtype: torch.dtype) -> FusedConv:
-    torch.manual_seed(size)
-    weight = torch.randn(outs, channels, size, size) / size
-    return FusedConv(
-        weight=weight.to(DEVICE, dtype),
-        bias=torch.randn(outs).to(DEVICE, dtype),
-        stride=(stride, stride),
-        padding=(padding, padding),
-        in_order=torch.randperm(channels).to(DEVICE),
-        pool=POOL,
-    )
-
-
-def call_of(conv: FusedConv, batch: int, height: int, width: int) -> Call:
-    shape = (batch, conv.in_channels, height, width)
-    return Call(input_shape=shape, has_residual=False, dtype=conv.weight.dtype, device=DEVICE)
 
 
 @pytest.mark.parametrize("relu", [True, False])
@@ -46,22 +27,22 @@ def call_of(conv: FusedConv, batch: int, height: int, width: int) -> Call:
 )
 def test_stems_are_exact(shape: tuple[int, int, int], window: tuple[int, int, int, int, int], relu: bool) -> None:
     dtype = torch.float16 if relu else torch.float32
-    conv = replace(stem(*window, dtype), relu=relu)
+    conv = replace(pooled_stem(*window, dtype), relu=relu)
     call = call_of(conv, *shape)
     for option in (KERNEL.options(conv, call)[-1], "strip 3, tile 16x16, warps 4, stages 3"):
         assert_exact(KERNEL, conv, call, option)
 
 
 def test_other_stems_are_not_supported() -> None:
-    conv = stem(3, 32, 7, 2, 3, torch.float32)
+    conv = pooled_stem(3, 32, 7, 2, 3, torch.float32)
     call = call_of(conv, 1, 9, 9)
     assert KERNEL.supports(conv, call)
     for other in (
         replace(conv, pool=None),
         replace(conv, pool=MaxPool((2, 2), (2, 2), (0, 0))),
         replace(conv, stride=(2, 1)),
-        stem(3, 24, 7, 2, 3, torch.float32),
+        pooled_stem(3, 24, 7, 2, 3, torch.float32),
     ):
         assert not KERNEL.supports(other, call)
-    wide = stem(5, 32, 7, 2, 3, torch.float32)
+    wide = pooled_stem(5, 32, 7, 2, 3, torch.float32)
     assert not KERNEL.supports(wide, call_of(wide, 1, 9, 9))

@@ -5,21 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fused_convs import assert_exact, random_conv
+from fused_convs import assert_exact, random_3x3
 
-from strucspars.kernels.fused_conv import FusedConv
-from strucspars.kernels.kernel import Call
 from strucspars.kernels.row_conv import RowConv
 
 pytest.importorskip("triton")
 
 KERNEL = RowConv()
-
-
-def random_3x3(seed: int) -> tuple[FusedConv, Call]:
-    conv, call = random_conv(seed, kernels=[(3, 3)])
-    stride = 1 + seed % 2
-    return replace(conv, stride=(stride, stride), padding=(1, 1)), replace(call, has_residual=False)
 
 
 @pytest.mark.parametrize("seed", range(24))

@@ -24,6 +24,7 @@ from strucspars.kernels.launch import has_triton, launch
 
 # Nine tiles of the weight have to fit into shared memory.
 WIDEST_GROUP = 64
+WIDEST_BYTES = 128
 
 
 @final
@@ -41,7 +42,7 @@ class RowConv(Kernel):
             and conv.stride in ((1, 1), (2, 2))
             and conv.pool is None
             and not call.has_residual
-            and max(conv.in_width, conv.out_width) <= WIDEST_GROUP
+            and max(conv.in_width, conv.out_width) <= _widest(call)
             and batch * height * width * max(channels, conv.out_channels) <= MOST_ENTRIES
         )
 
@@ -53,7 +54,7 @@ class RowConv(Kernel):
         batch, _, height, width = call.input_shape
         out_height, out_width = conv.out_size(height, width)
         wider = max(conv.in_channels, conv.out_channels)
-        fitting = [groups for groups in wider_groups(conv, 32, WIDEST_GROUP) if wider // groups <= WIDEST_GROUP]
+        fitting = [groups for groups in wider_groups(conv, 32, WIDEST_GROUP) if wider // groups <= _widest(call)]
         for groups in fitting or [conv.groups]:
             group_width = wider // groups
             num_warps = 8 if group_width == WIDEST_GROUP or call.dtype.itemsize == 4 else 4
@@ -62,7 +63,8 @@ class RowConv(Kernel):
                 rows = next((r for r in (14, 7, 4) if tiles * -(-out_height // r) >= 2 * MULTIPROCESSORS), 2)
                 # Stride 2 loads two rows at once: only narrow groups leave memory for those of the next step.
                 stages = 1 if conv.stride == (2, 2) and group_width * call.dtype.itemsize > 64 else 2
-                yield f"groups {groups}, rows {min(rows, out_height)}, columns {block_m}, warps {warps}, stages {stages}"
+                rows = min(rows, out_height)
+                yield f"groups {groups}, rows {rows}, columns {block_m}, warps {warps}, stages {stages}"
 
     def prepare(self, conv: FusedConv, call: Call, option: str) -> Run:
         """The convolution with these tiles."""
@@ -117,3 +119,7 @@ class RowConv(Kernel):
             return out
 
         return run
+
+
+def _widest(call: Call) -> int:
+    return WIDEST_BYTES // call.dtype.itemsize

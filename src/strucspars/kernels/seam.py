@@ -95,7 +95,7 @@ class SeamKernel:
             and (seam.second is None or _is_plain(seam.second))
             and (seam.shortcut is None or _is_shortcut(seam.shortcut))
             and max(narrow) <= WIDEST_NARROW
-            and seam.common_width % SMALLEST_TILE == 0
+            and bool(_chunks(seam, call, SMALLEST_TILE))
             and max(entries, other) <= MOST_ENTRIES
         )
 
@@ -104,16 +104,11 @@ class SeamKernel:
         batch, _, height, width = call.first.input_shape
         groups = (seam.second or seam.first).groups
         enough = [m for m in (128, 64, 32, 16) if -(-batch * height * width // m) * groups >= MULTIPROCESSORS]
-        chunks = [chunk for chunk in (128, 64, 32, 16) if seam.common_width % chunk == 0]
-        found = []
-        for block_m in (enough or [16])[:2]:
-            fitting = [chunk for chunk in chunks if _shared_bytes(seam, call, block_m, chunk) <= SHARED_BYTES]
-            num_warps = 8 if block_m == 128 else 4
-            found += [
-                f"tile {block_m}, chunk {chunk}, warps {num_warps}, stages {NUM_STAGES}"
-                for chunk in (fitting or chunks[-1:])[:2]
-            ]
-        return found
+        return [
+            f"tile {block_m}, chunk {chunk}, warps {8 if block_m == 128 else 4}, stages {NUM_STAGES}"
+            for block_m in (*enough[:2], SMALLEST_TILE)
+            for chunk in _chunks(seam, call, block_m)[:2]
+        ][:4]
 
     def prepare(self, seam: Seam, call: SeamCall, option: str) -> "SeamRun":
         """The seam with these tiles."""
@@ -221,11 +216,14 @@ def _is_shortcut(conv: FusedConv) -> bool:
     return is_single and conv.pool is None and not conv.relu and not has_orders
 
 
-def _shared_bytes(seam: Seam, call: SeamCall, block_m: int, chunk: int) -> int:
-    """About how much shared memory a program needs: inputs, and the tiles of all weights at every stage."""
+def _chunks(seam: Seam, call: SeamCall, block_m: int) -> list[int]:
+    """Chunks for which a program fits into shared memory: inputs, and the tiles of all weights at every stage."""
     inputs = _tile_of(seam.first.in_width) + (0 if seam.shortcut is None else _tile_of(seam.shortcut.in_width))
     outputs = 0 if seam.second is None else _tile_of(seam.second.out_width)
-    return call.first.dtype.itemsize * (block_m * inputs + NUM_STAGES * chunk * (inputs + outputs))
+    # In float32, the tensor cores read each number in two parts.
+    entry = call.first.dtype.itemsize * (2 if call.first.dtype == torch.float32 else 1)
+    fitting = (chunk for chunk in (128, 64, 32, 16) if seam.common_width % chunk == 0)
+    return [c for c in fitting if entry * (block_m * inputs + NUM_STAGES * c * (inputs + outputs)) <= SHARED_BYTES]
 
 
 def _tile_of(width: int) -> int:
