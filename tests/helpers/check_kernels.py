@@ -62,9 +62,8 @@ def main() -> None:
     options = parser.parse_args()
     begin, right, wrong = time.perf_counter(), Counter[str](), Counter[str]()
     torch.backends.cudnn.allow_tf32 = False
-    for seed in itertools.takewhile(
-        lambda seed: time.perf_counter() - begin < options.seconds, range(options.problems)
-    ):
+    seeds = range(options.problems)
+    for seed in itertools.takewhile(lambda _: time.perf_counter() - begin < options.seconds, seeds):
         for name, check in checks(seed):
             try:
                 check()

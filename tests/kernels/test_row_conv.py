@@ -17,6 +17,9 @@ KERNEL = RowConv()
 @pytest.mark.parametrize("seed", range(24))
 def test_random_convolutions_are_exact(seed: int) -> None:
     conv, call = random_3x3(seed)
+    if not KERNEL.supports(conv, call):
+        assert conv.stride == (2, 2)
+        return
     for option in KERNEL.options(conv, call)[seed % 2 :: 3]:
         # Small tiles and strips: interpreted programs are slow, and several strips have edges between them.
         assert_exact(KERNEL, conv, call, re.sub(r"rows \d+, columns \d+", "rows 2, columns 16", option), seed=seed)

@@ -39,7 +39,8 @@ class RowConv(Kernel):
             and call.dtype in (torch.float16, torch.bfloat16, torch.float32)
             and conv.kernel_size == (3, 3)
             and conv.padding == conv.dilation == (1, 1)
-            and conv.stride in ((1, 1), (2, 2))
+            # With stride 2, float32 does not fit into shared memory.
+            and (conv.stride == (1, 1) or (conv.stride == (2, 2) and call.dtype.itemsize == 2))
             and conv.pool is None
             and not call.has_residual
             and max(conv.in_width, conv.out_width) <= _widest(call)
@@ -62,7 +63,7 @@ class RowConv(Kernel):
                 tiles = -(-batch * out_width // block_m) * groups
                 rows = next((r for r in (14, 7, 4) if tiles * -(-out_height // r) >= 2 * MULTIPROCESSORS), 2)
                 # Stride 2 loads two rows at once: only narrow groups leave memory for those of the next step.
-                stages = 1 if conv.stride == (2, 2) and group_width * call.dtype.itemsize > 64 else 2
+                stages = 1 if conv.stride == (2, 2) and group_width > 32 else 2
                 rows = min(rows, out_height)
                 yield f"groups {groups}, rows {rows}, columns {block_m}, warps {warps}, stages {stages}"
 
