@@ -18,6 +18,7 @@ from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_argument
 from strucspars.cost.gathers import fold_report
 from strucspars.cost.text_table import Column, text_table
 from strucspars.export.gpu_plan import LayerChoice, TimesOf, dense_form, fused_graph, quickest_form
+from strucspars.export.program import first_line
 from strucspars.kernels.cache import Tuner
 from strucspars.kernels.kernel import Float32Products
 from strucspars.kernels.launch import has_triton
@@ -126,8 +127,9 @@ def compile_for_gpu(
             try:
                 run, report = planned(folded, arguments, timed, graph_timer, products=products, on_progress=on_progress)
                 return GpuNetwork(folded, run, report)
-            except (WrongResultError, torch.cuda.OutOfMemoryError) as error:
-                reason = str(error).splitlines()[0]
+            # Too little memory, and whatever else libraries refuse.
+            except RuntimeError as error:
+                reason = first_line(error)
     warnings.warn(f"compile_for_gpu falls back to PyTorch: {reason}", stacklevel=2)
     return GpuNetwork(folded, None, GpuReport(fallback_reason=reason))
 

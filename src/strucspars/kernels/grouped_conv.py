@@ -156,7 +156,8 @@ def _tiles(conv: FusedConv, call: Call, groups: int) -> Iterator[Tiles]:
     narrowest_n = widest_n if max(conv.kernel_size) > 1 else min(widest_n, 64)
     for block_n in dict.fromkeys((widest_n, narrowest_n)):
         columns = groups * -(-group_out // block_n)
-        enough = [m for m in (128, 64, 32, 16) if -(-num_positions // m) * columns >= MULTIPROCESSORS]
+        largest = (256,) if block_n <= 32 and max(conv.kernel_size) > 1 else ()
+        enough = [m for m in (*largest, 128, 64, 32, 16) if -(-num_positions // m) * columns >= MULTIPROCESSORS]
         for block_m in (enough or [16])[:2]:
             num_warps = 8 if block_m * block_n >= 128 * 128 else 4
             yield Tiles(groups, block_m, block_n, block_k, num_warps, 3)
