@@ -4,7 +4,12 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import settings
+
+# Without a GPU, Triton interprets its kernels. It looks at this when it is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # No deadline: no test asserts a time. The same examples every time; `make fuzz` draws new ones.
 settings.register_profile("fixed", deadline=None, derandomize=True)

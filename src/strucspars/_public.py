@@ -11,6 +11,7 @@ from strucspars.cost.counting import count_macs
 from strucspars.cost.gathers import fold_report
 from strucspars.cost.summary import summary
 from strucspars.export.checked import export, register_exporter
+from strucspars.export.gpu import compile_for_gpu
 from strucspars.export.int8 import Int8
 from strucspars.export.onnx import OnnxRunner
 from strucspars.export.storage import load, save
@@ -30,6 +31,7 @@ __all__ = [
     "Sparsifier",
     "SparsifyConfig",
     "__version__",
+    "compile_for_gpu",
     "compress",
     "convert_",
     "core",

@@ -13,11 +13,11 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.convert.fold import merge_groups_, merged_weight, wide_enough_groups, widen_groups_
+from strucspars.convert.fold import merge_groups_, wide_enough_groups, widen_groups_
 from strucspars.cost.counting import BeforeAfter
 from strucspars.cost.gathers import FoldReport, WidenedLayer
 from strucspars.models.cifar import CifarResNet
-from strucspars.nn.layers import ShuffledGroupConv1d, ShuffledGroupLinear
+from strucspars.nn.layers import ShuffledGroupConv1d, ShuffledGroupLinear, merged_weight
 
 CHANNELS = 16
 IMAGES = torch.randn(2, CHANNELS, 6, 6, generator=torch.Generator().manual_seed(1))

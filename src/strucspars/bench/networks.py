@@ -131,6 +131,7 @@ def random_networks(
     num_classes: int = 1000,
     min_channels_per_group: int = 1,
     orders: Sequence[str] = (DEFAULT_ORDERS,),
+    pieces: int = 1,
     seed: int = 0,
 ) -> list[BenchNetwork]:
     """A network by name with random weights, dense and at every rate (`group_levels`) with every order policy."""
@@ -138,7 +139,7 @@ def random_networks(
         torch.manual_seed(seed)
         dense = build_model(name, num_classes=num_classes, image_shape=image_shape).eval()
     example = torch.zeros(1, *image_shape)
-    selections = {policy: _selection(dense, policy, example) for policy in orders}
+    selections = {policy: _selection(dense, policy, pieces, example) for policy in orders}
 
     def plan(levels: Mapping[str, int], policy: str) -> GroupingPlan:
         selection = selections[policy]
@@ -160,7 +161,7 @@ def trained_networks(
 ) -> list[BenchNetwork]:
     """The same of a network with trained weights, with channel orders learned from them."""
     example = torch.zeros(1, *image_shape)
-    selections = {policy: _selection(dense.eval(), policy, example) for policy in orders}
+    selections = {policy: _selection(dense.eval(), policy, 1, example) for policy in orders}
     states = {
         policy: learned_states(selection.layers, SparsifyConfig(), None, network=selection.orders)
         for policy, selection in selections.items()
@@ -238,9 +239,10 @@ def with_random_norms(model: Model, image_shape: ImageShape, *, seed: int) -> Mo
     return model
 
 
-def _selection(model: nn.Module, policy: str, example_inputs: ExampleInputs) -> Selection:
+def _selection(model: nn.Module, policy: str, pieces: int, example_inputs: ExampleInputs) -> Selection:
     """All layers that can be grouped, with the orders that they share by a policy."""
-    return with_network_orders(select_layers(model), model, SparsifyConfig(orders=policy), example_inputs)
+    config = SparsifyConfig(orders=policy, pieces=pieces)
+    return with_network_orders(select_layers(model), model, config, example_inputs)
 
 
 def random_plan(
@@ -251,6 +253,9 @@ def random_plan(
     shared = {}
     if network is not None:
         shared = {name: random.permutation(width) for name, width in network.widths.items()}
+        for family in network.in_pieces:
+            pieces_of_first = shared[family.names[0]].reshape(-1, family.piece)
+            shared |= {name: random.permutation(pieces_of_first).ravel() for name in family.names[1:]}
         shared |= {name: np.arange(network.widths[name]) for name in network.fixed}
     layers = {}
     for layer in groupable:

@@ -50,6 +50,7 @@ from strucspars.nn.layers import (
     groups_of_weight,
     is_grouped,
     like_memory_format,
+    merged_weight,
 )
 from strucspars.nn.names import copied, unwrap_children_, unwrapped
 
@@ -238,17 +239,6 @@ def wide_enough_groups(num_groups: int, narrower_side: int, widen_groups_below: 
     """The largest divisor of the number of groups that makes them wide enough; one if none does."""
     fitting = (groups for groups in range(num_groups, 1, -1) if num_groups % groups == 0)
     return next((groups for groups in fitting if narrower_side // groups >= widen_groups_below), 1)
-
-
-def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> torch.Tensor:
-    """The weight `(C_out, C_in / G', *kernel)` of fewer groups G' in place of `(C_out, C_in / G, *kernel)`."""
-    together = num_groups // merged_groups
-    out_width, in_width, *kernel = weight.shape[0] // num_groups, *weight.shape[1:]
-    blocks = weight.reshape(merged_groups, together, out_width, in_width, *kernel)
-    merged = weight.new_zeros(merged_groups, together, out_width, together, in_width, *kernel)
-    for place in range(together):
-        merged[:, place, :, place] = blocks[:, place]
-    return like_memory_format(merged.reshape(weight.shape[0], together * in_width, *kernel), weight)
 
 
 def merge_groups_(layer: nn.Module, merged_groups: int) -> None:

@@ -33,6 +33,10 @@ class Registry(Generic[Entry]):
                 f"{hint} first"
             )
 
+    def names(self) -> tuple[str, ...]:
+        """All registered names, the built-in ones first."""
+        return tuple(self._entries)
+
     def find(self, name: str) -> Entry:
         """The entry of a name, or a `ValueError` that names the option."""
         self.check(name)

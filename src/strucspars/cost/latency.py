@@ -1,13 +1,12 @@
 """Milliseconds of a network's layers by group level, as measured on one machine, and the folder that keeps them."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from strucspars.core.budget import Shuffle
-from strucspars.io.files import read_text, write_text
+from strucspars.io.files import read_text, user_cache, write_text
 from strucspars.io.records import as_record, check_header, parse_json, to_json
 
 FORMAT: Mapping[str, str | int] = {"format": "strucspars-latency", "format_version": 1}
@@ -80,7 +79,5 @@ def write_table(path: Path, table: LatencyTable) -> None:
 
 
 def cache_folder() -> Path:
-    """Where tables are kept: in `STRUCSPARS_CACHE`, else in the user's folder for such files."""
-    given = os.environ.get("STRUCSPARS_CACHE")
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strucspars"
-    return base / "latency"
+    """Where tables are kept."""
+    return user_cache("latency")

@@ -49,6 +49,13 @@ _REPORT_FORMAT = "strucspars-report"
 _SHOWN_FILES = 3
 
 
+def user_cache(kind: str) -> Path:
+    """The folder of what was measured here: in `STRUCSPARS_CACHE`, else in the user's folder for such files."""
+    given = os.environ.get("STRUCSPARS_CACHE")
+    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strucspars"
+    return base / kind
+
+
 def reworded(error: OSError, message: str) -> OSError:
     """An error of the same type and errno whose text is the message alone."""
     kind = type(OSError(error.errno, "")) if error.errno else OSError

@@ -44,6 +44,17 @@ def pruned_weight(weight: torch.Tensor, layer: LayerPlan) -> torch.Tensor:
     return dense_weight(grouped_weight(weight, layer), layer)
 
 
+def merged_weight(weight: torch.Tensor, num_groups: int, merged_groups: int) -> torch.Tensor:
+    """The weight `(C_out, C_in / G', *kernel)` of fewer groups G' in place of `(C_out, C_in / G, *kernel)`."""
+    together = num_groups // merged_groups
+    out_width, in_width, *kernel = weight.shape[0] // num_groups, *weight.shape[1:]
+    blocks = weight.reshape(merged_groups, together, out_width, in_width, *kernel)
+    merged = weight.new_zeros(merged_groups, together, out_width, together, in_width, *kernel)
+    for place in range(together):
+        merged[:, place, :, place] = blocks[:, place]
+    return like_memory_format(merged.reshape(weight.shape[0], together * in_width, *kernel), weight)
+
+
 def _kept_inputs(layer: LayerPlan, device: torch.device) -> torch.Tensor:
     """The input channels that each output channel is connected to: `(C_out, C_in / G)`."""
     groups = inverse(layer.out_perm) // (layer.weight_shape[0] // layer.num_groups)
