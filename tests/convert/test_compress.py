@@ -13,14 +13,13 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)).eval()
 
 
-def test_compress_plans_converts_reconstructs_and_recalibrates() -> None:
+def test_compress_plans_converts_and_reconstructs() -> None:
     compressed, by_hand, dense = network(), network(), network()
     images = torch.randn(2, 8, 4, 9, 9)
     plan = ss.compress(compressed, 0.4, calibration=zip(images, torch.zeros(2, 8), strict=True))
     assert ss.one_shot_plan(by_hand, 0.4, calibration=images) == plan
     assert plan.predicted_divergence is not None
     ss.reconstruct_(ss.convert_(by_hand, plan), dense, images)
-    ss.recalibrate_(by_hand, images)
     torch.testing.assert_close(compressed.state_dict(), by_hand.state_dict(), rtol=0, atol=0)
 
 

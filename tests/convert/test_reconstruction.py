@@ -1,5 +1,5 @@
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -72,8 +72,34 @@ def test_reconstruction_comes_nearer_than_recalibration(readable: bool, caplog: 
     assert ("could not be traced" in caplog.text) is not readable
 
 
-def test_recalibration_after_reconstruction_changes_little() -> None:
-    dense = network()
+class NormsFirst(nn.Module):
+    """A pre-activation block, whose norms see sums and what other norms gave."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_one, self.norm_two = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.one, self.two = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.Conv2d(width, width, 1, bias=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.one(self.norm_one(inputs).relu())
+        outputs: torch.Tensor = self.two(self.norm_two(hidden).relu()) + inputs
+        return outputs
+
+
+def norms_first() -> nn.Sequential:
+    torch.manual_seed(0)
+    last = nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)
+    model = nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), NormsFirst(16), NormsFirst(16), *last)
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias)
+    ss.recalibrate_(model, batches())
+    return model.eval()
+
+
+@pytest.mark.parametrize("build", [network, norms_first])
+def test_recalibration_after_reconstruction_changes_little(build: Callable[[], nn.Module]) -> None:
+    dense = build()
     model = grouped(dense)
     ss.reconstruct_(model, dense, batches())
     again = copy.deepcopy(model)

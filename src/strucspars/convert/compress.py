@@ -30,8 +30,8 @@ def compress(
     """Group the layers of a trained model in place, one-shot, and return the plan.
 
     With calibration images this takes minutes and needs no labels and no training: `one_shot_plan` chooses the group
-    levels that cost the predictions least, `reconstruct_` refits all layers to the dense network's outputs, and
-    `recalibrate_` recomputes the batch-norm statistics. Without images the network is not usable before it is trained.
+    levels that cost the predictions least, and `reconstruct_` refits all layers to the dense network's outputs. Without
+    images the network is not usable before it is trained.
 
     Args:
         model: any module; its layers are replaced by grouped ones.
@@ -66,7 +66,6 @@ def compress(
     dense = copied(unwrapped(model))
     convert_(model, plan)
     reconstruct_(model, dense, data, on_progress=on_progress)
-    recalibrate_(model, data.images)
     return plan
 
 

@@ -16,7 +16,7 @@ from strucspars.convert.comparison import relative_error
 from strucspars.cost.counting import uncompiled, undisturbed
 from strucspars.nn.batch_norms import is_batch_norm, modules_after_norm
 from strucspars.nn.names import bare_modules, unwrapped
-from strucspars.nn.refit import MAX_SAMPLES, PatchMoments, can_be_refitted
+from strucspars.nn.refit import MAX_SAMPLES, PatchMoments, can_be_refitted, in_double
 from strucspars.sparsify.calibration import (
     Calibration,
     CalibrationBatch,
@@ -52,7 +52,7 @@ def reconstruct_(
     Goes through the layers in forward order. Every layer reads what the network compressed so far gives, and its weight
     becomes the ridge solution that comes nearest to the dense layer's outputs, batch norm included; the last layer of a
     residual branch also makes up for the error of the shortcut. Layers that stay dense are refitted too. The batch
-    norms get the statistics of their new inputs.
+    norms get the statistics of their new inputs, so that recalibration afterwards changes nothing.
 
     Args:
         model: the compressed network.
@@ -110,26 +110,35 @@ def _fit_(layer: nn.Module, moments: PatchMoments, ridge: float | None, scale: t
         bias.data.copy_(shift.expand(bias.shape))
 
 
-def _renormalise_(norm: nn.Module, outputs: Iterable[torch.Tensor], wanted_mean: torch.Tensor) -> None:
-    """Give a norm the statistics of a layer's outputs, and an affine map that only moves them to the wanted mean."""
+def _renormalise_(norm: nn.Module, inputs: Iterable[torch.Tensor], wanted_mean: torch.Tensor | None = None) -> None:
+    """Give a norm the statistics of its inputs, and the affine map with which it computes what it did before.
+
+    With a wanted mean it only moves the inputs there instead.
+    """
     batch_norm = cast(nn.BatchNorm2d, norm)
-    sums = torch.zeros(2, len(wanted_mean), dtype=wanted_mean.dtype, device=wanted_mean.device)
-    count, center = 0, None
-    for batch in outputs:
+    count, center, sums = 0, None, torch.zeros(())
+    for batch in inputs:
         values = batch.movedim(1, -1).flatten(0, -2)
         center = values.mean(0) if center is None else center
         count += len(values)
-        sums += torch.stack([(values - center).sum(0), (values - center).square().sum(0)]).to(sums)
+        sums = sums + in_double(torch.stack([(values - center).sum(0), (values - center).square().sum(0)]))
     assert center is not None, "there are batches"
     shift, square = sums / count
-    variance = (square - shift.square()).clamp_min(0)
+    mean, variance = center.to(shift) + shift, (square - shift.square()).clamp_min(0)
+    scale, offset = (torch.ones_like(mean), wanted_mean) if wanted_mean is not None else _affine(norm)
     for name, new in {
-        "running_mean": center.to(shift) + shift,
+        "running_mean": mean,
         "running_var": variance,
-        "weight": (variance + batch_norm.eps).sqrt(),
-        "bias": wanted_mean,
+        "weight": scale * (variance + batch_norm.eps).sqrt(),
+        "bias": offset if wanted_mean is not None else offset + scale * mean,
     }.items():
         getattr(norm, name).data.copy_(new)
+
+
+def _affine(norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and shift by which a norm maps its inputs in evaluation."""
+    batch_norm, scale = cast(nn.BatchNorm2d, norm), _scale(norm)
+    return scale, batch_norm.bias.data - cast(torch.Tensor, batch_norm.running_mean) * scale
 
 
 def _scale(norm: nn.Module) -> torch.Tensor:
@@ -139,10 +148,8 @@ def _scale(norm: nn.Module) -> torch.Tensor:
 
 def _normalised(norm: nn.Module, outputs: torch.Tensor) -> torch.Tensor:
     """What the norm itself gives, without an activation that its module may have."""
-    batch_norm = cast(nn.BatchNorm2d, norm)
     shape = (1, -1, *[1] * (outputs.dim() - 2))
-    scale = _scale(norm)
-    shift = batch_norm.bias.data - cast(torch.Tensor, batch_norm.running_mean) * scale
+    scale, shift = _affine(norm)
     return outputs * scale.view(shape) + shift.view(shape)
 
 
@@ -242,7 +249,7 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
     """Compute both graphs node by node, and refit every layer on the way that reads or computes something else."""
     ours, theirs = (_Activations(graph, data.images) for graph in graphs)
     pairs = dict(zip(graphs[0].graph.nodes, graphs[1].graph.nodes, strict=True))
-    seen, changed = set[fx.Node](), set[fx.Node]()
+    seen, changed, normed = set[fx.Node](), set[fx.Node](), set[fx.Node]()
     batches = range(len(data.images))
     for done, (node, dense_node) in enumerate(pairs.items()):
         theirs.compute(dense_node)
@@ -250,6 +257,9 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
         if changed.isdisjoint(node.all_input_nodes) and _compute_alike(graphs, node):
             ours.copy(node, theirs, dense_node)
         elif layer is None or not _can_be_fitted(layer, node):
+            if layer is not None and node not in normed and _can_be_renormed(layer, node):
+                source = node.all_input_nodes[0]
+                _renormalise_(layer, (ours.value(source, batch) for batch in batches))
             changed.add(node)
             ours.compute(node)
         else:
@@ -274,8 +284,9 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
             changed.add(node)
             wanted_mean = refit(layer, samples, _scale(norms[0]) if norms else None)
             ours.compute(node)
-            if norms:
+            if norm_node is not None:
                 _renormalise_(norms[0], (ours.value(node, batch) for batch in batches), wanted_mean)
+                normed.add(norm_node)
         seen.add(node)
         progress("reconstruction", done + 1, len(pairs))
 
@@ -306,13 +317,17 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 def _norm_after(graph: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     """The batch norm that alone reads a layer's outputs, if its statistics and affine map can be rewritten."""
     user = _only_user(node)
-    if user is None or user.op != "call_module" or ORIGIN_KEY in user.meta:
+    if user is None or user.op != "call_module":
         return None
-    norm = graph.get_submodule(str(user.target))
+    return user if _can_be_renormed(graph.get_submodule(str(user.target)), user) else None
+
+
+def _can_be_renormed(norm: nn.Module, node: fx.Node) -> bool:
+    """Whether a node is the only call of a batch norm that has statistics and an affine map."""
     known = type(norm) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or modules_after_norm(norm) is not None
     tensors = [getattr(norm, name, None) for name in ("weight", "bias", "running_mean", "running_var")]
     fits = known and is_batch_norm(norm) and has_plain_forward(norm) and all(each is not None for each in tensors)
-    return user if fits else None
+    return fits and ORIGIN_KEY not in node.meta
 
 
 def _shortcut(graph: fx.GraphModule, node: fx.Node, seen: set[fx.Node]) -> fx.Node | None:
