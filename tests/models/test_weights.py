@@ -18,8 +18,8 @@ from strucspars.models.catalogue import build_model
 from strucspars.models.cifar import CifarResNet
 from strucspars.models.weights import load_weights_
 from strucspars.nn.layers import kept_connections
-from strucspars.prune.slimming import save_slimmed, select_channels, slim_
 from strucspars.sparsify.one_shot import one_shot_plan
+from strucspars.train.slimming import save_slimmed, select_channels, slim_
 
 
 def small_network(classes: int = 3) -> nn.Sequential:

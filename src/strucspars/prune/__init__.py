@@ -1,1 +1,0 @@
-"""Methods that the paper compares with. So far: Network Slimming."""
