@@ -160,8 +160,8 @@ def network_channels(model: nn.Module, example_inputs: ExampleInputs) -> Network
     graph = with_joined_calls(channel_graph(graph_module), calls_by_origin(graph_module).values())
     for layer in graph.grouped.values():
         # Its own groups are of natural channels.
-        graph.classes.pin(layer.inputs)
-        graph.classes.pin(layer.outputs)
+        for layout in (layer.inputs, layer.outputs):
+            graph.classes.pin(layout, "a layer has groups of its own")
     named = bare_modules(inference)
     layers: dict[nn.Module, str] = {module: name for name, module in named if isinstance(module, LAYERS_WITH_CHANNELS)}
     meetings = list(_meetings(graph, layers))
