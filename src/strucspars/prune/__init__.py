@@ -1,0 +1,1 @@
+"""Which channels a network can lose, and which of them it keeps."""
