@@ -74,9 +74,11 @@ class Function(nn.Module):
             first, second = features.chunk(2, 1)
             return torch.cat([second, first], 1)
         if self.code == "width":
-            return features * features.shape[1] ** -0.5
+            scaled: torch.Tensor = features * features.shape[1] ** -0.5
+            return scaled
         if self.code == "batch size":
-            return features.mean((2, 3)).view(features.size(0), -1)[:, :, None, None]
+            flat: torch.Tensor = features.mean((2, 3)).view(features.size(0), -1)
+            return flat.unsqueeze(2).unsqueeze(3)
         if self.code == "divide":
             return functional.relu(features) / features
         if self.code == "pad":
@@ -96,6 +98,7 @@ class Function(nn.Module):
         (nn.GroupNorm(2, 8), "GroupNorm 'between' needs all of them in their order"),
         (nn.Softmax(1), "Softmax 'between' needs all of them in their order"),
         (Function("split"), "the network's code has their number in it"),
+        (Function("batch size"), ""),
         (Function("width"), "the network's code reads their number"),
         (Function("pad"), "the network's code has their number in it"),
         (Function("divide"), "something is divided by them"),
@@ -130,7 +133,8 @@ def test_a_tensor_that_the_code_reads_keeps_its_shape() -> None:
 
 def test_layers_with_groups_of_their_own_are_noted() -> None:
     channels: PrunableChannels = prunable_channels(Between(nn.Conv2d(8, 8, 1, groups=4)), IMAGES)
-    assert channels.classes["first"].own_groups == channels.classes["between"].own_groups == (4,)
+    assert channels.own_groups == {"between": 4}
+    assert not channels.classes["first"].reason
 
 
 def test_a_network_that_cannot_be_traced_is_refused() -> None:

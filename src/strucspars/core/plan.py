@@ -302,6 +302,12 @@ class GroupingPlan:
         fields = check_header(document, where, format=FORMAT, format_version=version)
         return as_record(cls, _with_perms(fields, where), where)
 
+    def check_narrowed(self, names: Collection[str]) -> None:
+        """Raise a `ValueError` unless the network has every module that loses channels."""
+        for name in self.narrowed:
+            if name not in names:
+                raise ValueError(f"module {name!r} of the plan is not in the network; {_hint(name, names)}")
+
     def check_matches(self, weight_shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
         for name, layer in self.layers.items():

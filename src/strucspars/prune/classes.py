@@ -29,7 +29,6 @@ class PrunableClass:
         width: number of channels.
         writers, readers: the convolutions and linear layers that do; not depthwise ones, which keep the channels.
         norms: norms and depthwise convolutions that the channels pass.
-        own_groups: the numbers of groups of those layers that the network has groups in.
         is_stream: whether they are added to others, as in a residual stream.
         reason: why none of them can go; empty where some can.
     """
@@ -39,17 +38,17 @@ class PrunableClass:
     writers: tuple[str, ...]
     readers: tuple[str, ...]
     norms: tuple[str, ...]
-    own_groups: tuple[int, ...]
     is_stream: bool
     reason: str
 
 
 @dataclass(frozen=True)
 class PrunableChannels:
-    """The classes of a network's channels, and which of them every module sees."""
+    """The classes of a network's channels, those that every module sees, and the groups that layers have already."""
 
     classes: Mapping[str, PrunableClass]
     modules: Mapping[str, ModuleChannels]
+    own_groups: Mapping[str, int]
 
     def sides(self, narrower: Mapping[str, object]) -> dict[str, ModuleChannels]:
         """The modules that see some of these classes, with only the sides that do."""
@@ -97,18 +96,17 @@ def prunable_channels(model: nn.Module, example_inputs: ExampleInputs) -> Prunab
     classes = {}
     for root, name in class_names.items():
         met = [(each, each.sees(root, graph)) for each in meetings]
-        groups = (each.groups for each, (writes, reads) in met if each.groups > 1 and (writes or reads))
         classes[name] = PrunableClass(
             name=name,
             width=graph.classes.width(root),
             writers=tuple(dict.fromkeys(each.module for each, (writes, _) in met if writes and each.is_layer)),
             readers=tuple(dict.fromkeys(each.module for each, (_, reads) in met if reads)),
             norms=tuple(dict.fromkeys(each.module for each, (writes, _) in met if writes and not each.is_layer)),
-            own_groups=tuple(sorted(set(groups))),
             is_stream=root in streams,
             reason=graph.classes.reason_to_keep_all(root),
         )
-    return PrunableChannels(classes, modules)
+    own_groups = {each.module: each.groups for each in meetings if each.groups > 1}
+    return PrunableChannels(classes, modules, own_groups)
 
 
 @dataclass(frozen=True, kw_only=True)
