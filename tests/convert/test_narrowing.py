@@ -216,6 +216,16 @@ def test_channels_that_are_gone_already_are_not_lost_twice() -> None:
         convert_(small, other)
 
 
+def test_an_optimizer_that_missed_the_loss_of_channels_is_refused() -> None:
+    model = small_network()
+    plan, optimizer = narrow_plan(model, SMALL_IMAGES), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(SMALL_IMAGES).sum().backward()
+    optimizer.step()
+    convert_(model, plan)
+    with pytest.raises(ValueError, match="module '0' has lost channels already, but the optimizer remembers 8"):
+        convert_(model, plan, optimizer)
+
+
 def test_groups_that_the_network_has_lose_evenly() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 4, 1))
     plan = narrow_plan(model, SMALL_IMAGES)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strucspars.core.levels_and_widths import GAP, Choices, Conflict, Option, Product, cheapest, choose
+from strucspars.core.levels_and_widths import GAP, ROUNDING, Choices, Conflict, Option, Product, cheapest, choose
 
 
 def random_choices(seed: int) -> Choices:
@@ -60,7 +60,7 @@ def loss(choices: Choices, chosen: dict[str, int]) -> float:
 @given(st.integers(0, 100_000), st.floats(0, 0.95))
 def test_the_choice_is_the_best_of_all(seed: int, target: float) -> None:
     choices = random_choices(seed)
-    allowed = (1 - target) * choices.whole
+    allowed = (1 - target + ROUNDING) * choices.whole
     within = [each for each in all_choices(choices) if choices.cost(each) <= allowed]
     found = choose(choices, target)
     if found is None:

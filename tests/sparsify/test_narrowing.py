@@ -116,6 +116,14 @@ def test_an_importance_of_ones_own_scores_channels() -> None:
         assert each.kept == tuple(range(each.width - len(each.kept), each.width))
 
 
+@pytest.mark.parametrize("budget", ["params", "macs"])
+def test_a_target_that_is_just_reachable_is_met(budget: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.ReLU(), nn.Conv2d(8, 5, 1, bias=False))
+    found = plan(model, target=0.5, budget=budget, largest_levels={"*": 1})
+    assert found.removed_param_fraction == found.removed_mac_fraction == 0.5
+    assert len(found.kept_channels["0"].kept) == 4
+
+
 def test_residual_streams_stay_if_asked() -> None:
     model = PreactivationResNet(20).eval()
     streams = {"layer1.0.conv3", "layer2.0.conv3", "layer3.0.conv3"}

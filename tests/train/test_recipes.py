@@ -108,5 +108,5 @@ def test_every_recipe_can_be_shortened_to_one_epoch_per_stage(name: str) -> None
 
 
 def test_the_networks_of_runs_keep_all_channels() -> None:
-    with pytest.raises(ValueError, match="sparsify.narrow 'all': the networks of runs keep all channels"):
+    with pytest.raises(ValueError, match=r"sparsify\.narrow 'all': the networks of runs keep all channels"):
         Recipe(name="narrow", sparsify=SparsifyRecipe(narrow="all"))

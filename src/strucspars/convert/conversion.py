@@ -12,7 +12,7 @@ from torch import nn
 from strucspars.convert.changes import Changes, mask_values_, modules_to_change, planned_modules, restored
 from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.core.hierarchy import num_groups
-from strucspars.core.narrowing import KeptChannels, KeptSides, ModuleChannels, order_of_all
+from strucspars.core.narrowing import KeptChannels, KeptSides, ModuleChannels, full_widths, order_of_all
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, uncompiled, undisturbed
@@ -153,6 +153,19 @@ def _check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module, 
                 f"layer {name!r} is grouped already, but the optimizer remembers its weight in the dense shape "
                 f"{shape}, not {tuple(weight.shape)}; give the optimizer with the first call, or make a new one"
             )
+    for name, module in bare_modules(model):
+        if (record := narrowed_from(module)) is None:
+            continue
+        former = full_widths(record.sides, record.classes)[0] or None
+        for parameter in module.parameters(recurse=False):
+            remembered = [
+                each for each in optimizer.state.get(parameter, {}).values() if isinstance(each, torch.Tensor)
+            ]
+            if any(each.dim() and len(each) == former != len(parameter) for each in remembered):
+                raise ValueError(
+                    f"module {name!r} has lost channels already, but the optimizer remembers {former} of them, not "
+                    f"{len(parameter)}; give the optimizer with the first call, or make a new one"
+                )
 
 
 def _change_optimizer_state_(

@@ -18,6 +18,8 @@ from strucspars.core.checks import FloatArray
 
 # Of the whole cost, to save beyond the target: the solver meets a constraint only up to a tolerance.
 MARGINS = (0.0, 1e-5, 1e-3)
+# Of the whole cost, in sums of products: less than one parameter or multiply-accumulate.
+ROUNDING = 1e-12
 # Of the smallest sum of losses.
 GAP = 1e-3
 # Bounds the search the same way on every machine.
@@ -103,7 +105,7 @@ def choose(choices: Choices, target: float) -> dict[str, int] | None:
     losses = np.array([option.loss for _, option in program.columns])
     for margin in MARGINS:
         found = program.solved(losses, most=(1 - target - margin) * choices.whole)
-        if found is None or choices.cost(found) <= (1 - target) * choices.whole:
+        if found is None or choices.cost(found) <= (1 - target + ROUNDING) * choices.whole:
             return found
     return None
 

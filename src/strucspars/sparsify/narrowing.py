@@ -205,9 +205,12 @@ def plan_with_narrowing(
     sizes = layer_sizes(model, plan)
     removed_macs = None
     if size.macs:
-        # Every weight of a layer multiplies as often as any other.
-        saved = (size.layer_macs.get(each.module, 0) * each.weight_params.removed_fraction for each in sizes.values())
-        removed_macs = sum(saved) / size.macs
+        # Every weight of a layer multiplies as often as any other. In whole numbers, so that a target is met exactly.
+        left = sum(
+            size.layer_macs.get(each.module, 0) * each.weight_params.after // max(each.weight_params.before, 1)
+            for each in sizes.values()
+        )
+        removed_macs = (size.macs - left) / size.macs
     params = network_params(model, sizes, plan)
     return replace(
         plan,
