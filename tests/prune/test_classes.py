@@ -79,6 +79,11 @@ class Function(nn.Module):
         if self.code == "batch size":
             flat: torch.Tensor = features.mean((2, 3)).view(features.size(0), -1)
             return flat.unsqueeze(2).unsqueeze(3)
+        if self.code == "image size":
+            return functional.interpolate(features[:, :, ::2], size=features.shape[-2:])
+        if self.code == "shape":
+            summed: torch.Tensor = features * features.shape[:2][1]
+            return summed
         if self.code == "divide":
             return functional.relu(features) / features
         if self.code == "pad":
@@ -99,6 +104,8 @@ class Function(nn.Module):
         (nn.Softmax(1), "Softmax 'between' needs all of them in their order"),
         (Function("split"), "the network's code has their number in it"),
         (Function("batch size"), ""),
+        (Function("image size"), ""),
+        (Function("shape"), "the network's code reads their number"),
         (Function("width"), "the network's code reads their number"),
         (Function("pad"), "the network's code has their number in it"),
         (Function("divide"), "something is divided by them"),

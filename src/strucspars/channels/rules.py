@@ -338,8 +338,18 @@ def _may_read_width(node: fx.Node, axis: int, dimensions: int) -> bool:
         return False
     if what == "size" and isinstance(asked := argument(node, 1, "dim"), int):
         return asked % dimensions == axis
-    places = [user.args[1] if user.target is operator.getitem else None for user in node.users if user.users]
-    return what == "numel" or any(not isinstance(place, int) or place % dimensions == axis for place in places)
+    asked_for = [user.args[1] if user.target is operator.getitem else None for user in node.users if user.users]
+    return what == "numel" or any(axis in _axes_of(index, dimensions) for index in asked_for)
+
+
+def _axes_of(index: object, dimensions: int) -> set[int]:
+    """The axes whose lengths are read by an index into a shape; all of them where it is not known."""
+    if isinstance(index, int):
+        return {index % dimensions}
+    known = isinstance(index, slice) and all(
+        each is None or isinstance(each, int) for each in (index.start, index.stop, index.step)
+    )
+    return set(range(dimensions)[index] if known and isinstance(index, slice) else range(dimensions))
 
 
 register_channel_rule(_layer, *DENSE_AND_GROUPED_TYPES)
