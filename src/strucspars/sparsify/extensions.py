@@ -106,7 +106,7 @@ def register_importance(
     Args:
         name: how options call it.
         function: `function(layer) -> S`, a non-negative array `(C_out, C_in)`; the layer has `name`, `module` and
-            `weight`.
+            `weight`. With `narrow` it is asked about all convolutions and linear layers of one group.
         penalty: the norm of the kernels that sparse training shrinks.
         needs: what it reads of calibration images: with `"inputs"` the layer has `input_second_moment`, with
             `"gradients"` it has `gradient` and `squared_gradient`. Such an importance works where images are given, as
