@@ -207,7 +207,12 @@ def restored(changes: Changes) -> Iterator[None]:
     before = []
     for module in (change.module for change in changes.values()):
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        attributes = vars(module) | {"_buffers": dict(module._buffers)}
+        # Of a masked layer that becomes dense meanwhile, these lose the mask.
+        buffers = {
+            "_buffers": dict(module._buffers),
+            "_non_persistent_buffers_set": {*module._non_persistent_buffers_set},
+        }
+        attributes = vars(module) | buffers
         before.append((module, type(module), attributes, [(each, each.data, each.grad) for each in tensors]))
     try:
         yield
