@@ -37,11 +37,11 @@ from strucspars.export.storage import load
 from strucspars.models.catalogue import build_model
 from strucspars.paper.noise import Sample, noise_limit
 from strucspars.paper.published import PAPER_ROWS, table_rows
-from strucspars.prune.slimming import ChannelSelection, slim_
 from strucspars.train.outcome import read_metrics, read_summary, stage_accuracy, stage_seconds
 from strucspars.train.recipe import DataRecipe, EngineRecipe, FinetuneRecipe, Recipe, SparsifyRecipe
 from strucspars.train.recipe_reading import read_recipe, recipe_yaml
 from strucspars.train.run_folder import RunFolder
+from strucspars.train.slimming import ChannelSelection, slim_
 
 ROOT = Path(__file__).parent.parent
 

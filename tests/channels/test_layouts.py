@@ -65,10 +65,10 @@ def test_the_parts_of_a_divided_layout_are_the_pieces_of_its_order(widths: list[
 
 def test_a_pin_from_before_and_after_holds_for_all_parts() -> None:
     classes = OrderClasses()
-    pinned_before, pinned_after = classes.new(6, 1, pinned=True), classes.new(6, 1)
+    pinned_before, pinned_after = classes.new(6, 1, pinned="natural"), classes.new(6, 1)
     for layout in (pinned_before, pinned_after):
         classes.divide(layout, [2, 4])
-    classes.pin(pinned_after)
+    classes.pin(pinned_after, "natural")
     assert all(classes.is_pinned(root) for layout in (pinned_before, pinned_after) for root in classes.roots(layout))
 
 

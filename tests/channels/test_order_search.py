@@ -62,7 +62,7 @@ def test_a_layer_between_free_classes_needs_no_gather() -> None:
 
 def test_a_pinned_side_keeps_its_gather_and_the_natural_order() -> None:
     classes = OrderClasses()
-    inputs, outputs = classes.new(CHANNELS, 1, pinned=True), classes.new(CHANNELS, 1)
+    inputs, outputs = classes.new(CHANNELS, 1, pinned="natural"), classes.new(CHANNELS, 1)
     one = layer(inputs, outputs, random_groups(4, 0), random_groups(4, 1))
     assert gathered_sides([one], classes) == [(True, False)]
     np.testing.assert_array_equal(chosen_orders([one], classes)[inputs.classes[0]], np.arange(CHANNELS))
@@ -113,7 +113,7 @@ def test_where_only_the_sequence_of_the_groups_differs_the_smaller_side_is_gathe
     in_bytes: int, out_bytes: int, sides: tuple[bool, bool]
 ) -> None:
     classes = OrderClasses()
-    inputs, outputs = (classes.new(CHANNELS, 1, pinned=True) for _ in range(2))
+    inputs, outputs = (classes.new(CHANNELS, 1, pinned="natural") for _ in range(2))
     in_groups = np.arange(2).repeat(CHANNELS // 2)
     one = layer(inputs, outputs, in_groups, 1 - in_groups, in_bytes=in_bytes, out_bytes=out_bytes)
     assert gathered_sides([one], classes) == [sides]
@@ -171,7 +171,7 @@ def test_the_pin_of_one_class_holds_for_those_joined_with_it_before_and_after() 
     classes = OrderClasses()
     first, second, third = (classes.new(4, 1) for _ in range(3))
     classes.join(first, second)
-    classes.pin(second)
+    classes.pin(second, "natural")
     classes.join(third, first)
     assert all(classes.is_pinned(layout.classes[0]) for layout in (first, second, third))
 

@@ -44,6 +44,17 @@ def test_compress_writes_a_smaller_network_that_loads(call: Any, checkpoint: Pat
     assert said.err.count("one-shot grouping") == 1
 
 
+def test_compress_also_removes_channels(call: Any, checkpoint: Path) -> None:
+    arguments = ("--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.3", "--narrow", "all")
+    said = call("compress", str(checkpoint), *arguments, "--width-multiple", "2", "--out", "a.safetensors", "--json")
+    assert said.status == 0
+    assert "groups and fewer channels remove" in said.err
+    small = ss.load("a.safetensors", build_model(SMALL, num_classes=7))
+    document = json.loads(said.out)
+    assert sum(map(torch.numel, small.parameters())) == document["params"]["after"]
+    assert 0 < document["lost_norm"] < 1
+
+
 def test_compress_as_json_tells_what_was_lost(call: Any, checkpoint: Path) -> None:
     arguments = ("--model", SMALL, "--classes", "7", *SHAPE, "--target", "0.3", "--budget", "macs")
     document = json.loads(call("compress", str(checkpoint), *arguments, "--out", "a.safetensors", "--json").out)

@@ -21,7 +21,7 @@ from strucspars.export.program import PREPROCESSING_KEY, Arguments
 from strucspars.export.storage import plan_hash
 from strucspars.io.records import convert
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
-from strucspars.prune.slimming import select_channels, slim_
+from strucspars.train.slimming import select_channels, slim_
 
 Shuffled = Callable[..., ss.ShuffledGroupConv2d]
 IMAGES = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(1))

@@ -11,7 +11,7 @@ NUM_STEPS = 14
 MAX_WIDTH = 48
 
 
-def layer(width: int, generator: np.random.Generator) -> nn.Module:
+def layer(width: int, generator: np.random.Generator, *, converted: bool = True) -> nn.Module:
     """A layer for this number of channels, of one of many kinds; some change the number."""
     groups = int(generator.choice([number for number in (1, 2, 3, 4, 8) if width % number == 0]))
     out_width = int(generator.choice([width, groups * int(generator.integers(1, 5))]))
@@ -19,7 +19,7 @@ def layer(width: int, generator: np.random.Generator) -> nn.Module:
     grouped.in_perm.copy_(torch.from_numpy(generator.permutation(width)))
     grouped.out_inverse.copy_(torch.from_numpy(generator.permutation(out_width)))
     kinds: list[nn.Module] = [
-        *[grouped] * 5,
+        *[grouped if converted else nn.Conv2d(width, out_width, 1)] * 5,
         nn.Conv2d(width, out_width, 3, padding=1),
         nn.Conv2d(width, out_width, 1, groups=groups),
         nn.Conv2d(width, width, 3, padding=1, groups=width),
@@ -36,7 +36,7 @@ def layer(width: int, generator: np.random.Generator) -> nn.Module:
 class RandomNetwork(nn.Module):
     """Steps that each make new tensors of earlier ones: a layer, a sum, a product, a cut, a concatenation, padding."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, converted: bool = True) -> None:
         super().__init__()
         generator = np.random.default_rng(seed)
         self.layers = nn.ModuleList()
@@ -64,7 +64,7 @@ class RandomNetwork(nn.Module):
                 widths.append(widths[one] + 3)
             else:
                 operation, other = "layer", len(self.layers)
-                self.layers.append(layer(widths[one], generator))
+                self.layers.append(layer(widths[one], generator, converted=converted))
                 widths.append(self.layers[-1](torch.zeros(2, widths[one], 4, 4)).shape[1])
             self.steps.append((operation, one, other))
 

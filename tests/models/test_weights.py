@@ -18,8 +18,9 @@ from strucspars.models.catalogue import build_model
 from strucspars.models.cifar import CifarResNet
 from strucspars.models.weights import load_weights_
 from strucspars.nn.layers import kept_connections
-from strucspars.prune.slimming import save_slimmed, select_channels, slim_
+from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.one_shot import one_shot_plan
+from strucspars.train.slimming import save_slimmed, select_channels, slim_
 
 
 def small_network(classes: int = 3) -> nn.Sequential:
@@ -395,3 +396,15 @@ def test_a_small_file_that_becomes_a_large_one_is_refused(tmp_path: Path) -> Non
             packed.writestr(entry, stored.read(entry))
     with pytest.raises(ValueError, match=r"net\.pt': the file is damaged.* its entries are packed, and would"):
         load_weights_(small_network(), str(tmp_path / "net.pt"), "small")
+
+
+def test_a_network_that_has_lost_channels_gives_no_dense_weights(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(4, 3))
+    options = SparsifyConfig(target=0.2, narrow="all", width_multiple=2, largest_levels={"*": 1})
+    save(
+        convert_(model, one_shot_plan(model, options, example_inputs=torch.zeros(1, 3, 1, 1))),
+        tmp_path / "a.safetensors",
+    )
+    dense = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="this network has lost channels, and has no weights for the dense one"):
+        load_weights_(dense, str(tmp_path / "a.safetensors"), "small")

@@ -17,13 +17,13 @@ import torch
 
 from strucspars.cli.export import export_network
 from strucspars.cli.networks import find_target
-from strucspars.prune.slimming import ChannelSelection
 from strucspars.report.reading import read_run
 from strucspars.train.checkpoint import save_checkpoint, save_named
 from strucspars.train.pipeline import run_pipeline
 from strucspars.train.recipe import Recipe
 from strucspars.train.run import RunInterrupted
 from strucspars.train.run_folder import RunFolder
+from strucspars.train.slimming import ChannelSelection
 
 Recipes = Callable[..., Recipe]
 EPOCHS = ("stage1.epochs=1", "stage2.epochs=2")

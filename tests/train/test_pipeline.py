@@ -24,7 +24,6 @@ from strucspars.io.arrays import load_arrays
 from strucspars.models.catalogue import build_model
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.layers import kept_connections
-from strucspars.prune.slimming import ChannelSelection, load_slimmed
 from strucspars.train import pipeline, procedures
 from strucspars.train.checkpoint import load_named
 from strucspars.train.observer import RunObserver
@@ -34,6 +33,7 @@ from strucspars.train.recipe import Recipe
 from strucspars.train.recipe_reading import read_recipe
 from strucspars.train.run import Run, RunInterrupted, derived_seed
 from strucspars.train.run_folder import RunFolder
+from strucspars.train.slimming import ChannelSelection, load_slimmed
 
 Recipes = Callable[..., Recipe]
 IMAGE_SHAPE = (3, 16, 16)

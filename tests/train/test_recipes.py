@@ -9,7 +9,7 @@ import torch
 from strucspars.cost.counting import NetworkCount, count_macs
 from strucspars.models.catalogue import build_model
 from strucspars.paper.published import PAPER_ROWS, base_row
-from strucspars.train.recipe import Recipe
+from strucspars.train.recipe import Recipe, SparsifyRecipe
 from strucspars.train.recipe_reading import read_recipe, recipe_names
 
 DEPLOYED = ("imagenet-resnet50-35", "imagenet-resnet50-65", "imagenet-resnet50-85", "cifar10-resnet56-50")
@@ -105,3 +105,8 @@ def test_the_name_tells_the_kind_and_the_ablation(name: str) -> None:
 def test_every_recipe_can_be_shortened_to_one_epoch_per_stage(name: str) -> None:
     recipe = read_recipe(name, ["stage1.epochs=1", "stage2.epochs=1"])
     assert (recipe.stage1.epochs, recipe.stage2.epochs) == (1, 1)
+
+
+def test_the_networks_of_runs_keep_all_channels() -> None:
+    with pytest.raises(ValueError, match=r"sparsify\.narrow 'all': the networks of runs keep all channels"):
+        Recipe(name="narrow", sparsify=SparsifyRecipe(narrow="all"))

@@ -45,7 +45,26 @@ class ChannelGraph:
         """Keep the channels of all tensors that a call reads in natural order."""
         for source in node.all_input_nodes:
             for layout in (self.layouts.get(source), *self.parts.get(source, ())):
-                self.classes.pin(layout)
+                self.classes.pin(layout, self._needs_all(node))
+
+    def hold_where_tensors_follow(self, node: fx.Node) -> None:
+        """Keep all channels of a module whose tensors may have an entry for each, unless it is known which."""
+        if node.op != "call_module" or self.sides(node):
+            return
+        module = self.module(node)
+        if any(tensor.numel() > 1 for tensor in (*module.parameters(), *module.buffers())):
+            reason = f"{type(module).__name__} {str(node.target)!r} has tensors whose shapes may follow their number"
+            for layout in (self.source(node), self.layouts[node]):
+                self.classes.hold(layout, reason)
+
+    def _needs_all(self, node: fx.Node) -> str:
+        """Why the channels that a call reads stay as they are."""
+        if node.op == "output":
+            return "the network returns them"
+        if node.op == "call_module":
+            return f"{type(self.module(node)).__name__} {str(node.target)!r} needs all of them in their order"
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.target)
+        return f"the operation {name} needs all of them in their order"
 
     def sides(self, node: fx.Node) -> tuple[Layout, ...]:
         """The layouts that the weights of a call follow: (inputs, outputs), or one for both."""
@@ -94,9 +113,10 @@ def channel_graph(graph_module: fx.GraphModule) -> ChannelGraph:
         elif isinstance(found, tuple):
             graph.parts.update({node: found} if found else {})
         elif tensor_shape(node) is None:
-            graph.classes.pin(found)
+            graph.classes.pin(found, f"the shape of the outcome of {node.name} is not known")
         else:
             graph.layouts[node] = found
+            graph.hold_where_tensors_follow(node)
     return graph
 
 

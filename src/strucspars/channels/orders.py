@@ -12,6 +12,8 @@ from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.cost.gathers import contiguous_runs
 
+UNLIKE = "they are combined with channels that are counted in another way"
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -27,18 +29,23 @@ class Layout:
 
 @dataclass
 class OrderClasses:
-    """Order classes that can be joined, divided, or pinned to the natural order."""
+    """Order classes that can be joined, divided, or pinned to the natural order.
+
+    Why a class is pinned, and why the number of its channels is held, is a text that is empty where it is not.
+    """
 
     _parents: list[int] = field(default_factory=list)
     _widths: list[int] = field(default_factory=list)
-    _pinned: list[bool] = field(default_factory=list)
+    _pinned: list[str] = field(default_factory=list)
+    _held: list[str] = field(default_factory=list)
     _parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def new(self, width: int, axis: int, *, pinned: bool = False) -> Layout:
+    def new(self, width: int, axis: int, *, pinned: str = "", held: str = "") -> Layout:
         """Channels of a class of their own."""
         self._parents.append(len(self._parents))
         self._widths.append(width)
         self._pinned.append(pinned)
+        self._held.append(held)
         return Layout((len(self._parents) - 1,), axis)
 
     def root(self, name: int) -> int:
@@ -61,22 +68,31 @@ class OrderClasses:
 
     def is_pinned(self, name: int) -> bool:
         """Whether the class must stay in the natural order."""
-        return self._pinned[self.root(name)]
+        return bool(self._pinned[self.root(name)])
+
+    def reason_to_keep_all(self, name: int) -> str:
+        """Why no channel of the class can go; empty where some can."""
+        return self._pinned[self.root(name)] or self._held[self.root(name)]
 
     def channels(self, layout: Layout) -> int:
         """Entries along the channel axis."""
         return layout.repeat * sum(self.width(name) for name in layout.classes)
 
-    def pin(self, layout: Layout | None) -> None:
-        """Keep the channels in the natural order."""
+    def pin(self, layout: Layout | None, reason: str) -> None:
+        """Keep the channels in the natural order, all of them."""
         for root in () if layout is None else self.roots(layout):
-            self._pinned[root] = True
+            self._pinned[root] = self._pinned[root] or reason
+
+    def hold(self, layout: Layout | None, reason: str) -> None:
+        """Keep all channels, in any order."""
+        for root in () if layout is None else self.roots(layout):
+            self._held[root] = self._held[root] or reason
 
     def join(self, one: Layout, other: Layout) -> None:
         """Store both in one order, or both in the natural one where their channels are counted differently."""
         if one.repeat != other.repeat or self.channels(one) != self.channels(other):
-            self.pin(one)
-            self.pin(other)
+            self.pin(one, UNLIKE)
+            self.pin(other, UNLIKE)
             return
         # A class that is in both layouts, at different places, needs several passes.
         while self.widths(one) != self.widths(other):
@@ -85,6 +101,7 @@ class OrderClasses:
         for root, other_root in zip(self.roots(one), self.roots(other), strict=True):
             root, other_root = self.root(root), self.root(other_root)
             self._pinned[root] = self._pinned[root] or self._pinned[other_root]
+            self._held[root] = self._held[root] or self._held[other_root]
             self._parents[other_root] = root
 
     def divide(self, layout: Layout, widths: Sequence[int]) -> tuple[Layout, ...]:
@@ -116,7 +133,8 @@ class OrderClasses:
             width = self.width(root)
             if start < channel < start + width:
                 sizes = (channel - start, start + width - channel)
-                parts = [self.new(size, layout.axis, pinned=self._pinned[root]) for size in sizes]
+                reasons = {"pinned": self._pinned[root], "held": self._held[root]}
+                parts = [self.new(size, layout.axis, **reasons) for size in sizes]
                 self._parts[root] = (*parts[0].classes, *parts[1].classes)
                 return
             start += width

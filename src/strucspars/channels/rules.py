@@ -29,6 +29,10 @@ from strucspars.nn.layers import DENSE_AND_GROUPED_TYPES, channel_orders, channe
 # In eval mode the synchronised one is like the others.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
+# Why channels that can be in any order still have to be there, all of them.
+FROM_OUTSIDE = "they are inputs of the network, or come from an operation that is not known"
+IN_THE_CODE = "the network's code has their number in it"
+
 
 # Layers and norms, whose weights follow the layouts.
 
@@ -42,7 +46,7 @@ def _layer(node: fx.Node, graph: ChannelGraph) -> Layout:
     inputs = graph.source(node)
     if inputs is None or inputs.axis != axis:
         graph.pin_inputs(node)
-        inputs = graph.classes.new(in_channels, axis, pinned=True)
+        inputs = graph.classes.new(in_channels, axis, pinned=FROM_OUTSIDE)
     groups = groups_of_weight(module)
     if not is_grouped(module) and groups == in_channels == out_channels > 1:
         graph.channelwise[node] = inputs
@@ -89,6 +93,8 @@ def _channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     is_over_some = isinstance(module, nn.GroupNorm) and module.num_groups > 1
     if layout is None or layout.axis != 1 or is_over_some:
         return None
+    if isinstance(module, nn.GroupNorm):
+        graph.classes.hold(layout, f"GroupNorm {str(node.target)!r} takes the mean over all of them")
     graph.channelwise[node] = layout
     return layout
 
@@ -99,6 +105,14 @@ def _channelwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
 def elementwise(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     """Entry by entry: any order is allowed, but all operands must have the same one."""
     return _joined(node, graph, len(tensor_shape(node) or ()))
+
+
+def _divided(node: fx.Node, graph: ChannelGraph) -> Layout | None:
+    """As any operation entry by entry, but channels that are zero divide zero by zero."""
+    divisor = argument(node, 1, "other")
+    if isinstance(divisor, fx.Node):
+        graph.classes.hold(graph.layouts.get(divisor), "something is divided by them")
+    return elementwise(node, graph)
 
 
 def _joined(node: fx.Node, graph: ChannelGraph, dimensions: int) -> Layout | None:
@@ -143,7 +157,7 @@ def _concatenation(node: fx.Node, graph: ChannelGraph) -> Layout | None:
         if layout is None:
             shape = tensor_shape(part)
             assert shape is not None
-            layout = graph.classes.new(shape[axis], axis, pinned=True)
+            layout = graph.classes.new(shape[axis], axis, pinned=FROM_OUTSIDE)
         classes += layout.classes
     return Layout(tuple(classes), axis)
 
@@ -260,7 +274,8 @@ def _padded(node: fx.Node, graph: ChannelGraph) -> Layout | None:
     widths = by_axis[layout.axis]
     if not is_constant or min(widths) < 0 or layout.repeat != 1 or len(node.all_input_nodes) > 1:
         return None
-    before, after = (graph.classes.new(width, 0).classes if width else () for width in widths)
+    held = IN_THE_CODE
+    before, after = (graph.classes.new(width, 0, held=held).classes if width else () for width in widths)
     return Layout((*before, *layout.classes, *after), layout.axis)
 
 
@@ -273,6 +288,7 @@ def _split(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | None:
     if axis % dimensions != layout.axis:
         return (layout,) * len(shapes)
     widths = [shape[axis] for shape in shapes]
+    graph.classes.hold(layout, IN_THE_CODE)
     return graph.classes.divide(layout, widths) if layout.repeat == 1 and min(widths) > 0 else None
 
 
@@ -300,8 +316,40 @@ def _cut(layout: Layout, entry: slice, graph: ChannelGraph) -> Layout | None:
     start, stop, _ = entry.indices(width)
     if start >= stop:
         return None
+    graph.classes.hold(layout, IN_THE_CODE)
     parts = graph.classes.divide(layout, [size for size in (start, stop - start, width - stop) if size])
     return parts[1 if start else 0]
+
+
+def _shape(node: fx.Node, graph: ChannelGraph) -> tuple[Layout, ...] | None:
+    """A property of a tensor that does not depend on the order of its channels, perhaps on their number."""
+    if not asks_for_shape(node):
+        return None
+    layout = graph.source(node)
+    if layout is not None and _may_read_width(node, layout.axis, len(source_shape(node))):
+        graph.classes.hold(layout, "the network's code reads their number")
+    return ()
+
+
+def _may_read_width(node: fx.Node, axis: int, dimensions: int) -> bool:
+    """Whether a call that asks for a shape may use the length of an axis."""
+    what = str(node.args[1]) if node.target is getattr else str(node.target)
+    if what not in ("shape", "size", "numel") or (what != "numel" and not node.users):
+        return False
+    if what == "size" and isinstance(asked := argument(node, 1, "dim"), int):
+        return asked % dimensions == axis
+    asked_for = [user.args[1] if user.target is operator.getitem else None for user in node.users if user.users]
+    return what == "numel" or any(axis in _axes_of(index, dimensions) for index in asked_for)
+
+
+def _axes_of(index: object, dimensions: int) -> set[int]:
+    """The axes whose lengths are read by an index into a shape; all of them where it is not known."""
+    if isinstance(index, int):
+        return {index % dimensions}
+    known = isinstance(index, slice) and all(
+        each is None or isinstance(each, int) for each in (index.start, index.stop, index.step)
+    )
+    return set(range(dimensions)[index] if known and isinstance(index, slice) else range(dimensions))
 
 
 register_channel_rule(_layer, *DENSE_AND_GROUPED_TYPES)
@@ -311,20 +359,20 @@ register_channel_rule(
     *(nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
-    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.neg),
-    *(operator.iadd, operator.isub, operator.imul, operator.itruediv),
-    *(torch.add, torch.sub, torch.mul, torch.div, torch.neg, torch.abs, torch.exp, torch.clamp, torch.clone),
+    *(operator.add, operator.sub, operator.mul, operator.neg, operator.iadd, operator.isub, operator.imul),
+    *(torch.add, torch.sub, torch.mul, torch.neg, torch.abs, torch.exp, torch.clamp, torch.clone),
     *(torch.relu, torch.relu_, torch.sigmoid, torch.tanh, torch.maximum, torch.minimum),
     *(functional.relu, functional.relu_, functional.relu6, functional.leaky_relu, functional.elu, functional.celu),
     *(functional.selu, functional.gelu, functional.silu, functional.mish, functional.sigmoid, functional.tanh),
     *(functional.softplus, functional.softsign, functional.hardtanh, functional.hardsigmoid),
     *(functional.hardswish, functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d),
-    *(f"{name}{end}" for name in ("add", "sub", "mul", "div", "neg", "abs", "exp", "clamp") for end in ("", "_")),
+    *(f"{name}{end}" for name in ("add", "sub", "mul", "neg", "abs", "exp", "clamp") for end in ("", "_")),
     *(f"{name}{end}" for name in ("relu", "sigmoid", "tanh") for end in ("", "_")),
     *("clone", "contiguous", "detach"),
     # By name: folding does not import torchvision.
     "torchvision.ops.stochastic_depth.stochastic_depth",
 )
+register_channel_rule(_divided, operator.truediv, operator.itruediv, torch.div, "div", "div_")
 _POSITIONAL = ("MaxPool", "AvgPool", "AdaptiveAvgPool", "AdaptiveMaxPool", "ConstantPad", "ZeroPad", "ReplicationPad")
 _POOLS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
 for _axes in (1, 2, 3):
@@ -349,4 +397,4 @@ register_channel_rule(_padded, functional.pad)
 register_channel_rule(_concatenation, torch.cat, torch.concat, torch.concatenate)
 register_channel_rule(_split, *SPLIT_FUNCTIONS, *SPLIT_METHODS)
 register_channel_rule(_item, operator.getitem)
-register_channel_rule(lambda node, graph: () if asks_for_shape(node) else None, getattr, *SHAPE_METHODS)
+register_channel_rule(_shape, getattr, *SHAPE_METHODS)

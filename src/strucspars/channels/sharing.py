@@ -11,7 +11,7 @@ from torch import nn
 from strucspars.channels.graph import ChannelGraph, channel_graph, with_joined_calls
 from strucspars.channels.orders import Layout
 from strucspars.channels.tracing import (
-    ORIGIN_KEY,
+    called_module,
     calls_by_origin,
     inference_copy,
     other_norms_as_modules_,
@@ -146,6 +146,30 @@ def network_channels(model: nn.Module, example_inputs: ExampleInputs) -> Network
     >>> channels.classes["0"].readers, channels.sides["3"].inputs, channels.classes["3"].is_fixed
     (('3',), ('0',), True)
     """
+    graph, names = joined_channel_graph(model, example_inputs)
+    for layer in graph.grouped.values():
+        # Its own groups are of natural channels.
+        for layout in (layer.inputs, layer.outputs):
+            graph.classes.pin(layout, "a layer has groups of its own")
+    meetings = list(_meetings(graph, names))
+    classes = _classes(graph, meetings)
+    sides = {name: LayerSides() for module, name in names.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
+    for meeting in meetings:
+        # Calls of one module have the same classes, or none.
+        found = tuple(classes[root].name for root in meeting.roots) if _can_share(meeting.layout, graph) else ()
+        side = {"outputs": found} if meeting.is_writer else {"inputs": found}
+        sides[meeting.layer] = replace(sides[meeting.layer], **side)
+    return NetworkChannels({each.name: each for each in classes.values()}, sides)
+
+
+def joined_channel_graph(model: nn.Module, example_inputs: ExampleInputs) -> tuple[ChannelGraph, dict[nn.Module, str]]:
+    """The channel graph of a copy of a network, and the names of its modules by the modules of the copy.
+
+    All calls of a module see their channels in one order.
+
+    Raises:
+        UntraceableNetwork: the network's code cannot be traced.
+    """
     inference = _bare_copy(model)
     arguments = arguments_of(inference, example_inputs)
     with undisturbed(inference):
@@ -158,21 +182,7 @@ def network_channels(model: nn.Module, example_inputs: ExampleInputs) -> Network
             raise UntraceableNetwork(_untraceable(error, inference)) from error
     other_norms_as_modules_(graph_module)
     graph = with_joined_calls(channel_graph(graph_module), calls_by_origin(graph_module).values())
-    for layer in graph.grouped.values():
-        # Its own groups are of natural channels.
-        graph.classes.pin(layer.inputs)
-        graph.classes.pin(layer.outputs)
-    named = bare_modules(inference)
-    layers: dict[nn.Module, str] = {module: name for name, module in named if isinstance(module, LAYERS_WITH_CHANNELS)}
-    meetings = list(_meetings(graph, layers))
-    classes = _classes(graph, meetings)
-    sides = dict.fromkeys(layers.values(), LayerSides())
-    for meeting in meetings:
-        # Calls of one module have the same classes, or none.
-        names = tuple(classes[root].name for root in meeting.roots) if _can_share(meeting.layout, graph) else ()
-        side = {"outputs": names} if meeting.is_writer else {"inputs": names}
-        sides[meeting.layer] = replace(sides[meeting.layer], **side)
-    return NetworkChannels({each.name: each for each in classes.values()}, sides)
+    return graph, {module: name for name, module in bare_modules(inference)}
 
 
 def _bare_copy(model: nn.Module) -> nn.Module:
@@ -191,12 +201,12 @@ class _Meeting(NamedTuple):
     num_bytes: int
 
 
-def _meetings(graph: ChannelGraph, layers: Mapping[nn.Module, str]) -> Iterator[_Meeting]:
+def _meetings(graph: ChannelGraph, names: Mapping[nn.Module, str]) -> Iterator[_Meeting]:
     """Both sides of all calls of dense and grouped layers."""
     for node in graph.graph_module.graph.nodes:
         if node not in graph.dense and node not in graph.grouped:
             continue
-        layer = layers[graph.graph_module.get_submodule(node.meta.get(ORIGIN_KEY, str(node.target)))]
+        layer = names[called_module(node, graph.graph_module)]
         inputs, outputs = graph.sides(node)
         (source,) = node.all_input_nodes
         yield _Meeting(layer, False, inputs, graph.classes.roots(inputs), tensor_bytes(source))

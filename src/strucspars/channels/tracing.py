@@ -21,6 +21,9 @@ from strucspars.nn.names import copied
 # In the meta of calls: the name of the module that the called one is a copy of.
 ORIGIN_KEY = "strucspars.origin"
 
+# In the meta of calls of plain norms: the name of the module of another library that they stand for.
+NORM_KEY = "strucspars.norm"
+
 # Modules that stay single calls, with all that is inside them: those that channel rules are registered for.
 LEAF_TYPES: set[type[nn.Module]] = set()
 
@@ -196,6 +199,11 @@ def _separate_calls_(graph_module: fx.GraphModule) -> None:
             graph_module.add_submodule(node.target, copy.deepcopy(module))
 
 
+def called_module(node: fx.Node, graph_module: fx.GraphModule) -> nn.Module:
+    """The module of the network itself that a node calls, or calls a copy of."""
+    return graph_module.get_submodule(node.meta.get(ORIGIN_KEY) or node.meta.get(NORM_KEY) or str(node.target))
+
+
 def calls_by_origin(graph_module: fx.GraphModule) -> dict[str, list[fx.Node]]:
     """The calls of copies, by the name of the module that they are copies of."""
     calls = defaultdict(list)
@@ -226,7 +234,7 @@ def other_norms_as_modules_(graph_module: fx.GraphModule) -> None:
                 free = free_name(graph_module, f"{node.target}_{name}")
                 graph_module.add_submodule(free, module)
                 last = graph_module.graph.call_module(free, (last,))
-                last.meta = dict(node.meta)
+                last.meta = {NORM_KEY: node.target} | node.meta
         node.replace_all_uses_with(last)
         graph_module.graph.erase_node(node)
 

@@ -119,6 +119,13 @@ def compress(
     pieces: Annotated[
         int, typer.Option(metavar="N", min=1, help="Shuffles that remain move whole pieces of so many channels.")
     ] = 1,
+    narrow: Annotated[
+        str,
+        typer.Option(help="Which channels may go beside groups: none, inside (not of residual streams) or all."),
+    ] = "none",
+    width_multiple: Annotated[
+        int, typer.Option(metavar="N", min=1, help="With --narrow, keep multiples of so many channels.")
+    ] = 8,
     min_channels_per_group: console.MinChannelsPerGroup = 1,
     include: Annotated[
         list[str] | None,
@@ -184,6 +191,8 @@ def compress(
         "importance": importance,
         "orders": orders,
         "pieces": pieces,
+        "narrow": narrow,
+        "width_multiple": width_multiple,
         "min_channels_per_group": min_channels_per_group,
         "include": tuple(include or ["*"]),
         "exclude": tuple(exclude or []),

@@ -14,10 +14,10 @@ from strucspars.export.storage import PLAN_KEY, SELECTION_KEY, load, opened, rea
 from strucspars.models.catalogue import OWN_NETWORKS, build_model, check_takes_images, names_a_function
 from strucspars.models.preprocessing import preprocessing_of
 from strucspars.models.weights import CHECKPOINT_SUFFIXES, load_weights_
-from strucspars.prune.slimming import load_slimmed
 from strucspars.train.outcome import RunSummary, read_summary
 from strucspars.train.recipe import DataRecipe, Recipe
 from strucspars.train.run_folder import DATA_OF_FUNCTION, ONE_SHOT, RunFolder
+from strucspars.train.slimming import load_slimmed
 
 CIFAR_SHAPE: ImageShape = (3, 32, 32)
 SAFETENSORS = ".safetensors"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from strucspars.convert.conversion import planned_modules
+from strucspars.convert.changes import planned_modules
 from strucspars.core.checks import IntArray
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan

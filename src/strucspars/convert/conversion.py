@@ -1,40 +1,33 @@
 """Convert a model by a plan: group every planned layer (Sec. 3.1, 3.5), or mask it to train dense."""
 
 import logging
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from strucspars.convert.changes import Changes, mask_values_, modules_to_change, planned_modules, restored
 from strucspars.convert.comparison import compare_outputs, random_arguments
 from strucspars.core.hierarchy import num_groups
+from strucspars.core.narrowing import KeptChannels, KeptSides, ModuleChannels, full_widths, order_of_all
 from strucspars.core.permutation import inverse
 from strucspars.core.plan import GroupingPlan, LayerPlan
 from strucspars.cost.counting import ExampleInputs, arguments_of, fresh_arguments, uncompiled, undisturbed
-from strucspars.nn.groupable import WeightUses, reason_not_to_group
 from strucspars.nn.layers import (
-    LAYERS_WITH_CHANNELS,
+    ORDER_NAMES,
     channel_orders,
-    dense_shape,
-    group_module_,
-    grouped_weight,
     groups_of_weight,
     is_grouped,
-    is_grouped_as,
     is_masked,
-    mask_module_,
-    pruned_weight,
     unmask_module_,
 )
-from strucspars.nn.names import bare_modules, modules_by_name, under_first_names, unwrapped
+from strucspars.nn.names import bare_modules, unwrapped
+from strucspars.nn.narrowing import TensorChange, full_shape, narrowed_from, params_before
 
 logger = logging.getLogger(__name__)
-
-# The dense or masked layers that a plan changes, by name.
-Changes = Mapping[str, tuple[nn.Module, LayerPlan]]
 
 
 def convert_(
@@ -46,10 +39,11 @@ def convert_(
 ) -> nn.Module:
     """Turn the planned layers of a model into group convolutions, in place; returns the model.
 
-    What the plan prunes is dropped, so the tensors really shrink. Names, devices, precisions, memory formats, modes,
-    hooks and the identity of the parameters stay; so do the bias and the order of the weight's rows. Layers of one
-    group and layers that this plan grouped already are left alone, masked ones are converted like dense ones. If the
-    plan does not fit the model, nothing changes.
+    Where the plan keeps only some channels, the layers and norms that see them become narrower. What the plan prunes is
+    dropped, so the tensors really shrink. Names, devices, precisions, memory formats, modes, hooks and the identity of
+    the parameters stay; so do the bias and the order of the weight's rows. Layers of one group and layers that this
+    plan grouped already are left alone, masked ones are converted like dense ones. If the plan does not fit the model,
+    nothing changes.
 
     A model wrapped for distributed training must be wrapped again afterwards: the wrapper holds the old shapes, and the
     weights of the processes would diverge. If the wrapper itself is given, a warning says so.
@@ -73,16 +67,16 @@ def convert_(
     >>> convert_(model, ss.GroupingPlan({"0": layer}), example_inputs=torch.zeros(1, 4, 8, 8))[0].weight.shape
     torch.Size([8, 1, 3, 3])
     """
-    changes = _layers_to_change(model, plan)
+    changes = modules_to_change(model, plan)
     _check_optimizer(optimizer, model, plan)
     if example_inputs is not None:
         _check_by_running(unwrapped(model), changes, example_inputs)
     unmask_(model)
-    for module, layer in changes.values():
-        with _tensors_like_the_weight(module):
+    for change in changes.values():
+        with _tensors_like_those_of(change.module):
             if optimizer is not None:
-                _change_optimizer_state_(optimizer, module, layer, grouped_weight)
-            group_module_(module, layer)
+                _change_optimizer_state_(optimizer, change.module, change.converted_tensors())
+            change.convert_()
     # Inside autocast it holds casts of the old weights, by parameters that stay the same.
     torch.clear_autocast_cache()
     if changes and any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
@@ -108,21 +102,22 @@ def mask_(model: nn.Module, plan: GroupingPlan, optimizer: torch.optim.Optimizer
     >>> int((mask_(model, ss.GroupingPlan({"0": layer}))[0].weight == 0).sum())
     16
     """
-    changes = _layers_to_change(model, plan)
+    changes = modules_to_change(model, plan)
     _check_optimizer(optimizer, model, plan)
     unmask_(model)
-    for module, layer in changes.values():
-        with _tensors_like_the_weight(module):
-            mask_module_(module, layer)
+    for change in changes.values():
+        with _tensors_like_those_of(change.module):
             if optimizer is not None:
-                _change_optimizer_state_(optimizer, module, layer, pruned_weight)
+                _change_optimizer_state_(optimizer, change.module, change.masked_tensors())
+            change.mask_()
     return model
 
 
 @contextmanager
-def _tensors_like_the_weight(module: nn.Module) -> Iterator[None]:
-    """Make inference tensors only if the weight is one: a model changed in inference mode may be trained."""
-    with torch.inference_mode(module.get_parameter("weight").is_inference()), torch.no_grad():
+def _tensors_like_those_of(module: nn.Module) -> Iterator[None]:
+    """Make inference tensors only if the module has some: a model changed in inference mode may be trained."""
+    is_inference = any(tensor.is_inference() for tensor in (*module.parameters(), *module.buffers()))
+    with torch.inference_mode(is_inference), torch.no_grad():
         yield
 
 
@@ -135,43 +130,7 @@ def unmask_(model: nn.Module) -> None:
 
 def check_fits(model: nn.Module, plan: GroupingPlan) -> None:
     """Raise a `ValueError` that names the layer unless `convert_` would accept this plan for this model."""
-    _layers_to_change(model, plan)
-
-
-def planned_modules(model: nn.Module, plan: GroupingPlan) -> dict[str, nn.Module]:
-    """The layers that the plan names, after checking that they are there and have the shapes it knows."""
-    modules = modules_by_name(model)
-    for name in plan.layers:
-        if name in modules and not isinstance(modules[name], LAYERS_WITH_CHANNELS):
-            kind = type(modules[name]).__name__
-            raise ValueError(f"layer {name!r}: {kind} is no convolution or linear layer; remove it from the plan")
-    layers = {name: module for name, module in modules.items() if isinstance(module, LAYERS_WITH_CHANNELS)}
-    plan.check_matches({name: dense_shape(layers[name], name) if name in plan.layers else () for name in layers})
-    return {name: layers[name] for name in plan.layers}
-
-
-def _layers_to_change(model: nn.Module, plan: GroupingPlan) -> Changes:
-    """The layers that the plan changes, after checking that all of it fits."""
-    plan, uses = under_first_names(model, plan), WeightUses.of(model)
-    changes = {}
-    for name, module in planned_modules(model, plan).items():
-        layer = plan.layers[name]
-        if is_grouped(module):
-            if not is_grouped_as(module, layer):
-                raise ValueError(
-                    f"layer {name!r} is grouped already, and not as the plan has it; convert the dense network, or "
-                    "remove the layer from the plan"
-                )
-        elif layer.group_level > 1:
-            if reason := reason_not_to_group(name, module, uses):
-                raise ValueError(f"layer {name!r}: {reason}; remove it from the plan")
-            if module.get_parameter("weight").is_meta:
-                raise ValueError(
-                    f"layer {name!r} is on the meta device, where channel orders and masks have no values; call "
-                    "model.to_empty(device=...) and load the weights first"
-                )
-            changes[name] = module, layer
-    return changes
+    modules_to_change(model, plan)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module, plan: GroupingPlan) -> None:
@@ -194,44 +153,55 @@ def _check_optimizer(optimizer: torch.optim.Optimizer | None, model: nn.Module, 
                 f"layer {name!r} is grouped already, but the optimizer remembers its weight in the dense shape "
                 f"{shape}, not {tuple(weight.shape)}; give the optimizer with the first call, or make a new one"
             )
+    for name, module in bare_modules(model):
+        if (record := narrowed_from(module)) is None:
+            continue
+        former = full_widths(record.sides, record.classes)[0] or None
+        for parameter in module.parameters(recurse=False):
+            remembered = [
+                each for each in optimizer.state.get(parameter, {}).values() if isinstance(each, torch.Tensor)
+            ]
+            if any(each.dim() and len(each) == former != len(parameter) for each in remembered):
+                raise ValueError(
+                    f"module {name!r} has lost channels already, but the optimizer remembers {former} of them, not "
+                    f"{len(parameter)}; give the optimizer with the first call, or make a new one"
+                )
 
 
 def _change_optimizer_state_(
-    optimizer: torch.optim.Optimizer,
-    module: nn.Module,
-    layer: LayerPlan,
-    change: Callable[[torch.Tensor, LayerPlan], torch.Tensor],
+    optimizer: torch.optim.Optimizer, module: nn.Module, changes: Mapping[str, TensorChange]
 ) -> None:
-    """Apply a change to everything an optimizer remembers in the shape of a layer's weight. Counters stay.
+    """Apply changes to everything an optimizer remembers in the shapes of a module's parameters. Counters stay.
 
-    Where something has another shape, such as factored moments, the weight starts without a memory.
+    Where something has another shape, such as factored moments, the parameter starts without a memory.
     """
-    parameter = module.get_parameter("weight")
-    state = optimizer.state.get(parameter, {})
-    remembered = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.numel() > 1}
-    foreign = [key for key, value in remembered.items() if value.shape != parameter.shape]
-    foreign += [key for key, value in state.items() if isinstance(value, list | tuple | dict)]
-    if foreign:
-        logger.warning(
-            "%s cannot carry %s over to a grouped weight of former shape %s; its memory is cleared",
-            type(optimizer).__name__,
-            ", ".join(map(repr, foreign)),
-            tuple(parameter.shape),
-        )
-        del optimizer.state[parameter]
-        return
-    for key, value in remembered.items():
-        state[key] = change(value, layer)
+    for name, change in changes.items():
+        parameter = module._parameters.get(name)
+        if parameter is None:
+            continue
+        state = optimizer.state.get(parameter, {})
+        remembered = {key: value for key, value in state.items() if isinstance(value, torch.Tensor) and value.dim() > 0}
+        foreign = [key for key, value in remembered.items() if value.numel() > 1 and value.shape != parameter.shape]
+        foreign += [key for key, value in state.items() if isinstance(value, list | tuple | dict)]
+        if foreign:
+            logger.warning(
+                "%s cannot carry %s over to a grouped weight of former shape %s; its memory is cleared",
+                type(optimizer).__name__,
+                ", ".join(map(repr, foreign)),
+                tuple(parameter.shape),
+            )
+            del optimizer.state[parameter]
+            continue
+        for key, value in remembered.items():
+            if value.shape == parameter.shape:
+                state[key] = change(value)
 
 
 def _check_by_running(model: nn.Module, changes: Changes, example_inputs: ExampleInputs) -> None:
     """Run the grouped and the masked network; raise a `ValueError` that names the first layer at fault."""
     arguments = arguments_of(model, example_inputs)
-    with undisturbed(model), uncompiled(model), _restored(changes):
-        for module, layer in changes.values():
-            weight = module.get_parameter("weight")
-            before = weight.data * module.get_buffer("mask") if is_masked(module) else weight.data
-            weight.data = pruned_weight(before, layer)
+    with undisturbed(model), uncompiled(model), restored(changes):
+        mask_values_(changes)
         expected = _outputs(model, arguments)
         complaint = _complaint(model, changes, arguments, expected)
         if not complaint:
@@ -243,11 +213,8 @@ def _check_by_running(model: nn.Module, changes: Changes, example_inputs: Exampl
                 return
             complaint = _complaint(model, changes, arguments, expected)
         if complaint:
-            one_by_one = (
-                (f"layer {name!r}", _complaint(model, {name: change}, arguments, expected))
-                for name, change in changes.items()
-            )
-            place, complaint = next((found for found in one_by_one if found[1]), ("several layers", complaint))
+            found = ((place, _complaint(model, part, arguments, expected)) for place, part in _parts(changes))
+            place, complaint = next((each for each in found if each[1]), ("several layers", complaint))
             raise ValueError(
                 f"{place}: grouped, the network computes something else than masked: {complaint}; something uses the "
                 "weight and bypasses the layer's own forward: remove the layer from the plan, or keep it dense with "
@@ -255,11 +222,21 @@ def _check_by_running(model: nn.Module, changes: Changes, example_inputs: Exampl
             )
 
 
+def _parts(changes: Changes) -> Iterator[tuple[str, Changes]]:
+    """The changes one by one, with what each is called; those of channels that go only work together."""
+    narrow = {name: replace(change, layer=None) for name, change in changes.items() if change.narrowed is not None}
+    if narrow:
+        yield "without the channels that go", narrow
+    for name, change in changes.items():
+        if change.layer is not None:
+            yield f"layer {name!r}", narrow | {name: change}
+
+
 def _complaint(model: nn.Module, changes: Changes, arguments: tuple[Any, ...], expected: object) -> str:
-    """How the outputs change where these layers are grouped, or why there are none."""
-    with _restored(changes):
-        for module, layer in changes.values():
-            group_module_(module, layer)
+    """How the outputs change where these layers are grouped and narrower, or why there are none."""
+    with restored(changes):
+        for change in changes.values():
+            change.convert_()
         try:
             return compare_outputs(_outputs(model, arguments), expected).complaint
         # The code that reads the weight may raise any error.
@@ -272,26 +249,6 @@ def _outputs(model: nn.Module, arguments: tuple[Any, ...]) -> object:
     return model(*fresh_arguments(arguments))
 
 
-@contextmanager
-def _restored(changes: Changes) -> Iterator[None]:
-    """Restore types, weights and attributes of the layers afterwards."""
-    before = []
-    for module, _ in changes.values():
-        weight = module.get_parameter("weight")
-        before.append((module, type(module), dict(vars(module)), weight, weight.data, weight.grad))
-    try:
-        yield
-    finally:
-        for module, kind, attributes, weight, values, gradient in before:
-            module.__class__ = kind
-            vars(module).clear()
-            vars(module).update(attributes)
-            weight.grad = None
-            weight.data = values
-            weight.grad = gradient
-        torch.clear_autocast_cache()
-
-
 def model_plan(model: nn.Module) -> GroupingPlan:
     """Read the grouping from a converted model: the plan that makes it from the dense one. Empty for a dense model.
 
@@ -301,29 +258,43 @@ def model_plan(model: nn.Module) -> GroupingPlan:
     >>> model_plan(ss.convert_(model, plan)).layers == plan.layers
     True
     """
-    layers = {}
+    layers: dict[str, LayerPlan] = {}
+    narrowed: dict[str, ModuleChannels] = {}
+    kept_channels: dict[str, KeptChannels] = {}
+    kept = sum(parameter.numel() for parameter in model.parameters())
+    dense = float(kept)
     for name, module in bare_modules(model):
         if is_masked(module):
             raise ValueError(f"layer {name!r} is masked, not grouped; call convert_(model, plan) first")
         if is_grouped(module):
             layers[name] = _layer_plan(name, module)
-    kept = sum(parameter.numel() for parameter in model.parameters())
-    dense = kept + sum(math.prod(layer.weight_shape) * (1 - 1 / layer.num_groups) for layer in layers.values())
-    return GroupingPlan(layers, removed_param_fraction=1 - kept / dense if dense else 0.0)
+        if (record := narrowed_from(module)) is not None:
+            narrowed[name] = record.sides
+            kept_channels |= record.classes
+        if name in layers or name in narrowed:
+            dense += params_before(module) - sum(each.numel() for each in module.parameters(recurse=False))
+    return GroupingPlan(
+        layers,
+        kept_channels=kept_channels,
+        narrowed=narrowed,
+        removed_param_fraction=1 - kept / dense if dense else 0.0,
+    )
 
 
 def _layer_plan(name: str, module: nn.Module) -> LayerPlan:
-    shape = dense_shape(module, name)
+    """The grouping of a layer; channels that it lost fill up the groups."""
+    shape, record = full_shape(module, name), narrowed_from(module)
+    kept = KeptSides() if record is None else record.kept
     groups = groups_of_weight(module)
     level = groups.bit_length()
     if num_groups(level) != groups:
         raise ValueError(f"layer {name!r} has {groups} groups, no power of two: no plan makes such a layer")
-    return LayerPlan(
-        group_level=level,
-        out_perm=inverse(channel_orders(module)["out_inverse"].cpu().numpy()),
-        in_perm=channel_orders(module)["in_perm"].cpu().numpy(),
-        weight_shape=shape,
+    in_perm, out_inverse = (channel_orders(module)[order].cpu().numpy() for order in ORDER_NAMES)
+    orders = ((inverse(out_inverse), kept.outputs, shape[0]), (in_perm, kept.inputs, shape[1]))
+    out_perm, in_perm = (
+        perm if places is None else order_of_all(perm, places, width, groups) for perm, places, width in orders
     )
+    return LayerPlan(group_level=level, out_perm=out_perm, in_perm=in_perm, weight_shape=shape)
 
 
 def plan_of(model: nn.Module) -> GroupingPlan | None:

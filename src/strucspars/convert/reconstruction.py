@@ -16,6 +16,7 @@ from strucspars.convert.comparison import relative_error
 from strucspars.cost.counting import uncompiled, undisturbed
 from strucspars.nn.batch_norms import is_batch_norm, modules_after_norm
 from strucspars.nn.names import bare_modules, unwrapped
+from strucspars.nn.narrowing import narrowed_from
 from strucspars.nn.refit import MAX_SAMPLES, PatchMoments, can_be_refitted, in_double
 from strucspars.sparsify.calibration import (
     Calibration,
@@ -268,6 +269,7 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
             shortcut = _shortcut(graphs[0], norm_node or node, seen)
 
             def samples(
+                layer: nn.Module = layer,
                 source: fx.Node = node.all_input_nodes[0],
                 dense_node: fx.Node = dense_node,
                 norms: list[nn.Module] = norms,
@@ -277,8 +279,10 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
                     wanted = theirs.value(dense_node, batch)
                     if norms:
                         wanted = _normalised(norms[1], wanted)
+                    wanted = _of_those_that_stay(layer, wanted)
                     if shortcut is not None:
-                        wanted = wanted + theirs.value(pairs[shortcut], batch) - ours.value(shortcut, batch)
+                        beside = _of_those_that_stay(layer, theirs.value(pairs[shortcut], batch))
+                        wanted = wanted + beside - ours.value(shortcut, batch)
                     yield ours.value(source, batch), wanted
 
             changed.add(node)
@@ -289,6 +293,15 @@ def _refit_along_(graphs: Sequence[fx.GraphModule], data: Calibration, refit: Re
                 normed.add(norm_node)
         seen.add(node)
         progress("reconstruction", done + 1, len(pairs))
+
+
+def _of_those_that_stay(layer: nn.Module, outputs: torch.Tensor) -> torch.Tensor:
+    """The outputs of the dense layer in the channels that the compressed one has."""
+    record = narrowed_from(layer)
+    if record is None or (places := record.kept.outputs) is None:
+        return outputs
+    axis = -1 if isinstance(layer, nn.Linear) else -1 - len(cast(nn.Conv2d, layer).kernel_size)
+    return outputs.index_select(axis, torch.from_numpy(places).to(outputs.device))
 
 
 def _compute_alike(graphs: Sequence[fx.GraphModule], node: fx.Node) -> bool:
@@ -363,7 +376,8 @@ def _refit_by_hooks_(model: nn.Module, dense: nn.Module, data: Calibration, refi
         def samples(module: nn.Module = module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             for images in data.images:
                 inputs, _ = _call_of(model, module, images.to(device_of(model)))
-                yield inputs, _call_of(dense, theirs[names[module]], images.to(device_of(dense)))[1]
+                outputs = _call_of(dense, theirs[names[module]], images.to(device_of(dense)))[1]
+                yield inputs, _of_those_that_stay(module, outputs)
 
         refit(module, samples, None)
         progress("reconstruction", done + 1, len(once))

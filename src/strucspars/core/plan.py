@@ -14,6 +14,7 @@ import numpy as np
 from strucspars._version import __version__
 from strucspars.core.checks import IntArray, checked_at_least, checked_fraction, checked_target, is_whole_number
 from strucspars.core.hierarchy import checked_group_level, num_groups
+from strucspars.core.narrowing import KeptChannels, KeptSides, ModuleChannels, full_widths, kept_sides, order_of_kept
 from strucspars.core.permutation import checked_permutation
 from strucspars.core.shared_orders import joined_order
 from strucspars.io.records import RecordError, as_record, check_header, convert, parse_json
@@ -84,6 +85,15 @@ class LayerPlan:
     def with_orders(self, out_perm: IntArray, in_perm: IntArray) -> "LayerPlan":
         """The same grouping between other orders, which are shared with no other layer."""
         return dataclasses.replace(self, out_perm=out_perm, in_perm=in_perm, out_orders=(), in_orders=(), pieces=1)
+
+    def narrowed(self, kept: KeptSides) -> "LayerPlan":
+        """The same grouping of the channels that stay, which are numbered anew; a `ValueError` for uneven groups."""
+        sides = ((self.out_perm, kept.outputs), (self.in_perm, kept.inputs))
+        out_perm, in_perm = (
+            perm if places is None else order_of_kept(perm, places, self.num_groups) for perm, places in sides
+        )
+        shape = (len(out_perm), len(in_perm), *self.weight_shape[2:])
+        return LayerPlan(group_level=self.group_level, out_perm=out_perm, in_perm=in_perm, weight_shape=shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +173,8 @@ class GroupingPlan:
         preprocessing: of the network's images; None where it is not known.
         latency: milliseconds, where the target counts them.
         shared_orders: by name, orders of channels that several layers write or read, `perm[new] = old`.
+        kept_channels: by name, classes of channels of which some go, and those beside them in a concatenation.
+        narrowed: the modules whose channels these are, by name; orders and shapes of layers are those before.
 
     >>> import numpy as np
     >>> order = np.array([1, 0])
@@ -183,11 +195,14 @@ class GroupingPlan:
     preprocessing: Preprocessing | None = None
     latency: PlannedLatency | None = None
     shared_orders: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    kept_channels: Mapping[str, KeptChannels] = dataclasses.field(default_factory=dict)
+    narrowed: Mapping[str, ModuleChannels] = dataclasses.field(default_factory=dict)
     strucspars_version: str = __version__
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", MappingProxyType(dict(self.layers)))
         self._check_shared_orders()
+        self._check_narrowed()
         for field in ("removed_param_fraction", "target", "min_kept_norm", "removed_mac_fraction"):
             value = getattr(self, field)
             if value is not None or field == "removed_param_fraction":
@@ -216,6 +231,35 @@ class GroupingPlan:
                         "the names away (LayerPlan.with_orders)"
                     )
 
+    def _check_narrowed(self) -> None:
+        for field in ("kept_channels", "narrowed"):
+            object.__setattr__(self, field, MappingProxyType(dict(getattr(self, field))))
+        for name, sides in self.narrowed.items():
+            if unknown := [each for each in (*sides.outputs, *sides.inputs) if each not in self.kept_channels]:
+                raise ValueError(f"module {name!r}: the plan keeps no channels of a class {unknown[0]!r}")
+            checked_at_least(f"module {name!r}: repeat", sides.repeat, 1)
+            if name in self.layers:
+                widths = full_widths(sides, self.kept_channels)
+                if any(
+                    width not in (0, own) for width, own in zip(widths, self.layers[name].weight_shape, strict=False)
+                ):
+                    raise ValueError(
+                        f"layer {name!r}: its classes have {widths} channels, its weight is "
+                        f"{self.layers[name].weight_shape}"
+                    )
+                try:
+                    self.narrowed_layer(name)
+                except ValueError as error:
+                    raise ValueError(f"layer {name!r}: {error}") from error
+
+    def kept_sides(self, name: str) -> KeptSides:
+        """The places along both sides of a module that stay."""
+        return kept_sides(self.narrowed.get(name, ModuleChannels()), self.kept_channels)
+
+    def narrowed_layer(self, name: str) -> LayerPlan:
+        """The grouping of a layer with the channels that stay."""
+        return self.layers[name].narrowed(self.kept_sides(name)) if name in self.narrowed else self.layers[name]
+
     def __repr__(self) -> str:
         counts = group_counts(layer.num_groups for layer in self.layers.values())
         removed = f"removes {self.removed_param_fraction:.1%} of all params"
@@ -225,6 +269,10 @@ class GroupingPlan:
         asked = "" if self.target is None else f" (asked for: {self.target:.1%} of {counted})"
         count = len(self.shared_orders)
         shared = f"\n{count} order{'s'[: count != 1]} of channels shared between layers" if count else ""
+        narrow = [each for each in self.kept_channels.values() if each.is_narrower]
+        if narrow:
+            kept, all_channels = sum(len(each.kept) for each in narrow), sum(each.width for each in narrow)
+            shared += f"\n{kept:,} of {all_channels:,} channels stay where some go"
         expected = "" if self.latency is None else f"\n{self.latency}"
         return f"GroupingPlan of {len(self.layers)} layers: {removed}{asked}{expected}\n{counts}{shared}"
 
@@ -238,6 +286,10 @@ class GroupingPlan:
         for name in ("preprocessing", "latency"):
             if (nested := getattr(self, name)) is not None:
                 fields[name] = dataclasses.asdict(nested)
+        # Plans without them are files that earlier versions read.
+        for name in ("kept_channels", "narrowed"):
+            if found := getattr(self, name):
+                fields[name] = {key: dataclasses.asdict(value) for key, value in found.items()}
         layers = {name: layer._plain() for name, layer in self.layers.items()}
         return json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **fields, "layers": layers})
 
@@ -249,6 +301,12 @@ class GroupingPlan:
         version = OLDER_VERSION if is_older else FORMAT_VERSION
         fields = check_header(document, where, format=FORMAT, format_version=version)
         return as_record(cls, _with_perms(fields, where), where)
+
+    def check_narrowed(self, names: Collection[str]) -> None:
+        """Raise a `ValueError` unless the network has every module that loses channels."""
+        for name in self.narrowed:
+            if name not in names:
+                raise ValueError(f"module {name!r} of the plan is not in the network; {_hint(name, names)}")
 
     def check_matches(self, weight_shapes: Mapping[str, Sequence[int]]) -> None:
         """Raise a `ValueError` unless every planned layer is in the network, with the weight shape of the plan."""
@@ -295,5 +353,5 @@ def _hint(name: str, present: Collection[str]) -> str:
     return f"{question}give the network that the plan was made for, not one around it nor a part of it"
 
 
-_NESTED = ("layers", "preprocessing", "latency")
+_NESTED = ("layers", "preprocessing", "latency", "kept_channels", "narrowed")
 PLAN_FIELDS = tuple(field.name for field in dataclasses.fields(GroupingPlan) if field.name not in _NESTED)

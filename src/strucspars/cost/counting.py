@@ -5,7 +5,6 @@ Hooks count convolutions and linear layers of every kind over one forward pass. 
 """
 
 import inspect
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,10 +17,20 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from strucspars.core.plan import GroupingPlan, LayerPlan
+from strucspars.core.narrowing import full_widths
+from strucspars.core.plan import GroupingPlan
 from strucspars.nn.batch_norms import is_batch_norm
-from strucspars.nn.layers import LAYERS_WITH_CHANNELS, channels, dense_shape, forms_of, is_grouped
+from strucspars.nn.layers import LAYERS_WITH_CHANNELS, channels, forms_of, is_grouped
 from strucspars.nn.names import bare_modules, under_first_names, unwrapped
+from strucspars.nn.narrowing import (
+    full_shape,
+    is_depthwise,
+    module_widths,
+    narrowed_from,
+    own_groups,
+    shape_with,
+    weight_size,
+)
 
 # One tensor, or the positional arguments of `forward`.
 ExampleInputs = torch.Tensor | tuple[Any, ...]
@@ -45,13 +54,17 @@ class BeforeAfter:
 
 @dataclass(frozen=True)
 class LayerSize:
-    """One convolution or linear layer; each of its `weight_params` multiplies once at every output position."""
+    """One convolution or linear layer; each of its `weight_params` multiplies once at every output position.
+
+    `channels` are the (outputs, inputs) that stay, where some go.
+    """
 
     module: nn.Module
     weight_shape: tuple[int, ...]
     groups: BeforeAfter
     weight_params: BeforeAfter
     params: BeforeAfter
+    channels: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,12 +112,12 @@ def count_macs(model: nn.Module, example_inputs: ExampleInputs, plan: GroupingPl
     """
     with undisturbed(model):
         sizes = layer_sizes(model, plan)
-        positions, batch_norm_elements = trace_forward(model, sizes, example_inputs)
+        positions, elements = trace_forward(model, sizes, example_inputs, plan)
     layers = {
         name: LayerCount(params=size.params.after, macs=size.weight_params.after * positions[name])
         for name, size in sizes.items()
     }
-    return NetworkCount(layers, network_params(model, sizes).after, batch_norm_elements)
+    return NetworkCount(layers, network_params(model, sizes, plan).after, elements.after)
 
 
 def layer_sizes(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str, LayerSize]:
@@ -112,11 +125,12 @@ def layer_sizes(model: nn.Module, plan: GroupingPlan | None = None) -> dict[str,
     refuse_lazy_modules(model)
     plan = under_first_names(model, plan or GroupingPlan({}))
     sizes = {
-        name: _layer_size(name, module, plan.layers.get(name))
+        name: _layer_size(name, module, plan)
         for name, module in bare_modules(model)
         if isinstance(module, LAYERS_WITH_CHANNELS)
     }
     plan.check_matches({name: size.weight_shape for name, size in sizes.items()})
+    plan.check_narrowed(dict(bare_modules(model)))
     return sizes
 
 
@@ -125,28 +139,66 @@ def weight_of(module: nn.Module) -> torch.Tensor:
     return cast(nn.Conv2d, module).weight
 
 
-def network_params(model: nn.Module, sizes: Mapping[str, LayerSize]) -> BeforeAfter:
-    """Parameters of the whole network, those of its layers before and after grouping; shared ones once."""
-    removed = {name: size.params.before - size.params.after for name, size in sizes.items()}
+def network_params(model: nn.Module, sizes: Mapping[str, LayerSize], plan: GroupingPlan | None = None) -> BeforeAfter:
+    """Parameters of the whole network before and after, those of its layers and norms; shared ones once."""
+    changed = {size.module: size.params for size in sizes.values()}
+    for module, widths in norm_widths(model, plan).items():
+        per_channel = (
+            sum(parameter.numel() for parameter in module.parameters(recurse=False)) // module_widths(module)[0]
+        )
+        changed[module] = BeforeAfter(per_channel * widths.before, per_channel * widths.after)
+    removed = {module: params.before - params.after for module, params in changed.items()}
     present = sum(parameter.numel() for parameter in model.parameters())
-    before = present + sum(removed[name] for name, size in sizes.items() if is_grouped(size.module))
+    before = present + sum(count for module, count in removed.items() if is_converted(module))
     return BeforeAfter(before, before - sum(removed.values()))
 
 
-def _layer_size(name: str, module: nn.Module, layer: LayerPlan | None) -> LayerSize:
+def norm_widths(model: nn.Module, plan: GroupingPlan | None = None) -> dict[nn.Module, BeforeAfter]:
+    """Channels of the norms and the like that have lost some, or lose some by a plan."""
+    plan = under_first_names(model, plan or GroupingPlan({}))
+    found = {}
+    for name, module in bare_modules(model):
+        if isinstance(module, LAYERS_WITH_CHANNELS):
+            continue
+        record, kept = narrowed_from(module), plan.kept_sides(name).outputs
+        if record is not None:
+            found[module] = BeforeAfter(full_widths(record.sides, record.classes)[0], module_widths(module)[0])
+        elif kept is not None:
+            found[module] = BeforeAfter(module_widths(module)[0], len(kept))
+    return found
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Whether the module was dense or wider once; not those with groups from the network's own code."""
+    return is_grouped(module) or narrowed_from(module) is not None
+
+
+def _layer_size(name: str, module: nn.Module, plan: GroupingPlan) -> LayerSize:
+    layer = plan.layers.get(name)
     if layer is not None and forms_of(module) is None:
         raise ValueError(f"layer {name!r}: {type(module).__name__} cannot be grouped; leave it out of the plan")
     weight, present = weight_of(module), vars(module).get("groups", 1)
-    if is_grouped(module):
-        # Only these were dense once, not the network's own group convolutions.
-        shape, groups = dense_shape(module, name), BeforeAfter(1, present)
+    if is_converted(module):
+        shape = full_shape(module, name)
+        groups = BeforeAfter(own_groups(module), present)
+        weight_params = BeforeAfter(weight_size(module, shape), weight.numel())
+        bias, stay = BeforeAfter(shape[0], len(weight)), channels(module)
+        shape = (shape[0], shape[1] // groups.before, *shape[2:])
     else:
-        shape, groups = tuple(weight.shape), BeforeAfter(present, present if layer is None else layer.num_groups)
-    dense = math.prod(shape)
-    weight_params = BeforeAfter(dense, dense * groups.before // groups.after)
+        shape, kept = tuple(weight.shape), plan.kept_sides(name)
+        wide = (*channels(module), *shape[2:])
+        narrow = shape_with(wide, kept, depthwise=is_depthwise(module))
+        planned = 1 if layer is None else layer.num_groups
+        groups = BeforeAfter(present, narrow[0] if is_depthwise(module) else present * planned)
+        weight_params = BeforeAfter(weight.numel(), weight_size(module, narrow) // planned)
+        bias, stay = BeforeAfter(shape[0], narrow[0]), (narrow[0], narrow[1])
     others = sum(parameter.numel() for parameter in module.parameters()) - weight.numel()
-    params = BeforeAfter(others + weight_params.before, others + weight_params.after)
-    return LayerSize(module, shape, groups, weight_params, params)
+    if others != len(weight):
+        # None, or not a bias.
+        bias = BeforeAfter(others, others)
+    params = BeforeAfter(bias.before + weight_params.before, bias.after + weight_params.after)
+    is_narrower = narrowed_from(module) is not None or name in plan.narrowed
+    return LayerSize(module, shape, groups, weight_params, params, stay if is_narrower else None)
 
 
 def refuse_lazy_modules(model: nn.Module) -> None:
@@ -157,8 +209,8 @@ def refuse_lazy_modules(model: nn.Module) -> None:
 
 
 def trace_forward(
-    model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs
-) -> tuple[dict[str, int], int]:
+    model: nn.Module, sizes: Mapping[str, LayerSize], example_inputs: ExampleInputs, plan: GroupingPlan | None = None
+) -> tuple[dict[str, int], BeforeAfter]:
     """Call the model once; returns how often each layer's weights multiply, and the output elements of batch norms."""
     # Not the wrapper: DistributedDataParallel waits for other processes, DataParallel calls copies.
     inner = unwrapped(model)
@@ -186,7 +238,13 @@ def trace_forward(
         for module in batch_norms:
             hooks.callback(module.register_forward_hook(count_elements, prepend=True).remove)
         inner(*arguments)
-    return {name: uses[size.module] for name, size in sizes.items()}, sum(uses[module] for module in batch_norms)
+    before = after = sum(uses[module] for module in batch_norms)
+    for module, widths in norm_widths(model, plan).items():
+        # The others are no batch norms, and have no uses.
+        per_channel = uses[module] // module_widths(module)[0]
+        before += per_channel * widths.before - uses[module]
+        after += per_channel * widths.after - uses[module]
+    return {name: uses[size.module] for name, size in sizes.items()}, BeforeAfter(before, after)
 
 
 @contextmanager

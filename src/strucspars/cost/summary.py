@@ -5,15 +5,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from strucspars.core.importance import kept_norm_by_level
-from strucspars.core.plan import GroupingPlan, LayerPlan, PlannedLatency
+from strucspars.core.plan import GroupingPlan, PlannedLatency
 from strucspars.cost.counting import (
     PAPER_FLOPS_PER_BATCH_NORM_ELEMENT,
     BeforeAfter,
     ExampleInputs,
     LayerSize,
+    is_converted,
     layer_sizes,
     network_params,
     trace_forward,
@@ -34,8 +36,9 @@ TEXT_WIDTH = 120
 class SummaryRow:
     """One convolution or linear layer, before grouping and after, with remarks such as why it is not grouped.
 
-    A quantised layer, whose weight is packed away, or a scripted one has an empty weight shape and no MACs. `kept_norm`
-    is the fraction of the L1 norm inside the planned groups; None without a plan and once converted.
+    `channels` are the (outputs, inputs) that stay, where some go. A quantised layer, whose weight is packed away, or a
+    scripted one has an empty weight shape and no MACs. `kept_norm` is the fraction of the L1 norm that stays by the
+    plan; None without a plan and once converted.
     """
 
     name: str
@@ -46,6 +49,7 @@ class SummaryRow:
     macs: BeforeAfter | None
     kept_norm: float | None
     note: str
+    channels: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def summary(
         model: dense, masked, converted or folded.
         example_inputs: a tensor, or a tuple of the positional arguments of `forward`; without it neither MACs nor
             gathers are counted.
-        plan: grouping of the layers that are still dense or masked.
+        plan: grouping, and channels that go, of the layers that are still dense or masked.
         rules: how layers are selected, for the notes on those that are not grouped.
 
     >>> import torch
@@ -104,19 +108,22 @@ def summary(
     MACs         16,992
     paper FLOPs  16,992
     """
-    planned = under_first_names(model, plan or GroupingPlan({})).layers
-    with undisturbed(model), noted_shuffles(model, planned) as shuffles:
+    plan = under_first_names(model, plan or GroupingPlan({}))
+    with undisturbed(model), noted_shuffles(model, plan.layers) as shuffles:
         sizes = layer_sizes(model, plan)
-        positions, elements = ({}, 0) if example_inputs is None else trace_forward(model, sizes, example_inputs)
+        positions: dict[str, int] = {}
+        elements = BeforeAfter(0, 0)
+        if example_inputs is not None:
+            positions, elements = trace_forward(model, sizes, example_inputs, plan)
         skipped = {layer.name: layer for layer in select_layers(model, rules).skipped}
         rows = tuple(
-            _row(name, sizes.get(name) or _opaque_size(module), planned.get(name), positions, skipped.get(name))
+            _row(name, sizes.get(name) or _opaque_size(module), plan, positions, skipped.get(name))
             for name, module in bare_modules(model)
             if name in sizes or name in skipped
         )
-        if plan is not None and plan.latency is not None:
+        if plan.latency is not None:
             rows = tuple(_with_gain_noted(row, plan.latency) for row in rows)
-    params = network_params(model, sizes)
+    params = network_params(model, sizes, plan)
     if example_inputs is None:
         return Summary(rows, params, macs=None, paper_flops=None, gathers=None)
     counted = [row.macs for row in rows if row.macs is not None]
@@ -125,20 +132,22 @@ def summary(
     # A network that could not be folded is called as a whole, with its shuffles inside.
     if is_folded(model) and not fold_report(model).untraced_reason:
         gathers = fold_report(model).gathers
-    batch_norms = PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * elements
     return Summary(
         rows,
         params,
         macs=macs,
-        paper_flops=BeforeAfter(macs.before + batch_norms, macs.after + batch_norms),
+        paper_flops=BeforeAfter(
+            macs.before + PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * elements.before,
+            macs.after + PAPER_FLOPS_PER_BATCH_NORM_ELEMENT * elements.after,
+        ),
         gathers=gathers,
     )
 
 
 def _row(
-    name: str, size: LayerSize, layer: LayerPlan | None, positions: Mapping[str, int], skipped: SkippedLayer | None
+    name: str, size: LayerSize, plan: GroupingPlan, positions: Mapping[str, int], skipped: SkippedLayer | None
 ) -> SummaryRow:
-    notes = []
+    notes, layer = [], plan.layers.get(name)
     if skipped is not None and layer is None and not is_grouped(size.module):
         notes.append(skipped.reason)
     if not size.weight_shape:
@@ -153,12 +162,8 @@ def _row(
         macs = BeforeAfter(params.before * uses, params.after * uses)
         if uses == 0:
             notes.append("not called as a module in this pass: no MACs counted")
-    if layer is not None and not is_grouped(size.module) and not weight_of(size.module).is_meta:
-        try:
-            importance = importance_matrix(weight_of(size.module))
-        except ValueError as error:
-            raise ValueError(f"layer {name!r}: {error}") from error
-        kept_norm = float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
+    if (layer is not None or name in plan.narrowed) and not is_converted(size.module) and size.groups.before == 1:
+        kept_norm = _kept_norm(name, weight_of(size.module), plan)
     return SummaryRow(
         name=name,
         layer_type=type(size.module).__name__,
@@ -168,7 +173,26 @@ def _row(
         macs=macs,
         kept_norm=kept_norm,
         note="; ".join(notes),
+        channels=size.channels,
     )
+
+
+def _kept_norm(name: str, weight: torch.Tensor, plan: GroupingPlan) -> float | None:
+    """Fraction of the L1 norm of a dense layer in the channels and groups that stay."""
+    if weight.is_meta:
+        return None
+    try:
+        importance = importance_matrix(weight)
+    except ValueError as error:
+        raise ValueError(f"layer {name!r}: {error}") from error
+    kept, whole = plan.kept_sides(name), float(importance.sum())
+    importance = importance[slice(None) if kept.outputs is None else kept.outputs]
+    importance = importance[:, slice(None) if kept.inputs is None else kept.inputs]
+    share = float(importance.sum()) / whole if name in plan.narrowed and whole else 1.0
+    if name not in plan.layers:
+        return share
+    layer = plan.narrowed_layer(name)
+    return share * float(kept_norm_by_level(importance[layer.out_perm][:, layer.in_perm])[layer.group_level - 1])
 
 
 def _with_gain_noted(row: SummaryRow, latency: PlannedLatency) -> SummaryRow:
@@ -188,6 +212,7 @@ def _table(rows: tuple[SummaryRow, ...], note_numbers: Mapping[str, str], gather
             Column("layer", [row.name or "(model)" for row in rows], is_text=True),
             Column("type", [row.layer_type for row in rows], is_text=True),
             Column("weight", ["x".join(map(str, row.weight_shape)) for row in rows]),
+            Column("kept", ["" if row.channels is None else "x".join(map(str, row.channels)) for row in rows]),
             Column("groups", [_change(row.groups) for row in rows]),
             Column("params", [_change(row.params) for row in rows]),
             Column("MACs", ["" if row.macs is None else _change(row.macs) for row in rows]),

@@ -33,6 +33,7 @@ from strucspars.nn.names import (
     state_versions,
     under_first_names,
 )
+from strucspars.nn.narrowing import narrowed_from
 
 PLAN_KEY = "strucspars.plan"
 SELECTION_KEY = "strucspars.channel_selection"
@@ -79,9 +80,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
         _check_can_be_saved(name, value)
     present = model_plan(model)
     plan = present if plan is None else under_first_names(model, plan)
-    # A model does not know which of its orders are shared.
-    unnamed = {name: layer.with_orders(layer.out_perm, layer.in_perm) for name, layer in plan.layers.items()}
-    if {name: layer for name, layer in unnamed.items() if layer.group_level > 1} != dict(present.layers):
+    if _what_it_makes(plan) != _what_it_makes(present):
         raise ValueError("the plan is not the one that the model was converted with; give that one or none")
     versions = {name: version for name, version in state_versions(network).values() if version != 1}
     metadata = {
@@ -92,6 +91,13 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, plan: GroupingPlan |
     if transforms := input_transforms(model):
         metadata[TRANSFORM_KEY] = json.dumps(transforms)
     write_tensors(path, state, metadata)
+
+
+def _what_it_makes(plan: GroupingPlan) -> tuple[object, ...]:
+    """What a converted model shows of a plan: not which orders are shared, nor the groups of channels it has lost."""
+    layers = {name: plan.narrowed_layer(name) for name, layer in plan.layers.items() if layer.group_level > 1}
+    unnamed = {name: layer.with_orders(layer.out_perm, layer.in_perm) for name, layer in layers.items()}
+    return unnamed, plan.narrowed, plan.kept_channels
 
 
 def load(path: str | os.PathLike[str], model: Model) -> Model:
@@ -125,6 +131,8 @@ def load(path: str | os.PathLike[str], model: Model) -> Model:
     for name, module in bare_modules(network):
         if is_grouped(module) or is_masked(module):
             raise ValueError(f"layer {name!r} of the model is grouped or masked already; load into a freshly built one")
+        if narrowed_from(module) is not None:
+            raise ValueError(f"module {name!r} of the model has lost channels; load into a freshly built one")
     for name, tensor in network.state_dict().items():
         if tensor.is_meta:
             raise ValueError(f"{name!r} of the model is on the meta device; call model.to_empty(device=...) first")
@@ -274,13 +282,15 @@ def _read_json(metadata: Mapping[str, str], key: str, kind: type[Value], where: 
 
 
 def plan_hash(plan: GroupingPlan) -> str:
-    """SHA-256 of what a plan groups and how; layers that stay whole, the target and the version do not count."""
-    layers = json.loads(plan.to_json())["layers"]
-    grouped = {name: layers[name] for name, layer in plan.layers.items() if layer.group_level > 1}
+    """SHA-256 of what a plan groups and prunes; layers that stay whole, the target and the version do not count."""
+    document = json.loads(plan.to_json())
+    grouped = {name: document["layers"][name] for name, layer in plan.layers.items() if layer.group_level > 1}
+    if plan.narrowed:
+        grouped = {name: document[name] for name in ("kept_channels", "narrowed")} | {"layers": grouped}
     return hashlib.sha256(json.dumps(grouped, sort_keys=True).encode()).hexdigest()
 
 
 def hash_of_model(model: nn.Module) -> str | None:
     """The plan hash of a converted or folded network; None where there is no plan."""
     plan = model.meta.get(FOLDED_PLAN_KEY) if is_folded(model) else plan_of(model)
-    return plan_hash(plan) if isinstance(plan, GroupingPlan) and plan.layers else None
+    return plan_hash(plan) if isinstance(plan, GroupingPlan) and (plan.layers or plan.narrowed) else None

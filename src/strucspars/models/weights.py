@@ -154,6 +154,8 @@ def _checkpoint_state(path: Path) -> tuple[dict[str, Any], dict[str, bool]]:
 
 def dense_state(tensors: Mapping[str, torch.Tensor], plan: GroupingPlan, where: str) -> dict[str, torch.Tensor]:
     """The state of the dense network that computes what a compressed one does, with zeros outside the groups."""
+    if plan.narrowed:
+        raise ValueError(f"{where}: this network has lost channels, and has no weights for the dense one; give others")
     grouped = {name: layer for name, layer in plan.layers.items() if layer.group_level > 1}
     orders = {f"{name}.{order}" for name in grouped for order in ORDER_NAMES}
     state = {key: value for key, value in tensors.items() if key not in orders}

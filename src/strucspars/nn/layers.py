@@ -379,9 +379,13 @@ def group_module_(module: nn.Module, layer: LayerPlan) -> None:
 
 def mask_module_(module: nn.Module, layer: LayerPlan) -> None:
     """Turn a dense layer into its masked form, in place, and zero what the plan prunes."""
+    hold_at_zero_(module, ~kept_connections(layer))
+
+
+def hold_at_zero_(module: nn.Module, pruned: torch.Tensor) -> None:
+    """Turn a dense layer into its masked form in place: zero where `(C_out, C_in / groups)` is true."""
     dense = cast(nn.Conv2d, module)
-    kept = kept_connections(layer).to(dense.weight.device)
-    mask = kept.view(*kept.shape, *[1] * (dense.weight.dim() - 2)).to(dense.weight.dtype)
+    mask = (~pruned).view(*pruned.shape, *[1] * (dense.weight.dim() - 2)).to(dense.weight)
     with torch.no_grad():
         dense.weight.mul_(mask)
         if dense.weight.grad is not None:

@@ -144,12 +144,14 @@ def under_first_names(model: nn.Module, plan: GroupingPlan) -> GroupingPlan:
     modules = modules_by_name(model)
     first_names = {module: name for name, module in bare_modules(model)}
     given: dict[str, str] = {}
-    for name in plan.layers:
+    for name in dict.fromkeys((*plan.layers, *plan.narrowed)):
         first = first_names.get(modules[name], name) if name in modules else name
         if first in given:
             raise ValueError(f"layers {given[first]!r} and {name!r} of the plan are one shared module; keep one")
         given[first] = name
-    return replace(plan, layers={first: plan.layers[name] for first, name in given.items()})
+    layers = {first: plan.layers[name] for first, name in given.items() if name in plan.layers}
+    narrowed = {first: plan.narrowed[name] for first, name in given.items() if name in plan.narrowed}
+    return replace(plan, layers=layers, narrowed=narrowed)
 
 
 def copied(model: Model) -> Model:

@@ -1,1 +1,1 @@
-"""Methods that the paper compares with. So far: Network Slimming."""
+"""Which channels a network can lose, and which of them it keeps."""

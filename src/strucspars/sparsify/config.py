@@ -20,6 +20,8 @@ Schedule = Literal["two-stage", "progressive"]
 Controller = Literal["auto", "paper"]
 Levels = Literal["threshold", "knapsack"]
 Runtime = Literal["onnxruntime", "openvino"]
+Narrow = Literal["none", "inside", "all"]
+NARROW_BUDGETS = ("params", "macs")
 USUAL_MOMENTUM = 0.9
 
 
@@ -42,6 +44,10 @@ class SparsifyOptions(LayerRules):
             paper; `shared`, those along a residual stream or concatenation; `one-shuffle`, also all but one in between;
             or a registered policy. All but `free` need example inputs, to trace the network.
         pieces: where layers have orders of their own, these differ by whole pieces of so many neighbouring channels.
+        narrow: which channels may go, beside groups: `none`, as in the paper; `inside`, those between layers, while
+            residual streams stay; or `all`. So far in `one_shot_plan`, with the budgets `params` and `macs`; it needs
+            example inputs, to trace the network, and always takes the levels of `knapsack`.
+        width_multiple: numbers of channels that stay are multiples of it, where some go.
         min_kept_norm: share of a layer's norm that its groups must keep while training (p in the paper).
         decay: ratio of the penalties of successive halvings of the channels, in (0, 1].
         controller: how lambda, the strength of the penalty, moves: `auto` meets the target whatever the schedule, as
@@ -67,6 +73,8 @@ class SparsifyOptions(LayerRules):
     importance: str = "l1"
     orders: str = "free"
     pieces: int = 1
+    narrow: Narrow = "none"
+    width_multiple: int = 8
     min_kept_norm: float = 0.9
     decay: float = 0.5
     controller: Controller = "auto"
@@ -84,6 +92,14 @@ class SparsifyOptions(LayerRules):
         IMPORTANCES.check(self.importance)
         ORDERS.check(self.orders)
         checked_at_least("pieces", self.pieces, 1)
+        checked_at_least("width_multiple", self.width_multiple, 1)
+        if self.narrow not in get_args(Narrow):
+            raise ValueError(f"narrow must be one of {', '.join(get_args(Narrow))}, got {self.narrow!r}")
+        if self.narrow != "none" and self.budget not in NARROW_BUDGETS:
+            raise ValueError(
+                f"narrow={self.narrow!r} works with the budgets {' and '.join(NARROW_BUDGETS)}, got {self.budget!r}: "
+                "of others it is not known what fewer channels save"
+            )
         checked_fraction("min_kept_norm", self.min_kept_norm)
         group_penalty(0, decay=self.decay)
         if self.runtime not in get_args(Runtime):

@@ -18,6 +18,7 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.core.importance import Norm, checked_importance
 from strucspars.core.registry import Registry
 from strucspars.cost.latency import LatencyTable
+from strucspars.nn.batch_norms import is_batch_norm
 from strucspars.nn.groupable import SelectedLayer
 from strucspars.nn.importance import importance_matrix
 
@@ -28,6 +29,25 @@ DEFAULT_IMPORTANCE = "l1"
 ImportanceFunction = Callable[[SelectedLayer], FloatArray]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClassMembers:
+    """The modules that see a class of channels, each with the places of these channels among its outputs.
+
+    Attributes:
+        name, width: of the class, and its number of channels.
+        writers: the layers whose outputs they are.
+        norms: norms and depthwise convolutions that the channels pass.
+    """
+
+    name: str
+    width: int
+    writers: Sequence[tuple[SelectedLayer, slice]]
+    norms: Sequence[tuple[nn.Module, slice]]
+
+
+ChannelScores = Callable[[ClassMembers], FloatArray | None]
+
+
 @dataclass(frozen=True)
 class Importance:
     """How much each connection of a layer matters, S of Sec. 3.2, as `register_importance` describes it."""
@@ -35,6 +55,7 @@ class Importance:
     function: ImportanceFunction
     penalty: Norm = "l1"
     needs: frozenset[Need] = frozenset()
+    channel_scores: ChannelScores | None = None
 
 
 def _by_activation(layer: SelectedLayer) -> FloatArray:
@@ -50,6 +71,16 @@ def _by_fisher(layer: SelectedLayer) -> FloatArray:
     return np.asarray(squares.reshape(*squares.shape[:2], -1).sum(2)) / 2
 
 
+def _by_batch_norm(members: ClassMembers) -> FloatArray | None:
+    """The absolute scales of the batch norms that a channel passes (Network Slimming, Liu et al., 2017)."""
+    scales = [
+        module.get_parameter("weight").detach()[place].abs().double().cpu().numpy()
+        for module, place in members.norms
+        if is_batch_norm(module) and module._parameters.get("weight") is not None
+    ]
+    return np.asarray(np.sum(scales, axis=0)) if scales else None
+
+
 IMPORTANCES: Registry[Importance | ImportanceFunction] = Registry(
     "importance",
     {
@@ -57,24 +88,32 @@ IMPORTANCES: Registry[Importance | ImportanceFunction] = Registry(
         "l2": Importance(lambda layer: importance_matrix(layer.weight, "l2"), penalty="l2"),
         "activation": Importance(_by_activation, penalty="l2", needs=frozenset({"inputs"})),
         "fisher": Importance(_by_fisher, penalty="l2", needs=frozenset({"gradients"})),
+        "batch-norm": Importance(lambda layer: importance_matrix(layer.weight, "l1"), channel_scores=_by_batch_norm),
     },
 )
 
 
 def register_importance(
-    name: str, function: ImportanceFunction, *, penalty: Norm = "l1", needs: Collection[Need] = ()
+    name: str,
+    function: ImportanceFunction,
+    *,
+    penalty: Norm = "l1",
+    needs: Collection[Need] = (),
+    channel_scores: ChannelScores | None = None,
 ) -> None:
     """Make an importance available as `SparsifyConfig(importance=name)`, in recipes and on the command line.
 
     Args:
         name: how options call it.
         function: `function(layer) -> S`, a non-negative array `(C_out, C_in)`; the layer has `name`, `module` and
-            `weight`.
+            `weight`. With `narrow` it is asked about all convolutions and linear layers of one group.
         penalty: the norm of the kernels that sparse training shrinks.
         needs: what it reads of calibration images: with `"inputs"` the layer has `input_second_moment`, with
             `"gradients"` it has `gradient` and `squared_gradient`. Such an importance works where images are given, as
             `calibration=` of `one_shot_plan`, `compress` and `Sparsifier`; the latter then penalises connections the
             less, the more they matter.
+        channel_scores: `channel_scores(members)` returns how much each channel of a class matters, not negative, or
+            None where it cannot tell; those stay. Without it, these are the sums of the writers' S over the inputs.
 
     >>> import strucspars as ss
     >>> ss.register_importance("largest", lambda layer: layer.weight.detach().abs().amax((2, 3)).numpy())
@@ -84,7 +123,7 @@ def register_importance(
     """
     if unknown := set(needs) - set(get_args(Need)):
         raise ValueError(f"importance {name!r}: needs may hold {', '.join(get_args(Need))}; got {sorted(unknown)}")
-    IMPORTANCES.register(name, Importance(function, penalty, frozenset(needs)))
+    IMPORTANCES.register(name, Importance(function, penalty, frozenset(needs), channel_scores))
 
 
 def find_importance(name: str) -> Importance:

@@ -25,6 +25,13 @@ from strucspars.sparsify.extensions import (
     importance_of,
 )
 from strucspars.sparsify.levels import error_importance, layer_data, losses_by_level, with_statistics
+from strucspars.sparsify.narrowing import (
+    find_prunable_channels,
+    layers_with_channels,
+    narrowable_network,
+    plan_with_narrowing,
+    pruned_layers,
+)
 from strucspars.sparsify.orders import with_network_orders
 from strucspars.sparsify.planning import (
     LayerState,
@@ -96,7 +103,14 @@ def one_shot_plan(
         example_inputs=example_inputs,
         on_progress=on_progress,
     )
-    if calibration is None:
+    if config.narrow != "none":
+        logger.warning(
+            "groups and fewer channels remove %.1f %% of all parameters and lose %.1f %% of the norm of their layers; "
+            "recalibrate the batch norms at the least, or finetune, before you judge the network",
+            100 * plan.removed_param_fraction,
+            100 * (1 - kept_fraction(pruned_layers(model, plan), plan)),
+        )
+    elif calibration is None:
         layers = select_layers(model, config, filter_fn=filter_fn).layers
         logger.warning(
             "one-shot grouping removes %.1f %% of all parameters and loses %.1f %% of the grouped layers' norm; without"
@@ -123,7 +137,7 @@ def one_shot_plans(
     """A plan for every target, from one look at the layers; None is the target of the options. Logs nothing."""
     data = None if calibration is None else Calibration.of(calibration).on(device_of(model))
     selection = select_layers(model, config, filter_fn=filter_fn)
-    if config.target > 0 or targets:
+    if (config.target > 0 or targets) and config.narrow == "none":
         selection.check_not_empty()
     check_values(selection.layers)
     if data is not None and example_inputs is None:
@@ -134,6 +148,8 @@ def one_shot_plans(
     selection = with_network_orders(selection, model, config, example_inputs)
 
     def decide() -> list[GroupingPlan]:
+        if config.narrow != "none":
+            return narrowed_plans(model, selection, size, wanted, example_inputs, data)
         if data is not None and selection.layers:
             measured = measured_layers(model, selection, config, data, on_progress or ignore_progress)
             return [plan_by_loss(selection, measured, size, each) for each in wanted]
@@ -141,6 +157,33 @@ def one_shot_plans(
         return [plan_for_target(selection, states, size, each) for each in wanted]
 
     return agreed(decide)
+
+
+def narrowed_plans(
+    model: nn.Module,
+    selection: Selection,
+    size: WholeNetwork,
+    wanted: Sequence[SparsifyConfig],
+    example_inputs: ExampleInputs | None,
+    data: Calibration | None,
+) -> list[GroupingPlan]:
+    """A plan with groups and fewer channels for every target, by the importance of the options."""
+    config = wanted[0]
+    channels = find_prunable_channels(model, config, example_inputs)
+    layers = layers_with_channels(model, channels)
+    known = {layer.name: layer for layer in selection.layers} | {
+        name: layer for name, layer in layers.items() if name not in channels.own_groups
+    }
+    needs = find_importance(config.importance).needs
+    if needs and data is not None:
+        known = dict(zip(known, with_statistics(model, list(known.values()), needs, data), strict=True))
+    importances = [importance_of(known[layer.name], config.importance) for layer in selection.layers]
+    states = learned_states(selection.layers, config, None, importances=importances, network=selection.orders)
+    layers |= {name: known[name] for name in layers if name in known}
+    network = narrowable_network(model, channels, layers, config)
+    return [
+        plan_with_narrowing(model, selection, states, size, each, network, importances=importances) for each in wanted
+    ]
 
 
 def _log_prediction(plan: GroupingPlan) -> None:

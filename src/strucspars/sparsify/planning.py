@@ -38,7 +38,7 @@ from strucspars.core.hierarchy import group_penalty
 from strucspars.core.importance import kept_norm_by_level, level_keeping, penalty_scale
 from strucspars.core.learning import learn_permutations, refine_at_level
 from strucspars.core.permutation import connection_cost
-from strucspars.core.plan import GroupingPlan, PlannedLatency
+from strucspars.core.plan import GroupingPlan, LayerPlan, PlannedLatency
 from strucspars.core.registry import import_named
 from strucspars.core.shared_orders import NetworkOrders
 from strucspars.cost.counting import ExampleInputs, count_macs, refuse_lazy_modules
@@ -463,9 +463,7 @@ def plan_at_levels(
             config.budget,
             100 * config.target,
         )
-    importances = importances or [importance_of(layer, config.importance) for layer in selection.layers]
-    orders = orders_at_levels(selection, states, config, levels, importances=importances, solve=solve)
-    planned, shared = planned_layers(selection.layers, levels, orders, selection.orders)
+    planned, shared = grouping_at_levels(selection, states, config, levels, importances=importances, solve=solve)
     return GroupingPlan(
         planned,
         shared_orders=shared,
@@ -475,6 +473,21 @@ def plan_at_levels(
         removed_mac_fraction=removed(MACS) if size.macs else None,
         latency=None if size.latency is None else planned_latency(size.latency, levels),
     )
+
+
+def grouping_at_levels(
+    selection: Selection,
+    states: Sequence[LayerState],
+    config: SparsifyConfig,
+    levels: Mapping[str, int],
+    *,
+    importances: Sequence[FloatArray] | None = None,
+    solve: Solve = refined_orders,
+) -> tuple[dict[str, LayerPlan], dict[str, tuple[int, ...]]]:
+    """The layers of a plan with these group levels, and the orders that they share."""
+    importances = importances or [importance_of(layer, config.importance) for layer in selection.layers]
+    orders = orders_at_levels(selection, states, config, levels, importances=importances, solve=solve)
+    return planned_layers(selection.layers, levels, orders, selection.orders)
 
 
 def planned_latency(table: LatencyTable, levels: Mapping[str, int]) -> PlannedLatency:
@@ -492,9 +505,13 @@ def kept_fraction(layers: Sequence[SelectedLayer], plan: GroupingPlan, importanc
     """Share of the selected layers' importance that the plan keeps."""
     kept = whole = 0.0
     for layer in layers:
-        matrix, planned = importance_of(layer, importance), plan.layers[layer.name]
-        layer_norm = float(matrix.sum())
-        kept_norm = kept_norm_by_level(matrix[planned.out_perm][:, planned.in_perm])
-        kept += layer_norm * float(kept_norm[planned.group_level - 1])
-        whole += layer_norm
+        matrix, sides = importance_of(layer, importance), plan.kept_sides(layer.name)
+        whole += float(matrix.sum())
+        matrix = matrix if sides.outputs is None else matrix[sides.outputs]
+        matrix = matrix if sides.inputs is None else matrix[:, sides.inputs]
+        share = 1.0
+        if layer.name in plan.layers:
+            planned = plan.narrowed_layer(layer.name)
+            share = float(kept_norm_by_level(matrix[planned.out_perm][:, planned.in_perm])[planned.group_level - 1])
+        kept += float(matrix.sum()) * share
     return kept / whole if whole > 0 else 1.0

@@ -103,6 +103,11 @@ class Sparsifier:
                 shared orders.
             executor: worker processes that learn the channel orders; None learns them here.
         """
+        if config.narrow != "none":
+            raise ValueError(
+                f"sparse training keeps all channels, got narrow={config.narrow!r}; prune them with one_shot_plan and "
+                "convert_ before it, or leave narrow out"
+            )
         self._asked, self._latency = config, measured_latency(model, example_inputs, config)
         self.config = config = with_known_target(config, self._latency)
         self._model = model

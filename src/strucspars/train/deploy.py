@@ -26,6 +26,7 @@ from strucspars.nn.groupable import select_layers
 from strucspars.nn.importance import importance_matrix
 from strucspars.nn.names import copied
 from strucspars.sparsify.calibration import OnProgress
+from strucspars.sparsify.narrowing import pruned_layers
 from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.planning import kept_fraction
 from strucspars.train.recipe import (
@@ -232,12 +233,13 @@ def compressed_once(
     on_plan(plan)
     # Before the conversion: the summary shows the kept norm of each layer.
     sizes = summary(dense, example, plan=plan, rules=sparsify)
+    lost_norm = 1 - kept_fraction(pruned_layers(dense, plan) if plan.narrowed else layers, plan)
     compress(small, plan, calibration=batches, on_progress=on_progress)
     return OneShot(
         dense=dense.cpu(),
         small=small.cpu(),
         plan=plan,
-        lost_norm=1 - kept_fraction(layers, plan),
+        lost_norm=lost_norm,
         sizes=sizes,
         importance={layer.name: importance_matrix(layer.weight) for layer in layers},
     )

@@ -20,7 +20,6 @@ from strucspars.io.files import read_text, write_text
 from strucspars.io.records import convert
 from strucspars.models.weights import dense_state
 from strucspars.nn.names import copied
-from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 from strucspars.sparsify.extensions import find_importance
 from strucspars.sparsify.one_shot import one_shot_plan
 from strucspars.sparsify.sparsifier import Sparsifier
@@ -31,6 +30,7 @@ from strucspars.train.recipe_identity import first_stage_changes
 from strucspars.train.rules import HeldZerosRule, SlimmingRule, SparsifyRule, TrainingRule
 from strucspars.train.run import SPARSIFIED, Run
 from strucspars.train.run_folder import RunFolder
+from strucspars.train.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 
 
 class Procedure:

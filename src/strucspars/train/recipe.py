@@ -279,6 +279,11 @@ class Recipe:
             raise ValueError("finetune.recalibrate_bn needs a compressed network, but kind is dense")
         if self.kind != "strucspars" and self.sparsify.from_run is not None:
             raise ValueError(f"sparsify.from_run needs kind strucspars, got {self.kind!r}")
+        if self.sparsify.narrow != "none":
+            raise ValueError(
+                f"sparsify.narrow {self.sparsify.narrow!r}: the networks of runs keep all channels; choose what goes "
+                "with strucspars compress without epochs, or with one_shot_plan in a training of your own"
+            )
         if self.is_progressive:
             self._check_progressive()
         learns = self.sparsify.decide_by > 0 if self.is_progressive else self.stage1.epochs > 0

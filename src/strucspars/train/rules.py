@@ -13,9 +13,9 @@ from strucspars.convert.conversion import check_fits
 from strucspars.core.checks import FloatArray
 from strucspars.core.plan import GroupingPlan
 from strucspars.nn.layers import kept_connections
-from strucspars.prune.slimming import SlimmingPenalty
 from strucspars.sparsify.reports import EpochReport
 from strucspars.sparsify.sparsifier import Sparsifier
+from strucspars.train.slimming import SlimmingPenalty
 
 # How many layers TensorBoard shows.
 PICTURED_LAYERS = 4

@@ -10,7 +10,7 @@ from torch import nn
 
 import strucspars as ss
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
-from strucspars.prune.slimming import ChannelSelection, SlimmingPenalty, norm_sites, select_channels, slim_
+from strucspars.train.slimming import ChannelSelection, SlimmingPenalty, norm_sites, select_channels, slim_
 
 Network = PreactivationResNet | CifarResNet
 

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strucspars.prune.slimming import ChannelSelection
+from strucspars.train.slimming import ChannelSelection
 
 
 def selection(**figures: float) -> ChannelSelection:

@@ -15,7 +15,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.export.storage import SELECTION_KEY, VERSION_KEY
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
-from strucspars.prune.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
+from strucspars.train.slimming import ChannelSelection, load_slimmed, save_slimmed, select_channels, slim_
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

@@ -9,7 +9,7 @@ from torch import nn
 import strucspars as ss
 from strucspars.models.cifar import CifarResNet, PreactivationResNet
 from strucspars.nn.layers import GroupLinear
-from strucspars.prune.slimming import ChannelSelection, SelectedBatchNorm2d, norm_sites, select_channels, slim_
+from strucspars.train.slimming import ChannelSelection, SelectedBatchNorm2d, norm_sites, select_channels, slim_
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NETWORKS: list[Callable[[], nn.Module]] = [lambda: PreactivationResNet(20), lambda: CifarResNet(20)]

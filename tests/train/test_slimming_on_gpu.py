@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from strucspars.models.cifar import PreactivationResNet
-from strucspars.prune.slimming import SlimmingPenalty, select_channels, slim_
+from strucspars.train.slimming import SlimmingPenalty, select_channels, slim_
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 
