@@ -41,8 +41,8 @@ from strucspars.export.gpu_plan import DENSE, dense_form, fused_graph
 from strucspars.kernels.cache import Tuner
 from strucspars.kernels.fused_conv import FusedConv
 from strucspars.kernels.kernel import Call, signature
-from strucspars.kernels.library import library_settings
 from strucspars.kernels.registry import ConvProblem
+from strucspars.kernels.stock import stock_settings
 from strucspars.kernels.tuning import Timed, graph_timer
 
 # Folding looks at small images: the graph is the same for all sizes.
@@ -77,7 +77,7 @@ def forms_of(rates: list[float], policies: list[str]) -> tuple[nn.Module, list[F
             model = network.model.cuda().eval()
             eager = model if network.rate is None else eager
             name = "dense" if network.rate is None else f"{100 * network.rate:.0f} % {policy}"
-            with library_settings():
+            with stock_settings():
                 found.append(Form(name, fold(model, torch.randn(2, 3, SMALL, SMALL, device="cuda"))))
     assert eager is not None
     return eager, found
@@ -147,7 +147,7 @@ def measure_setting(
     dtype = getattr(torch, name)
     x = torch.randn(int(batch), 3, SIZE, SIZE, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
     runs: dict[str, Callable[[], object]] = {}
-    with torch.no_grad(), library_settings():
+    with torch.no_grad(), stock_settings():
         model = copy.deepcopy(eager).to(dtype).to(memory_format=torch.channels_last)
         runs["eager"] = lambda: model(x)
         for form in forms:
@@ -212,7 +212,7 @@ def warm_up(runs: list[Callable[[], object]]) -> None:
 
 def event_ms(run: Callable[[], object]) -> float:
     """Milliseconds between two events around a call."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # untyped in torch
     begin.record()
     run()
     end.record()

@@ -26,9 +26,9 @@ from strucspars.convert.fold import fold
 from strucspars.convert.seams import seam_of, seam_sites
 from strucspars.export.gpu_plan import FusedGraph, fused_graph, seam_call
 from strucspars.kernels.grouped_conv import Tiles, power_of_two, wider_groups
-from strucspars.kernels.library import library_settings
 from strucspars.kernels.registry import ConvProblem
 from strucspars.kernels.seam import NAME, SeamProblem
+from strucspars.kernels.stock import stock_settings
 from strucspars.kernels.tuning import Outputs, Problem, graph_timer, timed_implementations
 
 SMALL, SIZE, PIECES = 64, 224, 8
@@ -146,7 +146,7 @@ def main() -> None:
     network = random_networks(
         "resnet50", [options.rate], image_shape=(3, SMALL, SMALL), orders=("one-shuffle",), pieces=PIECES
     )[1]
-    with library_settings():
+    with stock_settings():
         folded = fold(network.model.cuda().eval(), torch.randn(2, 3, SMALL, SMALL, device="cuda"))
     report = {"environment": describe(("strucspars", "torch", "triton")), "rate": options.rate, "problems": {}}
     for setting in options.settings:

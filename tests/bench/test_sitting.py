@@ -92,7 +92,7 @@ def test_wrong_outputs_are_an_error_row_and_never_timed(clock: Any, contestants:
 
 
 def test_a_network_that_puts_out_no_numbers_is_refused(clock: Any, contestants: list[Contestant]) -> None:
-    nn.init.constant_(contestants[0].network.model[1].weight, float("nan"))  # type: ignore[index]
+    nn.init.constant_(contestants[0].network.model[1].weight, float("nan"))  # type: ignore[index]  # a Sequential
     with pytest.raises(ValueError, match="NaN or infinity"):
         rows_of(clock, contestants, told(clock, "pytorch", contestants))
 

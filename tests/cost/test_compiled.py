@@ -63,7 +63,7 @@ def with_a_wrapped_block() -> nn.Module:
 def with_a_compiled_forward() -> nn.Module:
     model = network()
     # What the type checker forbids is what people do.
-    model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+    model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]  # what users do
     return model
 
 

@@ -14,8 +14,8 @@ from strucspars.kernels.fused_conv import (
     with_orders_in_weight,
     with_wider_groups,
 )
-from strucspars.kernels.library import LibraryConv, MatrixProduct
 from strucspars.kernels.registry import ConvProblem
+from strucspars.kernels.stock import MatrixProduct, StockConv
 
 seeds = st.integers(0, 2**16)
 
@@ -39,7 +39,7 @@ def test_the_libraries_compute_the_same(seed: int) -> None:
     x, residual = (None if each is None else each.float() for each in random_inputs(conv, call))
     assert x is not None
     expected = reference(problem.conv, x, residual)
-    for kernel in (LibraryConv(), MatrixProduct()):
+    for kernel in (StockConv(), MatrixProduct()):
         if kernel.supports(problem.conv, call):
             for option in kernel.options(problem.conv, call):
                 found = kernel.prepare(problem.conv, call, option)(x, residual)
@@ -68,5 +68,5 @@ def test_a_bias_is_added_once_where_the_result_is_gathered(option: str) -> None:
     conv = FusedConv(weight=torch.zeros(2, 1, 1, 1), bias=torch.tensor([1.0, 2.0]), groups=2, out_order=order)
     x = torch.zeros(1, 2, 1, 1)
     call = ConvProblem(conv, random_conv(0)[1]).call
-    found = LibraryConv().prepare(conv, call, option)(x, None)
+    found = StockConv().prepare(conv, call, option)(x, None)
     torch.testing.assert_close(found.flatten(), torch.tensor([1.0, 2.0]))

@@ -13,8 +13,8 @@ from strucspars.io.files import user_cache
 from strucspars.kernels.cache import Tuner
 from strucspars.kernels.fused_conv import FusedConv
 from strucspars.kernels.kernel import Call, Kernel, Run, signature
-from strucspars.kernels.library import LibraryConv
 from strucspars.kernels.registry import KERNELS, ConvProblem, register_kernel
+from strucspars.kernels.stock import StockConv
 from strucspars.kernels.tuning import Problem, timed_implementations
 
 CONV = FusedConv(weight=torch.ones(4, 2, 1, 1), bias=torch.zeros(4), groups=2)
@@ -108,7 +108,7 @@ def test_a_registered_kernel_takes_part(monkeypatch: pytest.MonkeyPatch) -> None
             return ("only",)
 
         def prepare(self, conv: FusedConv, call: Call, option: str) -> Run:
-            return LibraryConv().prepare(conv, call, "dense")
+            return StockConv().prepare(conv, call, "dense")
 
     monkeypatch.setattr(KERNELS, "_entries", dict(KERNELS._entries))
     register_kernel("twin", Twin())

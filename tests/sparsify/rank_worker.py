@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import strucspars as ss
-from strucspars.sparsify.planning import agreed
+from strucspars.sparsify.agreement import agreed
 
 CONFIG = ss.SparsifyConfig(target=0.4, epochs=6, controller="paper", lambda_step=1e-3, lambda_warmup=1 / 6)
 

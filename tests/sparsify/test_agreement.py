@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from strucspars.core.plan import GroupingPlan
-from strucspars.sparsify.planning import agreed
+from strucspars.sparsify.agreement import agreed
 
 WORKER = Path(__file__).parent / "rank_worker.py"
 

@@ -36,7 +36,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 def plan(model: nn.Module, importance: str = "l1", **options: object) -> ss.GroupingPlan:
     defaults = {"target": 0.4, "narrow": "all", "width_multiple": 4}
-    config = ss.SparsifyConfig(importance=importance, **(defaults | options))  # type: ignore[arg-type]
+    config = ss.SparsifyConfig(importance=importance, **(defaults | options))  # type: ignore[arg-type]  # values of several types
     data = [IMAGES] if importance in ("activation", "fisher") else None
     return ss.one_shot_plan(model, config, example_inputs=IMAGES[:1], calibration=data)
 
@@ -160,7 +160,7 @@ def test_a_target_out_of_reach_names_the_nearest_and_what_stays() -> None:
 )
 def test_bad_options_are_refused(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        plan(network(), **options)  # type: ignore[arg-type]
+        plan(network(), **options)  # type: ignore[arg-type]  # values of several types
 
 
 def test_without_example_inputs_nothing_can_be_traced() -> None:

@@ -88,7 +88,7 @@ def test_orders_differ_by_pieces() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"orders": "one-shuffle"}, {"pieces": 8}, {"orders": "free", "pieces": 4}])
 def test_converted_networks_compute_what_masked_ones_do(options: dict[str, object]) -> None:
-    plan = ss.one_shot_plan(network(), replace(CONFIG, **options), example_inputs=IMAGES)  # type: ignore[arg-type]
+    plan = ss.one_shot_plan(network(), replace(CONFIG, **options), example_inputs=IMAGES)  # type: ignore[arg-type]  # values of several types
     masked = ss.mask_(network(), plan)(IMAGES)
     torch.testing.assert_close(ss.convert_(network(), plan)(IMAGES), masked)
 

@@ -22,7 +22,7 @@ from strucspars.export.program import first_line
 from strucspars.kernels.cache import Tuner
 from strucspars.kernels.kernel import Float32Products
 from strucspars.kernels.launch import has_triton
-from strucspars.kernels.library import library_settings
+from strucspars.kernels.stock import stock_settings
 from strucspars.kernels.tuning import Timer, graph_timer
 from strucspars.nn.names import unwrapped
 from strucspars.sparsify.calibration import OnProgress, ignore_progress
@@ -116,7 +116,7 @@ def compile_for_gpu(
     """
     model = unwrapped(model)
     arguments = arguments_of(model, example_inputs)
-    with library_settings():
+    with stock_settings():
         folded = fold(model, arguments)
     reason = _reason_against(arguments) or fold_report(folded).untraced_reason
     if not reason:
@@ -163,7 +163,7 @@ def planned(
     on_progress: OnProgress = ignore_progress,
 ) -> tuple["CapturedCall", GpuReport]:
     """The quicker of two forms of a folded network: all convolutions dense, and each as it is the quickest."""
-    with torch.no_grad(), library_settings():
+    with torch.no_grad(), stock_settings():
         forms = (
             dense_form(fused_graph(folded, arguments, products)),
             quickest_form(fused_graph(folded, arguments, products), timed, on_progress),

@@ -160,7 +160,8 @@ def _join_if_quicker_(fused: FusedGraph, site: SeamSite, timed: TimesOf, layers:
         join_seam_(fused.graph, part, fused.steps).run = problem.prepare(choice.kernel, choice.option)
         layers[part.first] = choice
         for node in (part.shortcut, part.second):
-            layers.pop(node, None)  # type: ignore[arg-type]
+            if node is not None:
+                layers.pop(node, None)
 
 
 def seam_call(site: SeamSite, fused: FusedGraph) -> SeamCall:

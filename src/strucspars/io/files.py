@@ -73,7 +73,7 @@ def disk_error(action: str, path: str | os.PathLike[str], error: OSError, note: 
 def open_file(path: str | os.PathLike[str], *, limit: int | None = None) -> BinaryIO:
     """Open a regular file of at most `limit` bytes; a pipe, socket or device might never end: a `ValueError`."""
     try:
-        # Without this flag, opening a pipe blocks until a writer opens it.
+        # Without this flag, opening a pipe blocks until a writer opens it. The caller closes the file.
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
         # A socket cannot even be opened.

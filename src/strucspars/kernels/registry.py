@@ -11,15 +11,15 @@ from strucspars.core.registry import Registry
 from strucspars.kernels.fused_conv import FusedConv, in_precision, reference
 from strucspars.kernels.grouped_conv import GroupedConv
 from strucspars.kernels.kernel import Call, Kernel, Run, signature
-from strucspars.kernels.library import LibraryConv, MatrixProduct
 from strucspars.kernels.pooled_stem import PooledStem
 from strucspars.kernels.row_conv import RowConv
+from strucspars.kernels.stock import MatrixProduct, StockConv
 from strucspars.kernels.tuning import Problem, random_tensor
 
 KERNELS: Registry[Kernel] = Registry(
     "kernel",
     {
-        "cudnn": LibraryConv(),
+        "cudnn": StockConv(),
         "cublas": MatrixProduct(),
         "triton": GroupedConv(),
         "triton rows": RowConv(),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strucspars.kernels.kernel import Call
 from strucspars.kernels.launch import is_interpreted, only_compiled
-from strucspars.kernels.library import library_settings
+from strucspars.kernels.stock import stock_settings
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def timed_implementations(problem: Problem, timer: Timer) -> list[Timed]:
     """
     inputs = problem.inputs()
     found = []
-    with torch.no_grad(), library_settings():
+    with torch.no_grad(), stock_settings():
         _compile_ahead(problem, inputs)
         expected = _tensors(problem.expected(inputs))
         for kernel, option in problem.implementations():
@@ -148,7 +148,7 @@ def graph_timer(run: Callable[[], object]) -> float:
 
 
 def _replayed_ms(graph: torch.cuda.CUDAGraph) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # untyped in torch
     begin.record()
     graph.replay()
     end.record()

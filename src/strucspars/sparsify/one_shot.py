@@ -12,6 +12,7 @@ from strucspars.core.hierarchy import num_groups
 from strucspars.core.plan import GroupingPlan
 from strucspars.cost.counting import ExampleInputs
 from strucspars.nn.groupable import FilterFn, Selection, select_layers
+from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.calibration import Calibration, CalibrationBatch, OnProgress, device_of, ignore_progress
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
@@ -35,7 +36,6 @@ from strucspars.sparsify.narrowing import (
 from strucspars.sparsify.orders import with_network_orders
 from strucspars.sparsify.planning import (
     LayerState,
-    agreed,
     check_values,
     kept_fraction,
     learned_states,

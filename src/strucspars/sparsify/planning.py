@@ -3,24 +3,21 @@
 In distributed training rank 0 decides, and all processes take over its decision.
 """
 
-import hashlib
 import logging
 import math
 import os
-import pickle
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-import torch.distributed as dist
 from torch import nn
 
 from strucspars.core.budget import (
@@ -45,6 +42,7 @@ from strucspars.cost.counting import ExampleInputs, count_macs, refuse_lazy_modu
 from strucspars.cost.latency import LatencyTable
 from strucspars.nn.groupable import SelectedLayer, Selection, SkippedLayer, hint_at_types
 from strucspars.nn.names import bare_modules
+from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.calibration import OnProgress
 from strucspars.sparsify.config import SparsifyConfig
 from strucspars.sparsify.extensions import (
@@ -61,8 +59,6 @@ from strucspars.sparsify.extensions import (
     importance_of,
 )
 from strucspars.sparsify.orders import hierarchy_penalty, level_penalty, one_blas_thread, orders_of, planned_layers
-
-Decision = TypeVar("Decision")
 
 logger = logging.getLogger(__name__)
 
@@ -144,36 +140,6 @@ def with_known_target(config: SparsifyConfig, latency: LatencyTable | None) -> S
     # Rounded down, so that levels that take just these milliseconds meet it.
     target = max(0.0, 1 - config.target_ms / latency.dense_ms - 1e-9)
     return replace(config, target=target, target_ms=None)
-
-
-def agreed(decide: Callable[[], Decision]) -> Decision:
-    """What `decide` returns on rank 0, on every rank; only rank 0 calls it.
-
-    Raises:
-        ValueError: rank 0's decision failed so; all ranks raise it, instead of waiting forever.
-        RuntimeError: rank 0 failed otherwise, or the hash of some rank's decision differs.
-    """
-    if not dist.is_available() or not dist.is_initialized():
-        return decide()
-    parcel: list[bytes] = [b""]
-    failure: Exception | None = None
-    if dist.get_rank() == 0:
-        try:
-            parcel = [pickle.dumps((decide(), None))]
-        except Exception as error:  # of any kind: the other ranks wait for an answer
-            failure = error
-            kind = ValueError if isinstance(error, ValueError) else RuntimeError
-            parcel = [pickle.dumps((None, kind(f"rank 0 could not decide: {type(error).__name__}: {error}")))]
-    dist.broadcast_object_list(parcel, src=0)
-    fingerprints = [""] * dist.get_world_size()
-    dist.all_gather_object(fingerprints, hashlib.sha256(parcel[0]).hexdigest())
-    others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != fingerprints[0]]
-    if others:
-        raise RuntimeError(f"ranks {others} hold another grouping decision than rank 0; check the process group")
-    decision, refusal = pickle.loads(parcel[0])  # from a process of this run
-    if refusal is not None:
-        raise failure or refusal
-    return cast(Decision, decision)
 
 
 def check_values(layers: Iterable[SelectedLayer]) -> None:

@@ -24,6 +24,7 @@ from strucspars.io.records import as_record, plain
 from strucspars.nn.groupable import FilterFn, SelectedLayer, Selection, select_layers
 from strucspars.nn.layers import is_grouped
 from strucspars.sparsify.advice import Advice
+from strucspars.sparsify.agreement import agreed
 from strucspars.sparsify.attachment import Attachment, StepCount, bare_optimizer
 from strucspars.sparsify.calibration import Calibration, CalibrationBatch
 from strucspars.sparsify.config import SparsifyConfig
@@ -34,7 +35,6 @@ from strucspars.sparsify.orders import planned_layers, with_network_orders
 from strucspars.sparsify.penalty import StructuredPenalty
 from strucspars.sparsify.planning import (
     LayerState,
-    agreed,
     check_values,
     learned_states,
     levels_for_target,

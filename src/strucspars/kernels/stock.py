@@ -15,7 +15,7 @@ from strucspars.nn.layers import gather_channels
 
 
 @contextmanager
-def library_settings() -> Iterator[None]:
+def stock_settings() -> Iterator[None]:
     """cuDNN chooses its algorithms by timing them, and neither cuDNN nor cuBLAS rounds float32 factors to TF32.
 
     Process-wide, and restored at the end: what a CUDA graph captured stays as it is.
@@ -30,7 +30,7 @@ def library_settings() -> Iterator[None]:
 
 
 @final
-class LibraryConv(Kernel):
+class StockConv(Kernel):
     """cuDNN's convolution with bias, residual and ReLU.
 
     `dense` has one group, with zeros between the groups of the layer, and both orders in its weight. `grouped` copies
